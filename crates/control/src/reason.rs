@@ -1,0 +1,92 @@
+//! Why a connection is not on a faster path.
+
+macro_rules! reasons {
+    ($($(#[doc = $doc:literal])* $name:ident = $number:literal, $code:literal, $text:literal, $advice:literal;)*) => {
+        /// Why a connection end uses the path it uses. The numbers are part of the counters' layout.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u16)]
+        pub enum Reason { $(#[doc = $text] $name = $number,)* }
+
+        impl Reason {
+            /// Every reason there is.
+            pub const ALL: &'static [Self] = &[$(Self::$name),*];
+
+            /// The reason numbered `number`, if there is one.
+            pub fn from_number(number: u16) -> Option<Self> {
+                match number { $($number => Some(Self::$name),)* _ => None }
+            }
+
+            /// A short stable word for scripts.
+            pub fn code(self) -> &'static str {
+                match self { $(Self::$name => $code,)* }
+            }
+
+            /// One sentence for people.
+            pub fn text(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+
+            /// What to do about it; empty when nothing needs doing.
+            pub fn advice(self) -> &'static str {
+                match self { $(Self::$name => $advice,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    Accelerated = 0, "accelerated", "The connection is on its fastest path.", "";
+    NotYet = 1, "not-yet", "The connection has not yet carried enough to be worth matching.",
+        "Nothing; or `--offer now` to match at the first byte.";
+    Offered = 2, "offered", "Offered to viaductd; the other end has not offered itself.",
+        "Start the other end's program with `viaduct run` under the same runtime directory; a peer on another machine stays on TCP.";
+    NoDaemon = 3, "no-daemon", "No viaductd answers in the runtime directory.",
+        "Start viaductd, or use `viaduct run`, which starts one.";
+    Version = 4, "version", "viaductd is of another version.", "Restart viaductd, then the program.";
+    PolicyTcp = 5, "policy-tcp", "The policy says plain TCP.", "Remove `--path tcp` or VIADUCT_PATH=tcp.";
+    RuleTcp = 6, "rule-tcp", "A rule keeps this connection on TCP.", "Look for the rule in the configuration file.";
+    Pairing = 7, "pairing", "Matched; the ends are mapping the segment.", "";
+    LimitSegments = 8, "limit-segments", "The user holds as many segments as viaductd allows.",
+        "Raise `segments_per_user` in the configuration, or close connections.";
+    LimitMemory = 9, "limit-memory", "The user's segments may grow to as much memory as viaductd allows.",
+        "Raise `memory_per_user` in the configuration, or close connections.";
+    NoMemory = 10, "no-memory", "The machine could not give memory for a segment.", "Free memory or raise the memory limit of the control group.";
+    NoDescriptors = 11, "no-descriptors", "The descriptor limit of the program or of viaductd is reached.", "Raise `ulimit -n`.";
+    Ambiguous = 12, "ambiguous", "More than one end matches, so no pair can be proved.",
+        "Run viaductd as root: the kernel's ticket is never ambiguous.";
+    NoTicket = 13, "no-ticket", "viaductd received no kernel ticket for this end.",
+        "See `viaduct doctor`: a control group outside viaductd's, or a kernel without the hook.";
+    Requested = 14, "requested", "Moved by `viaduct path`.", "`viaduct path PID FD auto` gives the choice back.";
+    PeerRequested = 15, "peer-requested", "The other end asked for TCP.", "Ask `viaduct explain` at the other end.";
+    LaneStall = 16, "lane-stall", "The peer did not read for a while, so the bytes went to the kernel's buffers.", "";
+    UrgentData = 17, "urgent-data", "The program uses urgent data, which only TCP carries.", "";
+    ReceiveLowWater = 18, "low-water", "The program set a receive low-water mark.", "";
+    TransportLayer = 19, "ulp", "The program gave the socket to a kernel protocol (TLS offload).", "Turn kernel TLS off in the program.";
+    ZeroCopy = 20, "zerocopy", "The program uses SO_ZEROCOPY.", "Turn zero-copy sends off in the program.";
+    SocketOption = 21, "socket-option", "The program set an option that only the kernel can honour.", "";
+    Stdio = 22, "stdio", "The program made a stdio stream of the socket.", "";
+    ForeignProcess = 23, "foreign-process", "The socket is held by a process that does not run under Viaduct.", "Start that program with `viaduct run`.";
+    UnseenWait = 24, "unseen-wait", "The program waits for this socket in a way Viaduct does not see.", "";
+    Uncounted = 25, "uncounted", "The kernel's byte counts of this connection do not agree, so no switch point is safe.", "";
+    PeerViolation = 26, "peer-violation", "The other end wrote nonsense into the shared segment.", "Find out what the other program is.";
+    FastOpen = 27, "fast-open", "The connection was opened with TCP Fast Open.", "";
+    Splice = 28, "splice", "The program moves bytes inside the kernel (splice, tee).", "";
+    PeerGone = 29, "peer-gone", "The other end's process is gone.", "";
+    PeerPlain = 30, "peer-plain", "The other end does not want to be accelerated.", "";
+    SharedEnd = 31, "shared-end", "Several processes use this end.", "";
+    Resources = 32, "resources", "The program has more connections than Viaduct keeps records for.", "";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_codes_are_unique() {
+        let mut codes = std::collections::HashSet::new();
+        for reason in Reason::ALL {
+            assert_eq!(Reason::from_number(*reason as u16), Some(*reason));
+            assert!(codes.insert(reason.code()), "{}", reason.code());
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! The runtime directory of an instance.
+
+use std::path::{Path, PathBuf};
+
+/// Environment variable that names the runtime directory.
+pub const DIR_VARIABLE: &str = "VIADUCT_DIR";
+
+/// File name of viaductd's socket inside the runtime directory.
+pub const SOCKET_NAME: &str = "viaductd.sock";
+
+/// The runtime directory where none is given: `/run/viaduct` for root, else `$XDG_RUNTIME_DIR/viaduct`, else a directory of
+/// the user's under `/tmp`.
+///
+/// `environment` looks a variable up; `uid` is the effective user.
+pub fn default_dir(uid: u32, environment: impl Fn(&str) -> Option<std::ffi::OsString>) -> PathBuf {
+    if uid == 0 {
+        return PathBuf::from("/run/viaduct");
+    }
+    match environment("XDG_RUNTIME_DIR") {
+        Some(dir) if !dir.is_empty() => Path::new(&dir).join("viaduct"),
+        _ => PathBuf::from(format!("/tmp/viaduct-{uid}")),
+    }
+}
+
+/// viaductd's socket in `dir`.
+pub fn socket_path(dir: &Path) -> PathBuf {
+    dir.join(SOCKET_NAME)
+}
+
+/// A number that stands for the directory in a process's counters (64-bit FNV-1a of its path).
+pub fn instance_id(dir: &[u8]) -> u64 {
+    dir.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
