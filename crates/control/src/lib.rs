@@ -11,6 +11,11 @@
 #![forbid(unsafe_code)]
 
 pub mod counters;
+#[expect(
+    unnameable_types,
+    missing_debug_implementations,
+    reason = "zerocopy's derive makes a type for each field"
+)]
 pub mod message;
 pub mod policy;
 pub mod reason;
