@@ -1,0 +1,79 @@
+# Everything a user or a contributor runs. `make help` lists it.
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+CARGO ?= cargo
+TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
+RELEASE := $(TARGET)/release
+GENERATED := $(TARGET)/generated
+
+BINDIR := $(DESTDIR)$(PREFIX)/bin
+LIBDIR := $(DESTDIR)$(PREFIX)/lib/viaduct
+INCLUDEDIR := $(DESTDIR)$(PREFIX)/include
+MANDIR := $(DESTDIR)$(PREFIX)/share/man
+DOCDIR := $(DESTDIR)$(PREFIX)/share/doc/viaduct
+BASHDIR := $(DESTDIR)$(PREFIX)/share/bash-completion/completions
+ZSHDIR := $(DESTDIR)$(PREFIX)/share/zsh/site-functions
+FISHDIR := $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+UNITDIR ?= $(DESTDIR)$(PREFIX)/lib/systemd/system
+
+.PHONY: help build generate test quick-test demo bench fmt lint doc install uninstall clean setup
+
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+build: ## release binaries in target/release: viaduct, viaductd, libviaduct_preload.so
+	$(CARGO) build --workspace --release --locked
+
+setup: ## install the programs the tests and the demo use (Debian, as root)
+	scripts/setup
+
+test: setup ## set up this machine and run every test; CI runs exactly this
+	scripts/test
+
+quick-test: ## formatting, lints, unit tests and doc tests only
+	scripts/test --quick
+
+demo: setup build ## Redis and its own benchmark, plain and accelerated in turn, with proof of the path
+	$(CARGO) run --quiet --release --locked --package viaduct-testkit --example demo
+
+bench: build ## every experiment of `viaduct bench`
+	$(RELEASE)/viaduct bench latency
+	$(RELEASE)/viaduct bench bandwidth
+	$(RELEASE)/viaduct bench apps
+
+fmt: ## format the source
+	$(CARGO) fmt --all
+
+lint: ## what CI demands of formatting and lints
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+doc: ## API documentation in target/doc
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+
+generate: build
+	rm -rf $(GENERATED)
+	mkdir -p $(GENERATED)/man $(GENERATED)/completions
+	$(RELEASE)/viaduct generate man $(GENERATED)/man
+	$(RELEASE)/viaduct generate completions $(GENERATED)/completions
+
+install: generate ## install under PREFIX (default /usr/local), staged under DESTDIR
+	install -d $(BINDIR) $(LIBDIR) $(MANDIR)/man1 $(BASHDIR) $(ZSHDIR) $(FISHDIR) $(UNITDIR) $(DOCDIR)
+	install -m 755 $(RELEASE)/viaduct $(RELEASE)/viaductd $(BINDIR)
+	install -m 755 $(RELEASE)/libviaduct_preload.so $(LIBDIR)
+	install -m 644 $(GENERATED)/man/*.1 $(MANDIR)/man1
+	install -m 644 $(GENERATED)/completions/viaduct.bash $(BASHDIR)/viaduct
+	install -m 644 $(GENERATED)/completions/_viaduct $(ZSHDIR)
+	install -m 644 $(GENERATED)/completions/viaduct.fish $(FISHDIR)
+	sed 's|@BINDIR@|$(PREFIX)/bin|' dist/viaductd.service >$(UNITDIR)/viaductd.service
+	chmod 644 $(UNITDIR)/viaductd.service
+	install -m 644 README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT $(DOCDIR)
+
+uninstall: ## remove what install put there
+	rm -f $(BINDIR)/viaduct $(BINDIR)/viaductd $(MANDIR)/man1/viaduct.1 $(MANDIR)/man1/viaduct-*.1
+	rm -f $(BASHDIR)/viaduct $(ZSHDIR)/_viaduct $(FISHDIR)/viaduct.fish $(UNITDIR)/viaductd.service
+	rm -rf $(LIBDIR) $(DOCDIR)
+
+clean: ## remove what was built
+	$(CARGO) clean
