@@ -1,0 +1,214 @@
+//! What lies where in a segment's header page. `docs/memory-layout.md` is the same in
+//! words; the assertions below keep both honest.
+//!
+//! Lines are grouped in pairs of 128 bytes, because processors fetch the neighbour of a
+//! line too: what one side writes often never shares a pair with what the other side
+//! reads often, except where reading it is the purpose.
+
+use crate::sync::{AtomicU32, AtomicU64, PlainU8, PlainU32, PlainU64};
+
+/// Bytes before the first pool.
+pub(crate) const HEADER_BYTES: usize = 4096;
+/// Marks a segment: `viaductS`, read as little-endian.
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"viaductS");
+/// Version of the layout and of the rules for it.
+pub(crate) const VERSION: u32 = 1;
+/// Words a side's signal line has for the layer above.
+pub(crate) const WORDS: usize = 4;
+
+/// Most blocks of a pool; block numbers fit a byte.
+#[cfg(not(loom))]
+pub(crate) const MAX_BLOCKS: usize = 256;
+#[cfg(loom)]
+pub(crate) const MAX_BLOCKS: usize = 4;
+/// Logical blocks that can be between head and tail. Twice the pool, so that blocks
+/// released in the middle of the stream are of use to a sender before the head moves.
+pub(crate) const LOGICAL: usize = 2 * MAX_BLOCKS;
+/// Words of the bitmap of released logical blocks.
+pub(crate) const RELEASED_WORDS: usize = LOGICAL.div_ceil(64);
+
+/// The header page.
+#[derive(Debug)]
+#[cfg_attr(loom, derive(Default))]
+#[repr(C, align(64))]
+pub(crate) struct Header {
+    pub(crate) magic: AtomicU64,
+    pub(crate) version: AtomicU32,
+    pub(crate) block_shift: AtomicU32,
+    pub(crate) blocks: AtomicU32,
+    spare: AtomicU32,
+    pub(crate) id: AtomicU64,
+    gap: [AtomicU64; 12],
+    pub(crate) lanes: [Lane; 2],
+}
+
+/// One direction's words.
+#[derive(Debug)]
+#[cfg_attr(loom, derive(Default))]
+#[repr(C)]
+pub(crate) struct Lane {
+    pub(crate) sender: SenderSignal,
+    pub(crate) sender_own: SenderOwn,
+    pub(crate) receiver: ReceiverSignal,
+    /// Logical blocks given back before the head reached them. Receiver's own.
+    pub(crate) released: Released,
+    pub(crate) receiver_own: ReceiverOwn,
+    gap: Gap,
+    /// Physical block of each logical block, by number modulo its length. Written by the
+    /// sender before the tail that covers it, read by the receiver after that tail.
+    pub(crate) table: [PlainU8; LOGICAL],
+    /// Free physical blocks, last in first out. Sender's own.
+    pub(crate) free: [PlainU8; MAX_BLOCKS],
+    /// Physical blocks on their way back. Written by the receiver before `credit_tail`,
+    /// read by the sender after it.
+    pub(crate) credits: [PlainU8; MAX_BLOCKS],
+}
+
+/// Written by the sender, polled by the receiver.
+#[derive(Debug)]
+#[cfg_attr(loom, derive(Default))]
+#[repr(C, align(64))]
+pub(crate) struct SenderSignal {
+    /// Bytes published since the lane began.
+    pub(crate) tail: AtomicU64,
+    pub(crate) words: [AtomicU64; WORDS],
+    /// What the sender waits for blocks with; taken by the receiver.
+    pub(crate) credit_wait: AtomicU32,
+}
+
+/// The sender's own words.
+#[derive(Debug)]
+#[cfg_attr(loom, derive(Default))]
+#[repr(C, align(64))]
+pub(crate) struct SenderOwn {
+    /// Credits taken since the lane began.
+    pub(crate) credit_head: PlainU64,
+    /// A logical block that the head is known to have reached.
+    pub(crate) known_head: PlainU64,
+    /// Entries of the free stack.
+    pub(crate) free_count: PlainU32,
+    /// Physical blocks that have ever been in use; those from here on are untouched.
+    pub(crate) grown: PlainU32,
+    /// Not zero: the system had no memory when the pool last tried to grow.
+    pub(crate) starved: PlainU32,
+}
+
+/// Seldom written by the receiver, looked at by the sender after each publication, so it
+/// stays in both caches.
+#[derive(Debug)]
+#[cfg_attr(loom, derive(Default))]
+#[repr(C, align(64))]
+pub(crate) struct ReceiverSignal {
+    /// What the receiver sleeps with; taken by the sender.
+    pub(crate) wait: AtomicU32,
+    spare: AtomicU32,
+    pub(crate) words: [AtomicU64; WORDS],
+}
+
+/// One bit a logical block, by number modulo [`LOGICAL`].
+#[derive(Debug)]
+#[cfg_attr(loom, derive(Default))]
+#[repr(C, align(64))]
+pub(crate) struct Released([PlainU64; RELEASED_WORDS]);
+
+/// The receiver's own words, of which the sender reads the first two when it is out of
+/// blocks.
+#[derive(Debug)]
+#[cfg_attr(loom, derive(Default))]
+#[repr(C, align(64))]
+pub(crate) struct ReceiverOwn {
+    /// Bytes consumed in order since the lane began.
+    pub(crate) head: AtomicU64,
+    /// Credits given since the lane began.
+    pub(crate) credit_tail: AtomicU64,
+    /// The tail as the receiver last found it, checked then.
+    pub(crate) seen: PlainU64,
+}
+
+/// Keeps the table off the receiver's line.
+#[derive(Debug)]
+#[cfg_attr(loom, derive(Default))]
+#[repr(C, align(64))]
+pub(crate) struct Gap([u64; 8]);
+
+impl Lane {
+    /// Table entry of a logical block.
+    #[inline(always)]
+    pub(crate) fn table(&self, logical: u64) -> &PlainU8 {
+        &self.table[index(logical, LOGICAL)]
+    }
+
+    /// Credit ring entry of a credit.
+    #[inline(always)]
+    pub(crate) fn credit(&self, number: u64) -> &PlainU8 {
+        &self.credits[index(number, MAX_BLOCKS)]
+    }
+}
+
+impl Released {
+    #[inline]
+    pub(crate) fn contains(&self, logical: u64) -> bool {
+        let (word, bit) = self.locate(logical);
+        word.get() & bit != 0
+    }
+
+    #[inline]
+    pub(crate) fn insert(&self, logical: u64) {
+        let (word, bit) = self.locate(logical);
+        word.set(word.get() | bit);
+    }
+
+    #[inline]
+    pub(crate) fn remove(&self, logical: u64) {
+        let (word, bit) = self.locate(logical);
+        word.set(word.get() & !bit);
+    }
+
+    #[inline]
+    fn locate(&self, logical: u64) -> (&PlainU64, u64) {
+        let at = index(logical, LOGICAL);
+        (&self.0[at / 64], 1 << (at % 64))
+    }
+}
+
+/// `number` modulo a power of two.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "only the lowest bits are used")]
+const fn index(number: u64, len: usize) -> usize {
+    number as usize & (len - 1)
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    use core::mem::{offset_of, size_of};
+    assert!(size_of::<Header>() <= HEADER_BYTES);
+    assert!(size_of::<Header>() == 2944);
+    assert!(size_of::<Lane>() == 1408);
+    assert!(offset_of!(Header, magic) == 0);
+    assert!(offset_of!(Header, version) == 8);
+    assert!(offset_of!(Header, block_shift) == 12);
+    assert!(offset_of!(Header, blocks) == 16);
+    assert!(offset_of!(Header, id) == 24);
+    assert!(offset_of!(Header, lanes) == 128);
+    assert!(offset_of!(Lane, sender) == 0);
+    assert!(offset_of!(SenderSignal, tail) == 0);
+    assert!(offset_of!(SenderSignal, words) == 8);
+    assert!(offset_of!(SenderSignal, credit_wait) == 40);
+    assert!(offset_of!(Lane, sender_own) == 64);
+    assert!(offset_of!(SenderOwn, credit_head) == 0);
+    assert!(offset_of!(SenderOwn, known_head) == 8);
+    assert!(offset_of!(SenderOwn, free_count) == 16);
+    assert!(offset_of!(SenderOwn, grown) == 20);
+    assert!(offset_of!(SenderOwn, starved) == 24);
+    assert!(offset_of!(Lane, receiver) == 128);
+    assert!(offset_of!(ReceiverSignal, wait) == 0);
+    assert!(offset_of!(ReceiverSignal, words) == 8);
+    assert!(offset_of!(Lane, released) == 192);
+    assert!(offset_of!(Lane, receiver_own) == 256);
+    assert!(offset_of!(ReceiverOwn, head) == 0);
+    assert!(offset_of!(ReceiverOwn, credit_tail) == 8);
+    assert!(offset_of!(ReceiverOwn, seen) == 16);
+    assert!(offset_of!(Lane, table) == 384);
+    assert!(offset_of!(Lane, free) == 896);
+    assert!(offset_of!(Lane, credits) == 1152);
+};

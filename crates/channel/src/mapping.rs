@@ -1,0 +1,170 @@
+//! Shared mappings of sealed memfds.
+
+use core::ffi::CStr;
+use core::fmt;
+use core::ops::Range;
+use core::ptr::{self, NonNull};
+use core::slice;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::sync::AtomicU64;
+
+/// A shared, writable mapping of a whole memfd. Everyone who has the descriptor may write
+/// to it at any time.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+/// Why a descriptor cannot be mapped.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum MapError {
+    /// Its size is not sealed against shrinking, so that touching it could raise SIGBUS.
+    NotSealed,
+    /// It holds nothing.
+    Empty,
+    /// A system call failed.
+    Io(io::Error),
+}
+
+// SAFETY: the memory is not tied to a thread, and is only reached through atomics and raw
+// copies.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// A zeroed memfd of `len` bytes, mapped. It is close-on-exec, and its size is sealed.
+    ///
+    /// # Errors
+    /// What the system calls report: no descriptors or no address space left.
+    pub fn create(name: &CStr, len: usize) -> io::Result<(Self, OwnedFd)> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+            // Before Linux 6.3 the flag is unknown.
+            Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags)?,
+            fd => fd?,
+        };
+        rustix::fs::ftruncate(&fd, len as u64)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let mapping = Self::map(fd.as_fd(), len)?;
+        Ok((mapping, fd))
+    }
+
+    /// Maps a memfd that someone else made.
+    ///
+    /// # Errors
+    /// [`MapError`] says which condition does not hold.
+    pub fn from_fd(fd: BorrowedFd<'_>) -> Result<Self, MapError> {
+        let seals = match rustix::fs::fcntl_get_seals(fd) {
+            // Not a memfd at all.
+            Err(Errno::INVAL) => return Err(MapError::NotSealed),
+            seals => seals.map_err(MapError::from)?,
+        };
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(MapError::NotSealed);
+        }
+        let size = rustix::fs::fstat(fd)?.st_size;
+        let len = usize::try_from(size).map_err(|_| Errno::OVERFLOW)?;
+        if len == 0 {
+            return Err(MapError::Empty);
+        }
+        Ok(Self::map(fd, len)?)
+    }
+
+    fn map(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
+        let base = unsafe {
+            rustix::mm::mmap(
+                ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                fd,
+                0,
+            )?
+        };
+        match NonNull::new(base.cast()) {
+            Some(base) => Ok(Self { base, len }),
+            None => Err(Errno::NOMEM),
+        }
+    }
+
+    /// The mapped bytes as words; a remainder of less than a word is left out.
+    #[inline]
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping is page-aligned, lives as long as `self`, holds that many
+        // words, and is only reached through atomics and raw copies.
+        unsafe { slice::from_raw_parts(self.base.as_ptr().cast(), self.len / size_of::<AtomicU64>()) }
+    }
+
+    /// Takes memory for a range of bytes now, so that touching them later cannot fail.
+    /// `false` when the system has none. Touches nothing outside the mapping.
+    #[must_use]
+    pub fn populate(&self, range: Range<usize>) -> bool {
+        let page = rustix::param::page_size();
+        let from = range.start.min(self.len) / page * page;
+        let to = range.end.min(self.len);
+        if from >= to {
+            return true;
+        }
+        // SAFETY: the range lies in the mapping; taking memory changes no contents.
+        let done = unsafe {
+            let from = self.base.as_ptr().add(from).cast();
+            rustix::mm::madvise(from, to - range.start.min(to) / page * page, Advice::LinuxPopulateWrite)
+        };
+        // Before Linux 5.14 the advice is unknown, and memory is taken at the first touch.
+        matches!(done, Ok(()) | Err(Errno::INVAL))
+    }
+
+    /// Bytes mapped.
+    #[inline]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing is mapped, which is never so.
+    #[inline]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Address of the first byte.
+    #[inline]
+    pub(crate) const fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: made by `map`, unmapped only here; what borrowed from it is gone. An
+        // error is impossible for a whole mapping and could not be acted upon.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+impl From<Errno> for MapError {
+    fn from(errno: Errno) -> Self {
+        Self::Io(errno.into())
+    }
+}
+
+impl fmt::Display for MapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotSealed => f.write_str("memory is not sealed against shrinking"),
+            Self::Empty => f.write_str("memory is empty"),
+            Self::Io(error) => error.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for MapError {}

@@ -1,0 +1,227 @@
+//! The receiving side of a lane.
+
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+
+use crate::buffer::Dest;
+use crate::geometry::Geometry;
+use crate::layout::{Lane, WORDS};
+use crate::sync::{AtomicU64, Pool, fence};
+use crate::violation::Violation;
+
+/// The receiving side of a lane. One user at a time.
+///
+/// Bytes are numbered from 0, the lane's first. The head is the number of the first byte
+/// not yet consumed. [`readable`](Self::readable) alone looks at what the sender has
+/// published; the other calls work on what it found last.
+#[derive(Clone, Copy, Debug)]
+pub struct Receiver<'a> {
+    lane: &'a Lane,
+    pool: Pool<'a>,
+    geometry: Geometry,
+}
+
+impl<'a> Receiver<'a> {
+    #[inline]
+    pub(crate) fn new(lane: &'a Lane, pool: Pool<'a>, geometry: Geometry) -> Self {
+        Self { lane, pool, geometry }
+    }
+
+    /// Bytes published and not yet consumed, counted from the head, with what has been
+    /// released in between.
+    ///
+    /// # Errors
+    /// [`Violation`] when the sender's tail makes no sense.
+    #[inline]
+    pub fn readable(&self) -> Result<usize, Violation> {
+        let head = self.head();
+        // Pairs with the release store in `Sender::publish`: bytes and table entries
+        // below this tail are there.
+        let tail = self.lane.sender.tail.load(Acquire);
+        let bytes = tail.wrapping_sub(head);
+        if bytes > self.geometry.span() {
+            return Err(Violation::Tail { head, tail });
+        }
+        self.lane.receiver_own.seen.set(tail);
+        Ok(narrow(bytes))
+    }
+
+    /// Copies bytes from `offset` after the head on, without consuming them. Returns how
+    /// many there were, as far as [`readable`](Self::readable) last saw and `dest` holds.
+    /// Bytes of released blocks are garbage.
+    #[inline]
+    pub fn copy_out(&self, dest: Dest<'_>, offset: usize) -> usize {
+        let head = self.head();
+        let want = dest.len().min(self.seen(head).saturating_sub(offset));
+        let mut done = 0;
+        while done < want {
+            let at = head.wrapping_add((offset + done) as u64);
+            let block = self.lane.table(self.geometry.block_of(at)).get();
+            let rest = dest.slice(done, want - done);
+            done += self.pool.read(block.into(), self.geometry.offset_of(at), rest);
+        }
+        done
+    }
+
+    /// Moves the head over `bytes` bytes, as far as [`readable`](Self::readable) last saw
+    /// any, and gives back the blocks left behind. Returns how many blocks the sender has
+    /// gained by it; unless 0, [`take_credit_wait`](Self::take_credit_wait) is due.
+    #[inline]
+    pub fn consume(&self, bytes: usize) -> usize {
+        let head = self.head();
+        let bytes = bytes.min(self.seen(head));
+        let next = head.wrapping_add(bytes as u64);
+        let (from, to) = (self.geometry.block_of(head), self.geometry.block_of(next));
+        if from == to {
+            self.store_head(next);
+            0
+        } else {
+            self.leave(from, to, next)
+        }
+    }
+
+    /// Gives back the blocks that lie wholly in the stream positions `from..to`, which
+    /// have been read already, although the head is not there yet. Blocks given back
+    /// before stay so. Returns how many were given back now; unless 0,
+    /// [`take_credit_wait`](Self::take_credit_wait) is due.
+    pub fn release(&self, from: u64, to: u64) -> usize {
+        let head = self.head();
+        let from = from.max(head);
+        let to = to.min(head.wrapping_add(self.seen(head) as u64));
+        let first = self
+            .geometry
+            .block_of(from.saturating_add(self.geometry.block_size() as u64 - 1));
+        let mut given = self.given();
+        let before = given;
+        for logical in first..self.geometry.block_of(to) {
+            if !self.lane.released.contains(logical) {
+                // Marked before the credit is out: killed in between, the block is lost
+                // to the lane, not used twice.
+                self.lane.released.insert(logical);
+                given = self.prepare(given, logical);
+            }
+        }
+        self.give(given);
+        narrow(given.wrapping_sub(before))
+    }
+
+    /// Bytes consumed in order since the lane began.
+    #[inline(always)]
+    pub fn head(&self) -> u64 {
+        self.lane.receiver_own.head.load(Relaxed)
+    }
+
+    /// Before sleeping for lack of bytes: leaves bits for the sender to take once it has
+    /// published. The caller must look at [`readable`](Self::readable) again afterwards.
+    pub fn arm(&self, bits: u32) {
+        self.lane.receiver.wait.fetch_or(bits, AcqRel);
+        // Pairs with the fence in `Sender::take_wait`: either the sender finds these bits,
+        // or the look at the tail after this fence finds what the sender published.
+        fence(SeqCst);
+    }
+
+    /// Takes bits back. Returns those that were still there; for the others a bell has
+    /// been or will be rung.
+    pub fn disarm(&self, bits: u32) -> u32 {
+        let wait = &self.lane.receiver.wait;
+        if wait.load(Relaxed) & bits == 0 {
+            return 0;
+        }
+        wait.fetch_and(!bits, AcqRel) & bits
+    }
+
+    /// After blocks were given back: the bits the sender sleeps with for lack of space,
+    /// which are taken, so that the caller must ring the bells they stand for. 0 when it
+    /// does not wait.
+    #[inline]
+    #[must_use = "bits taken must be answered with a bell"]
+    pub fn take_credit_wait(&self) -> u32 {
+        // Pairs with the fence in `Sender::arm_credit`: either the sender's second look
+        // finds the blocks given before this fence, or the load below finds its bits.
+        fence(SeqCst);
+        let wait = &self.lane.sender.credit_wait;
+        match wait.load(Relaxed) {
+            0 => 0,
+            _ => wait.swap(0, AcqRel),
+        }
+    }
+
+    /// One of the receiver's [`WORDS`](crate::WORDS) words for the layer above, counted
+    /// modulo their number. Written by this side.
+    #[inline]
+    pub fn word(&self, number: usize) -> &'a AtomicU64 {
+        &self.lane.receiver.words[number % WORDS]
+    }
+
+    /// The same, of the sender. Written by the peer.
+    #[inline]
+    pub fn peer_word(&self, number: usize) -> &'a AtomicU64 {
+        &self.lane.sender.words[number % WORDS]
+    }
+
+    /// Bytes after `head` that `readable` last saw.
+    #[inline(always)]
+    fn seen(&self, head: u64) -> usize {
+        let bytes = self.lane.receiver_own.seen.get().wrapping_sub(head);
+        // The word is this side's own, but a hostile peer can reach it.
+        if bytes > self.geometry.span() { 0 } else { narrow(bytes) }
+    }
+
+    #[inline(always)]
+    fn store_head(&self, head: u64) {
+        // Pairs with the acquire load in `Sender::window`: table entries of blocks behind
+        // the head have been read.
+        self.lane.receiver_own.head.store(head, Release);
+    }
+
+    /// Moves the head to `next` and with it out of the logical blocks `from..to`. Returns
+    /// how many those are.
+    fn leave(&self, from: u64, to: u64, next: u64) -> usize {
+        let mut given = self.given();
+        let mut released = false;
+        // The table is read before the head moves, since from then on the sender may
+        // write it anew. What is put into the ring stays unseen until `give`.
+        for logical in from..to {
+            if self.lane.released.contains(logical) {
+                released = true;
+            } else {
+                given = self.prepare(given, logical);
+            }
+        }
+        // The head moves before credits go out: killed in between, blocks are lost to the
+        // lane, not given back twice.
+        self.store_head(next);
+        if released {
+            (from..to).for_each(|logical| self.lane.released.remove(logical));
+        }
+        self.give(given);
+        narrow(to - from)
+    }
+
+    #[inline(always)]
+    fn given(&self) -> u64 {
+        self.lane.receiver_own.credit_tail.load(Relaxed)
+    }
+
+    /// Puts a logical block's physical block into the credit ring. Returns the number of
+    /// credits with it.
+    #[inline]
+    fn prepare(&self, given: u64, logical: u64) -> u64 {
+        self.lane.credit(given).set(self.lane.table(logical).get());
+        given.wrapping_add(1)
+    }
+
+    /// Lets the sender have the credits prepared.
+    #[inline]
+    fn give(&self, given: u64) {
+        // Pairs with the acquire load in `Sender::pending`: the bytes of blocks given
+        // back have been read.
+        self.lane.receiver_own.credit_tail.store(given, Release);
+    }
+}
+
+/// A number of bytes or blocks that has been checked to be at most a lane's span.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "at most 2^25")]
+const fn narrow(number: u64) -> usize {
+    number as usize
+}

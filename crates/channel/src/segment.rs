@@ -1,0 +1,385 @@
+//! Segments: creation, mapping, and the handles on their lanes.
+
+#[cfg(not(loom))]
+pub use mapped::SegmentError;
+
+use core::fmt;
+
+use crate::geometry::Geometry;
+use crate::layout::{Header, Lane};
+use crate::receiver::Receiver;
+use crate::sender::Sender;
+use crate::sync::{Arc, Pool};
+
+/// The two sides of a segment. Which end of a connection is which is for the layer above
+/// to say, as long as both ends agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// Sends on lane 0.
+    First,
+    /// Sends on lane 1.
+    Second,
+}
+
+/// A segment in this process's memory.
+pub struct Segment {
+    memory: Memory,
+    geometry: Geometry,
+    id: u64,
+}
+
+enum Memory {
+    #[cfg(not(loom))]
+    Mapped(crate::mapping::Mapping),
+    Heap(Arc<heap::Heap>),
+}
+
+impl Side {
+    /// The other side.
+    #[must_use]
+    pub const fn other(self) -> Self {
+        match self {
+            Self::First => Self::Second,
+            Self::Second => Self::First,
+        }
+    }
+
+    /// Number of the lane this side sends on.
+    #[inline(always)]
+    pub(crate) const fn lane(self) -> usize {
+        match self {
+            Self::First => 0,
+            Self::Second => 1,
+        }
+    }
+}
+
+impl Segment {
+    /// A segment on the heap, in the hands of both sides: for tests, models and benches.
+    pub fn heap(geometry: Geometry) -> (Self, Self) {
+        let heap = Arc::new(heap::Heap::new(geometry));
+        let side = |heap| Self {
+            memory: Memory::Heap(heap),
+            geometry,
+            id: 0,
+        };
+        (side(heap.clone()), side(heap))
+    }
+
+    /// The lane that `side` sends on, for its sender.
+    #[inline]
+    pub fn sender(&self, side: Side) -> Sender<'_> {
+        let lane = side.lane();
+        Sender::new(self, self.lane(lane), self.pool(lane), lane)
+    }
+
+    /// The lane that `side` receives on, for its receiver.
+    #[inline]
+    pub fn receiver(&self, side: Side) -> Receiver<'_> {
+        let lane = side.other().lane();
+        Receiver::new(self.lane(lane), self.pool(lane), self.geometry)
+    }
+
+    /// The number its maker gave it.
+    pub const fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Its division into blocks.
+    #[inline(always)]
+    pub const fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    #[inline]
+    fn lane(&self, lane: usize) -> &Lane {
+        &self.header().lanes[lane]
+    }
+
+    #[inline]
+    fn header(&self) -> &Header {
+        match &self.memory {
+            #[cfg(not(loom))]
+            // SAFETY: `map` checked that the mapping is longer than a header; it is
+            // page-aligned, lives as long as `self`, and a header is atomics throughout.
+            Memory::Mapped(mapping) => unsafe { mapping.base().cast().as_ref() },
+            Memory::Heap(heap) => heap.header(),
+        }
+    }
+
+    #[cfg(not(loom))]
+    #[inline]
+    fn pool(&self, lane: usize) -> Pool<'_> {
+        let base = match &self.memory {
+            Memory::Mapped(mapping) => mapping.base(),
+            Memory::Heap(heap) => heap.base(),
+        };
+        // SAFETY: both kinds of memory have the geometry's segment length, of which this
+        // is inside; pools are only ever reached through `Pool`.
+        unsafe {
+            let base = base.as_ptr().add(pool_offset(self.geometry, lane));
+            Pool::new(base, self.geometry)
+        }
+    }
+
+    #[cfg(loom)]
+    fn pool(&self, lane: usize) -> Pool<'_> {
+        let Memory::Heap(heap) = &self.memory;
+        Pool::new(heap.pool(lane), self.geometry)
+    }
+
+    /// Takes memory for `count` blocks of a lane's pool from block `first` on. `false`
+    /// when the system has none.
+    #[cold]
+    pub(crate) fn populate(&self, lane: usize, first: usize, count: usize) -> bool {
+        match &self.memory {
+            #[cfg(not(loom))]
+            Memory::Mapped(mapping) => {
+                let size = self.geometry.block_size();
+                let from = pool_offset(self.geometry, lane) + first * size;
+                mapping.populate(from..from + count * size)
+            }
+            Memory::Heap(heap) => heap.populate(lane, first, count),
+        }
+    }
+}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Segment")
+            .field("id", &self.id)
+            .field("geometry", &self.geometry)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where a lane's pool begins in its segment.
+#[cfg(not(loom))]
+const fn pool_offset(geometry: Geometry, lane: usize) -> usize {
+    crate::layout::HEADER_BYTES + lane * geometry.capacity()
+}
+
+#[cfg(not(loom))]
+mod mapped {
+    use core::fmt;
+    use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+    use std::io;
+    use std::os::fd::{BorrowedFd, OwnedFd};
+
+    use super::{Geometry, Memory, Segment};
+    use crate::layout::{MAGIC, VERSION};
+    use crate::mapping::{MapError, Mapping};
+
+    /// Why a descriptor is not a segment that can be used.
+    #[derive(Debug)]
+    #[non_exhaustive]
+    pub enum SegmentError {
+        /// It cannot be mapped.
+        Map(MapError),
+        /// It does not begin as a segment does.
+        NotASegment,
+        /// It follows rules of another version.
+        Version(u32),
+        /// Its geometry is out of range or does not fit its length.
+        Geometry {
+            /// Block size as a power of two.
+            block_shift: u32,
+            /// Blocks a lane.
+            blocks: u32,
+            /// Bytes of the memfd.
+            len: usize,
+        },
+    }
+
+    impl Segment {
+        /// Makes a segment: a sealed memfd, of which only the header page takes memory.
+        ///
+        /// # Errors
+        /// What the system calls report: no descriptors, address space or memory left.
+        pub fn create(id: u64, geometry: Geometry) -> io::Result<OwnedFd> {
+            let (mapping, fd) = Mapping::create(c"viaduct-segment", geometry.segment_len())?;
+            if !mapping.populate(0..crate::layout::HEADER_BYTES) {
+                return Err(io::ErrorKind::OutOfMemory.into());
+            }
+            let segment = Self {
+                memory: Memory::Mapped(mapping),
+                geometry,
+                id,
+            };
+            let header = segment.header();
+            header.version.store(VERSION, Relaxed);
+            header.block_shift.store(geometry.block_shift(), Relaxed);
+            header.blocks.store(geometry.block_count(), Relaxed);
+            header.id.store(id, Relaxed);
+            // Pairs with the acquire load in `map`.
+            header.magic.store(MAGIC, Release);
+            Ok(fd)
+        }
+
+        /// Maps a segment made by [`create`](Self::create), here or in another process.
+        ///
+        /// # Errors
+        /// [`SegmentError`] says what is wrong with the descriptor.
+        pub fn map(fd: BorrowedFd<'_>) -> Result<Self, SegmentError> {
+            let mapping = Mapping::from_fd(fd).map_err(SegmentError::Map)?;
+            if mapping.len() < crate::layout::HEADER_BYTES {
+                return Err(SegmentError::NotASegment);
+            }
+            let len = mapping.len();
+            let mut segment = Self {
+                memory: Memory::Mapped(mapping),
+                geometry: Geometry::DEFAULT,
+                id: 0,
+            };
+            let header = segment.header();
+            // Pairs with the release store in `create`.
+            if header.magic.load(Acquire) != MAGIC {
+                return Err(SegmentError::NotASegment);
+            }
+            let version = header.version.load(Relaxed);
+            if version != VERSION {
+                return Err(SegmentError::Version(version));
+            }
+            let block_shift = header.block_shift.load(Relaxed);
+            let blocks = header.blocks.load(Relaxed);
+            let id = header.id.load(Relaxed);
+            match Geometry::new(block_shift, blocks) {
+                Some(geometry) if geometry.segment_len() == len => segment.geometry = geometry,
+                _ => {
+                    return Err(SegmentError::Geometry {
+                        block_shift,
+                        blocks,
+                        len,
+                    });
+                }
+            }
+            segment.id = id;
+            Ok(segment)
+        }
+    }
+
+    impl fmt::Display for SegmentError {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            match self {
+                Self::Map(error) => write!(f, "cannot map the segment: {error}"),
+                Self::NotASegment => f.write_str("memory is not a segment"),
+                Self::Version(version) => write!(f, "segment has unknown version {version}"),
+                Self::Geometry {
+                    block_shift,
+                    blocks,
+                    len,
+                } => write!(
+                    f,
+                    "segment of {len} bytes claims {blocks} blocks of 2^{block_shift} bytes"
+                ),
+            }
+        }
+    }
+
+    impl core::error::Error for SegmentError {}
+}
+
+#[cfg(not(loom))]
+mod heap {
+    use core::ptr::NonNull;
+    use std::alloc::{self, Layout};
+
+    use crate::geometry::Geometry;
+    use crate::layout::{HEADER_BYTES, Header};
+
+    /// A segment's memory without a memfd.
+    #[derive(Debug)]
+    pub(super) struct Heap {
+        base: NonNull<u8>,
+        layout: Layout,
+        /// Blocks of each lane that may be populated.
+        #[cfg(test)]
+        pub(super) limit: core::sync::atomic::AtomicUsize,
+    }
+
+    // SAFETY: as for a mapping, the memory is not tied to a thread, and is only reached
+    // through atomics and raw copies.
+    unsafe impl Send for Heap {}
+    // SAFETY: as above.
+    unsafe impl Sync for Heap {}
+
+    impl Heap {
+        pub(super) fn new(geometry: Geometry) -> Self {
+            let layout =
+                Layout::from_size_align(geometry.segment_len(), HEADER_BYTES).unwrap_or(Layout::new::<Header>());
+            // SAFETY: the layout is not of size zero.
+            let base = unsafe { alloc::alloc_zeroed(layout) };
+            let Some(base) = NonNull::new(base) else {
+                alloc::handle_alloc_error(layout)
+            };
+            Self {
+                base,
+                layout,
+                #[cfg(test)]
+                limit: usize::MAX.into(),
+            }
+        }
+
+        pub(super) const fn base(&self) -> NonNull<u8> {
+            self.base
+        }
+
+        pub(super) fn header(&self) -> &Header {
+            // SAFETY: the memory is longer than a header, aligned for it, zeroed when it
+            // was made, lives as long as `self`, and a header is atomics throughout.
+            unsafe { self.base.cast().as_ref() }
+        }
+
+        #[cfg(not(test))]
+        pub(super) fn populate(&self, _lane: usize, _first: usize, _count: usize) -> bool {
+            true
+        }
+
+        #[cfg(test)]
+        pub(super) fn populate(&self, _lane: usize, first: usize, count: usize) -> bool {
+            first + count <= self.limit.load(core::sync::atomic::Ordering::Relaxed)
+        }
+    }
+
+    impl Drop for Heap {
+        fn drop(&mut self) {
+            // SAFETY: allocated in `new` with this layout.
+            unsafe { alloc::dealloc(self.base.as_ptr(), self.layout) };
+        }
+    }
+}
+
+#[cfg(loom)]
+mod heap {
+    use crate::geometry::Geometry;
+    use crate::layout::Header;
+    use crate::sync::PlainU8;
+
+    /// A segment's memory made of what loom watches.
+    pub(super) struct Heap {
+        header: Header,
+        pools: [Vec<PlainU8>; 2],
+    }
+
+    impl Heap {
+        pub(super) fn new(geometry: Geometry) -> Self {
+            let pool = || (0..geometry.capacity()).map(|_| PlainU8::default()).collect();
+            Self {
+                header: Header::default(),
+                pools: [pool(), pool()],
+            }
+        }
+
+        pub(super) fn header(&self) -> &Header {
+            &self.header
+        }
+
+        pub(super) fn pool(&self, lane: usize) -> &[PlainU8] {
+            &self.pools[lane]
+        }
+
+        pub(super) fn populate(&self, _lane: usize, _first: usize, _count: usize) -> bool {
+            true
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! The sending side of a lane.
+
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+
+use crate::buffer::Source;
+use crate::geometry::Geometry;
+use crate::layout::{LOGICAL, Lane, WORDS};
+use crate::segment::Segment;
+use crate::sync::{AtomicU64, Pool, fence};
+use crate::violation::Violation;
+
+/// The sending side of a lane. One user at a time.
+///
+/// Bytes are numbered from 0, the lane's first. The tail is the number of the next byte.
+#[derive(Clone, Copy, Debug)]
+pub struct Sender<'a> {
+    lane: &'a Lane,
+    pool: Pool<'a>,
+    geometry: Geometry,
+    number: usize,
+    segment: &'a Segment,
+}
+
+impl<'a> Sender<'a> {
+    #[inline]
+    pub(crate) fn new(segment: &'a Segment, lane: &'a Lane, pool: Pool<'a>, number: usize) -> Self {
+        Self {
+            lane,
+            pool,
+            geometry: segment.geometry(),
+            number,
+            segment,
+        }
+    }
+
+    /// Appends bytes and publishes them. Returns how many went in: fewer than offered
+    /// when the lane became full, 0 when it was.
+    ///
+    /// # Errors
+    /// [`Violation`] when the peer's words make no sense; nothing is published then.
+    #[inline]
+    pub fn append(&self, source: Source<'_>) -> Result<usize, Violation> {
+        let tail = self.tail();
+        let offset = self.geometry.offset_of(tail);
+        if offset != 0 && source.len() <= self.geometry.block_size() - offset {
+            let block = self.lane.table(self.geometry.block_of(tail)).get();
+            let n = self.pool.write(block.into(), offset, source);
+            self.publish(tail + n as u64);
+            return Ok(n);
+        }
+        self.append_many([source])
+    }
+
+    /// Appends several pieces and publishes them together. Returns how many bytes went
+    /// in; once one piece does not fit whole, later ones are left out.
+    ///
+    /// # Errors
+    /// [`Violation`] when the peer's words make no sense; nothing is published then.
+    pub fn append_many<'s>(&self, sources: impl IntoIterator<Item = Source<'s>>) -> Result<usize, Violation> {
+        let tail = self.tail();
+        let mut done = 0;
+        for source in sources {
+            let n = self.write(tail.wrapping_add(done as u64), source)?;
+            done += n;
+            if n < source.len() {
+                break;
+            }
+        }
+        if done != 0 {
+            self.publish(tail.wrapping_add(done as u64));
+        }
+        Ok(done)
+    }
+
+    /// Bytes that could be appended now: in the current block, in free blocks, and in
+    /// blocks not yet in use, should the system have memory for them.
+    pub fn space(&self) -> usize {
+        let own = &self.lane.sender_own;
+        let tail = self.tail();
+        let offset = self.geometry.offset_of(tail);
+        let (rest, next) = match offset {
+            0 => (0, self.geometry.block_of(tail)),
+            _ => (self.geometry.block_size() - offset, self.geometry.block_of(tail) + 1),
+        };
+        let blocks = self.free_count() + self.pending().unwrap_or(0) + self.growable();
+        let blocks = blocks.min(self.geometry.blocks());
+        let ahead = next.wrapping_sub(own.known_head.get());
+        let window = if ahead <= (LOGICAL - blocks.min(LOGICAL)) as u64 {
+            blocks
+        } else {
+            self.window(tail, next).unwrap_or(0)
+        };
+        rest + (blocks.min(window) << self.geometry.block_shift())
+    }
+
+    /// Whether [`append`](Self::append) would take a byte now; cheaper than
+    /// [`space`](Self::space).
+    pub fn has_space(&self) -> bool {
+        self.geometry.offset_of(self.tail()) != 0 || self.space() != 0
+    }
+
+    /// Whether the lane could not grow because the system had no memory. Blocks may still
+    /// come back; with none in use ([`in_flight`](Self::in_flight) is 0) none will.
+    pub fn starved(&self) -> bool {
+        self.lane.sender_own.starved.get() != 0
+    }
+
+    /// Bytes published since the lane began.
+    #[inline(always)]
+    pub fn tail(&self) -> u64 {
+        self.lane.sender.tail.load(Relaxed)
+    }
+
+    /// Bytes published and not yet consumed in order.
+    pub fn in_flight(&self) -> usize {
+        let head = self.lane.receiver_own.head.load(Relaxed);
+        let bytes = self.tail().wrapping_sub(head).min(self.geometry.span());
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
+    /// After a publication: the bits the receiver sleeps with, which are taken, so that
+    /// the caller must ring the bells they stand for. 0 when the receiver is awake.
+    #[inline]
+    #[must_use = "bits taken must be answered with a bell"]
+    pub fn take_wait(&self) -> u32 {
+        // Pairs with the fence in `Receiver::arm`: either the receiver's second look finds
+        // the tail published before this fence, or the load below finds its bits.
+        fence(SeqCst);
+        let wait = &self.lane.receiver.wait;
+        match wait.load(Relaxed) {
+            0 => 0,
+            _ => wait.swap(0, AcqRel),
+        }
+    }
+
+    /// Before sleeping for lack of space: leaves bits for the receiver to take once it
+    /// has given blocks back. The caller must look at [`space`](Self::space) again
+    /// afterwards.
+    pub fn arm_credit(&self, bits: u32) {
+        self.lane.sender.credit_wait.fetch_or(bits, AcqRel);
+        // Pairs with the fence in `Receiver::take_credit_wait`.
+        fence(SeqCst);
+    }
+
+    /// Takes bits back. Returns those that were still there; for the others a bell has
+    /// been or will be rung.
+    pub fn disarm_credit(&self, bits: u32) -> u32 {
+        let wait = &self.lane.sender.credit_wait;
+        if wait.load(Relaxed) & bits == 0 {
+            return 0;
+        }
+        wait.fetch_and(!bits, AcqRel) & bits
+    }
+
+    /// One of the sender's [`WORDS`](crate::WORDS) words for the layer above, counted
+    /// modulo their number. Written by this side.
+    #[inline]
+    pub fn word(&self, number: usize) -> &'a AtomicU64 {
+        &self.lane.sender.words[number % WORDS]
+    }
+
+    /// The same, of the receiver. Written by the peer.
+    #[inline]
+    pub fn peer_word(&self, number: usize) -> &'a AtomicU64 {
+        &self.lane.receiver.words[number % WORDS]
+    }
+
+    #[inline(always)]
+    fn publish(&self, tail: u64) {
+        // Pairs with the acquire load in `Receiver::readable`: bytes and table entries
+        // written before are seen by who sees this tail.
+        self.lane.sender.tail.store(tail, Release);
+    }
+
+    /// Writes bytes from stream position `at` on without publishing them. Returns how
+    /// many found room.
+    fn write(&self, mut at: u64, source: Source<'_>) -> Result<usize, Violation> {
+        let mut done = 0;
+        while done < source.len() {
+            let rest = source.slice(done, usize::MAX);
+            let logical = self.geometry.block_of(at);
+            let offset = self.geometry.offset_of(at);
+            let block = if offset != 0 {
+                self.lane.table(logical).get()
+            } else {
+                let Some(block) = self.take_block(at, rest.len())? else {
+                    break;
+                };
+                self.lane.table(logical).set(block);
+                block
+            };
+            let n = self.pool.write(block.into(), offset, rest);
+            done += n;
+            at = at.wrapping_add(n as u64);
+        }
+        Ok(done)
+    }
+
+    /// A physical block for the logical block that begins at stream position `at`, when
+    /// there is one. `want` bytes are about to be written.
+    fn take_block(&self, at: u64, want: usize) -> Result<Option<u8>, Violation> {
+        let own = &self.lane.sender_own;
+        let logical = self.geometry.block_of(at);
+        if logical.wrapping_sub(own.known_head.get()) >= LOGICAL as u64 && self.window(at, logical)? == 0 {
+            return Ok(None);
+        }
+        let mut count = self.free_count();
+        if count == 0 {
+            count = self.collect()?;
+        }
+        if count == 0 {
+            count = self.grow(want);
+        }
+        let Some(top) = count.checked_sub(1) else {
+            return Ok(None);
+        };
+        // Killed after this store, the block is lost to the lane, not used twice.
+        self.set_free_count(top);
+        Ok(self.lane.free.get(top).map(|block| block.get()))
+    }
+
+    /// Logical blocks that the table has room for from block `next` on, after a look at
+    /// the peer's head. `tail` is any position between the lane's tail and `next`.
+    #[cold]
+    fn window(&self, tail: u64, next: u64) -> Result<usize, Violation> {
+        // Pairs with the release store of the head in `Receiver::consume`: the receiver
+        // has read the table entries that this side may overwrite from now on.
+        let head = self.lane.receiver_own.head.load(Acquire);
+        if tail.wrapping_sub(head) > self.geometry.span() {
+            return Err(Violation::Head { head, tail });
+        }
+        let reached = self.geometry.block_of(head);
+        self.lane.sender_own.known_head.set(reached);
+        let ahead = usize::try_from(next.wrapping_sub(reached)).unwrap_or(LOGICAL);
+        Ok(LOGICAL.saturating_sub(ahead))
+    }
+
+    /// Moves returned blocks onto the free stack, which is empty. Returns how many it
+    /// holds then.
+    fn collect(&self) -> Result<usize, Violation> {
+        let own = &self.lane.sender_own;
+        let taken = own.credit_head.get();
+        let mut count = 0;
+        for i in 0..self.pending()? {
+            let number = taken.wrapping_add(i as u64);
+            let block = self.lane.credit(number).get();
+            // The credit is struck off before the block is free: killed in between, the
+            // block is lost to the lane, not used twice.
+            own.credit_head.set(number.wrapping_add(1));
+            if usize::from(block) < self.geometry.blocks() {
+                count = self.push_free(count, block);
+            }
+        }
+        Ok(count)
+    }
+
+    /// Credits given and not yet taken.
+    fn pending(&self) -> Result<usize, Violation> {
+        let taken = self.lane.sender_own.credit_head.get();
+        // Pairs with the release store in `Receiver::give`: the receiver has done with the
+        // bytes of the blocks that it gave back before.
+        let given = self.lane.receiver_own.credit_tail.load(Acquire);
+        match usize::try_from(given.wrapping_sub(taken)) {
+            Ok(pending) if pending <= self.geometry.blocks() => Ok(pending),
+            _ => Err(Violation::Credits { taken, given }),
+        }
+    }
+
+    /// Takes untouched blocks into use and puts them onto the free stack, which is empty.
+    /// Returns how many it holds then. Grows by what is wanted now or by half, so that a
+    /// busy lane takes few steps and an idle one little memory.
+    #[cold]
+    fn grow(&self, want: usize) -> usize {
+        let own = &self.lane.sender_own;
+        let grown = self.grown();
+        let room = self.geometry.blocks() - grown;
+        let wanted = want.div_ceil(self.geometry.block_size());
+        let step = wanted.max(grown / 2).clamp(1, room.max(1));
+        let step = if room == 0 {
+            return 0;
+        } else if self.segment.populate(self.number, grown, step) {
+            step
+        } else if step > 1 && self.segment.populate(self.number, grown, 1) {
+            1
+        } else {
+            own.starved.set(1);
+            return 0;
+        };
+        own.starved.set(0);
+        // Out of the untouched first, on the free stack second: killed in between, blocks
+        // are lost to the lane, not used twice.
+        own.grown.set(narrow(grown + step));
+        let mut count = 0;
+        for block in (grown..grown + step).rev() {
+            if let Ok(block) = u8::try_from(block) {
+                count = self.push_free(count, block);
+            }
+        }
+        count
+    }
+
+    /// Blocks that can still be taken into use.
+    fn growable(&self) -> usize {
+        if self.starved() {
+            0
+        } else {
+            self.geometry.blocks() - self.grown()
+        }
+    }
+
+    pub(crate) fn grown(&self) -> usize {
+        (self.lane.sender_own.grown.get() as usize).min(self.geometry.blocks())
+    }
+
+    fn free_count(&self) -> usize {
+        (self.lane.sender_own.free_count.get() as usize).min(self.geometry.blocks())
+    }
+
+    fn set_free_count(&self, count: usize) {
+        self.lane.sender_own.free_count.set(narrow(count));
+    }
+
+    /// Puts a block on top of the free stack of `count`. Returns the new count.
+    fn push_free(&self, count: usize, block: u8) -> usize {
+        let Some(top) = self.lane.free.get(count) else {
+            return count;
+        };
+        top.set(block);
+        self.set_free_count(count + 1);
+        count + 1
+    }
+}
+
+/// A number of blocks as it is stored.
+#[expect(clippy::cast_possible_truncation, reason = "at most 256")]
+const fn narrow(blocks: usize) -> u32 {
+    blocks as u32
+}

@@ -1,0 +1,195 @@
+//! The one place that says what shared memory is made of: the real thing, or loom's.
+//!
+//! Three kinds of shared memory exist.
+//!
+//! * Atomic words, by which the two sides synchronise.
+//! * [`PlainU8`] and its kin: words that only one side uses, or that an atomic word's
+//!   release and acquire hand over. They are relaxed atomics, so that a hostile peer's
+//!   writes are no undefined behaviour; loom checks that honest sides never race on them.
+//! * [`Pool`]: the payload, reached by raw copies. Rust has no atomic copy of many bytes
+//!   yet, and copying by single atomic bytes would cost several times the throughput. An
+//!   honest peer never touches the bytes that this side copies (loom checks this byte by
+//!   byte). A hostile one may; then the copy, which looks at no byte, brings garbled
+//!   payload, which a peer could have sent anyway. Nothing of the payload is ever
+//!   interpreted in place.
+
+pub use imp::AtomicU64;
+pub(crate) use imp::{Arc, AtomicU32, PlainU8, PlainU32, PlainU64, Pool, fence};
+
+#[cfg(not(loom))]
+mod imp {
+    use core::marker::PhantomData;
+    use core::ptr;
+    use core::sync::atomic::{AtomicU8, Ordering};
+
+    pub use core::sync::atomic::AtomicU64;
+    pub(crate) use core::sync::atomic::{AtomicU32, fence};
+    pub(crate) use std::sync::Arc;
+
+    use crate::buffer::{Dest, Source};
+    use crate::geometry::Geometry;
+
+    macro_rules! plain {
+        ($name:ident, $atomic:ty, $value:ty) => {
+            /// A word that needs no ordering of its own.
+            #[derive(Debug)]
+            #[repr(transparent)]
+            pub(crate) struct $name($atomic);
+
+            impl $name {
+                #[inline(always)]
+                pub(crate) fn get(&self) -> $value {
+                    self.0.load(Ordering::Relaxed)
+                }
+
+                /// Stores. Release keeps the order of stores, which is what makes a kill
+                /// between two of them harmless; on x86 it is a plain store.
+                #[inline(always)]
+                pub(crate) fn set(&self, value: $value) {
+                    self.0.store(value, Ordering::Release);
+                }
+            }
+        };
+    }
+    plain!(PlainU8, AtomicU8, u8);
+    plain!(PlainU32, AtomicU32, u32);
+    plain!(PlainU64, AtomicU64, u64);
+
+    /// A lane's blocks. All indices are masked here, so no argument leads outside.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct Pool<'a> {
+        base: *mut u8,
+        geometry: Geometry,
+        life: PhantomData<&'a AtomicU8>,
+    }
+
+    // SAFETY: the pool is only ever copied to and from, see the module's law on payload.
+    unsafe impl Send for Pool<'_> {}
+    // SAFETY: as above.
+    unsafe impl Sync for Pool<'_> {}
+
+    impl Pool<'_> {
+        /// # Safety
+        /// `geometry.capacity()` bytes at `base` must stay mapped for the life of the
+        /// value, and no reference to them may exist.
+        #[inline(always)]
+        pub(crate) const unsafe fn new(base: *mut u8, geometry: Geometry) -> Self {
+            Self {
+                base,
+                geometry,
+                life: PhantomData,
+            }
+        }
+
+        /// Address of a byte and the number of bytes from there to the end of its block.
+        #[inline(always)]
+        fn locate(&self, block: usize, offset: usize) -> (*mut u8, usize) {
+            let block = block & (self.geometry.blocks() - 1);
+            let offset = offset & (self.geometry.block_size() - 1);
+            let at = (block << self.geometry.block_shift()) | offset;
+            // SAFETY: both indices are masked, so `at` is below the pool's capacity.
+            let at = unsafe { self.base.add(at) };
+            (at, self.geometry.block_size() - offset)
+        }
+
+        /// Copies into a block, up to its end. Returns the bytes copied.
+        #[inline(always)]
+        pub(crate) fn write(&self, block: usize, offset: usize, from: Source<'_>) -> usize {
+            let (at, room) = self.locate(block, offset);
+            let n = from.len().min(room);
+            // SAFETY: `n` bytes are readable by the contract of `Source` and lie in the
+            // block by `locate`; the caller's memory and the pool are different mappings.
+            unsafe { ptr::copy_nonoverlapping(from.as_ptr(), at, n) };
+            n
+        }
+
+        /// Copies out of a block, up to its end. Returns the bytes copied.
+        #[inline(always)]
+        pub(crate) fn read(&self, block: usize, offset: usize, into: Dest<'_>) -> usize {
+            let (at, room) = self.locate(block, offset);
+            let n = into.len().min(room);
+            // SAFETY: `n` bytes are writable by the contract of `Dest` and lie in the
+            // block by `locate`; the caller's memory and the pool are different mappings.
+            unsafe { ptr::copy_nonoverlapping(at, into.as_mut_ptr(), n) };
+            n
+        }
+    }
+}
+
+#[cfg(loom)]
+mod imp {
+    use loom::cell::UnsafeCell;
+
+    pub(crate) use loom::sync::Arc;
+    pub use loom::sync::atomic::AtomicU64;
+    pub(crate) use loom::sync::atomic::{AtomicU32, fence};
+
+    use crate::buffer::{Dest, Source};
+    use crate::geometry::Geometry;
+
+    macro_rules! plain {
+        ($name:ident, $value:ty) => {
+            /// A word that needs no ordering of its own: loom reports any race on it.
+            #[derive(Debug, Default)]
+            pub(crate) struct $name(UnsafeCell<$value>);
+
+            // SAFETY: loom checks each access.
+            unsafe impl Sync for $name {}
+
+            impl $name {
+                pub(crate) fn get(&self) -> $value {
+                    // SAFETY: loom has checked that no write is concurrent.
+                    self.0.with(|at| unsafe { *at })
+                }
+
+                pub(crate) fn set(&self, value: $value) {
+                    // SAFETY: loom has checked that no access is concurrent.
+                    self.0.with_mut(|at| unsafe { *at = value });
+                }
+            }
+        };
+    }
+    plain!(PlainU8, u8);
+    plain!(PlainU32, u32);
+    plain!(PlainU64, u64);
+
+    /// A lane's blocks, as bytes that loom watches one by one.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct Pool<'a> {
+        bytes: &'a [PlainU8],
+        geometry: Geometry,
+    }
+
+    impl<'a> Pool<'a> {
+        pub(crate) fn new(bytes: &'a [PlainU8], geometry: Geometry) -> Self {
+            Self { bytes, geometry }
+        }
+
+        fn locate(&self, block: usize, offset: usize) -> (usize, usize) {
+            let block = block & (self.geometry.blocks() - 1);
+            let offset = offset & (self.geometry.block_size() - 1);
+            let at = (block << self.geometry.block_shift()) | offset;
+            (at, self.geometry.block_size() - offset)
+        }
+
+        pub(crate) fn write(&self, block: usize, offset: usize, from: Source<'_>) -> usize {
+            let (at, room) = self.locate(block, offset);
+            let n = from.len().min(room);
+            for i in 0..n {
+                // SAFETY: `i` is below the length of the source.
+                self.bytes[at + i].set(unsafe { *from.as_ptr().add(i) });
+            }
+            n
+        }
+
+        pub(crate) fn read(&self, block: usize, offset: usize, into: Dest<'_>) -> usize {
+            let (at, room) = self.locate(block, offset);
+            let n = into.len().min(room);
+            for i in 0..n {
+                // SAFETY: `i` is below the length of the destination.
+                unsafe { *into.as_mut_ptr().add(i) = self.bytes[at + i].get() };
+            }
+            n
+        }
+    }
+}

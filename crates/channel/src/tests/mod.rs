@@ -1,0 +1,3 @@
+//! Tests that need the inside: tiny blocks, memory that runs out.
+
+mod lane;
