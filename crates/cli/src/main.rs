@@ -1,1 +1,67 @@
-fn main() {}
+//! The `viaduct` command: runs programs under Viaduct and shows what their connections do.
+//!
+//! Every subcommand is a module with an `Args` (its command line, whose documentation is also the manual page) and a `run`.
+//! Nothing here is needed for a connection to work: programs talk to viaductd by themselves, and what `status` shows is read
+//! from the counters that they keep.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod config;
+mod daemon;
+mod elf;
+mod locate;
+mod run;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Carries the TCP connections of unmodified programs over shared memory
+///
+/// Viaduct moves the bytes of TCP connections between two programs on one machine through shared memory. The programs are not
+/// changed and need not know: start both with `viaduct run`. The kernel's connection stays underneath for addresses, firewall
+/// rules and as the way back, so everything that cannot be accelerated simply remains plain TCP.
+#[derive(Debug, Parser)]
+#[command(name = "viaduct", version, max_term_width = 100, after_long_help = AFTER_HELP)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER_HELP: &str = "\
+EXAMPLES
+    viaduct run -- redis-server --port 6379
+    viaduct run -- redis-benchmark -p 6379 -t get
+    viaduct status
+    viaduct explain 127.0.0.1:6379
+
+EXIT STATUS
+    0   done
+    1   failed, or nothing was found
+    2   the command line was not understood
+    `viaduct run` exits as the program does; see `viaduct run --help`.
+
+FILES
+    /etc/viaduct.toml                    configuration of the machine
+    $XDG_CONFIG_HOME/viaduct.toml        configuration of the user (~/.config where unset)
+    /run/viaduct, $XDG_RUNTIME_DIR/viaduct
+                                         runtime directory of root, of a user";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(run::Args),
+    Bench(bench::Args),
+    #[command(hide = true)]
+    LaunchDaemon(daemon::LaunchArgs),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Run(args) => run::run(args),
+        Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
+        Command::LaunchDaemon(args) => daemon::launch(&args).map(|()| ExitCode::SUCCESS),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("viaduct: {error:#}");
+        ExitCode::FAILURE
+    })
+}

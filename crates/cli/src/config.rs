@@ -1,0 +1,346 @@
+//! What the user wants, from the configuration files, the environment and the command line, in rising order.
+//!
+//! A file is read strictly: an unknown key, a value of the wrong kind or a rule without sense is an error that names the file
+//! and the line, because a setting that silently does nothing is worse than none.
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde::Deserialize;
+use std::env;
+use std::fs;
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use toml::Spanned;
+use viaduct_control::policy::{self, Policy};
+use viaduct_control::runtime;
+
+/// The machine's configuration file.
+pub(crate) const SYSTEM_FILE: &str = "/etc/viaduct.toml";
+
+macro_rules! choice {
+    ($(#[$meta:meta])* $name:ident { $($(#[$variant_meta:meta])* $variant:ident = $text:literal),* $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+        #[serde(rename_all = "lowercase")]
+        pub(crate) enum $name { $($(#[$variant_meta])* $variant),* }
+
+        impl $name {
+            /// As the preload reads it.
+            pub(crate) fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $text),* }
+            }
+        }
+    };
+}
+
+choice! {
+    /// Which paths may be used.
+    PathChoice {
+        /// The fastest there is
+        Auto = "auto",
+        /// Plain TCP only
+        Tcp = "tcp",
+        /// Shared memory wherever possible, without waiting for a connection to prove worth it
+        Shm = "shm",
+    }
+}
+
+choice! {
+    /// Whether a waiter polls before it sleeps.
+    SpinChoice {
+        /// As long as it pays off
+        Auto = "auto",
+        /// Sleep at once: least CPU time
+        Never = "never",
+        /// Poll until something comes: least latency
+        Always = "always",
+    }
+}
+
+choice! {
+    /// When a connection is offered.
+    OfferChoice {
+        /// Once it has shown itself worth it
+        Auto = "auto",
+        /// At the first byte
+        Now = "now",
+        /// At once, and connect and accept wait up to 50 ms for the outcome; for tests
+        Wait = "wait",
+    }
+}
+
+/// One source of settings; what it does not mention is `None`.
+#[derive(Debug, Default)]
+pub(crate) struct Layer {
+    /// Which paths may be used.
+    pub(crate) path: Option<PathChoice>,
+    /// Whether a waiter polls.
+    pub(crate) spin: Option<SpinChoice>,
+    /// When connections are offered.
+    pub(crate) offer: Option<OfferChoice>,
+    /// Runtime directory.
+    pub(crate) dir: Option<PathBuf>,
+    /// Rules as the preload reads them, in the order in which they are tried.
+    pub(crate) rules: Vec<String>,
+}
+
+/// Everything decided.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    /// Which paths may be used.
+    pub(crate) path: PathChoice,
+    /// Whether a waiter polls.
+    pub(crate) spin: SpinChoice,
+    /// When connections are offered.
+    pub(crate) offer: OfferChoice,
+    /// Runtime directory, absolute and without symbolic links.
+    pub(crate) dir: PathBuf,
+    /// Rules as the preload reads them, separated by `;`.
+    pub(crate) rules: String,
+    /// The file given with `--config`.
+    pub(crate) config: Option<PathBuf>,
+}
+
+impl Settings {
+    /// Puts the machine's file, the user's, `config`, the environment and `flags` on top of each other.
+    ///
+    /// # Errors
+    /// The first source that does not make sense.
+    pub(crate) fn resolve(flags: Layer, config: Option<PathBuf>) -> Result<Self> {
+        let mut layers = vec![flags, environment()?];
+        if let Some(path) = &config {
+            layers.push(read(path)?.ok_or_else(|| anyhow!("{}: no such file", path.display()))?);
+        }
+        if let Some(path) = user_file() {
+            layers.extend(read(&path)?);
+        }
+        layers.extend(read(Path::new(SYSTEM_FILE))?);
+        // The first layer that has an answer decides; of the rules the first that matches, so higher layers go first.
+        let mut rules: Vec<&str> = Vec::new();
+        for rule in layers.iter().flat_map(|layer| &layer.rules) {
+            // A program under `viaduct run` that itself uses `viaduct run` brings its rules along in the environment.
+            if !rules.contains(&rule.as_str()) {
+                rules.push(rule);
+            }
+        }
+        let dir = layers.iter().find_map(|layer| layer.dir.clone());
+        Ok(Self {
+            path: layers.iter().find_map(|layer| layer.path).unwrap_or(PathChoice::Auto),
+            spin: layers.iter().find_map(|layer| layer.spin).unwrap_or(SpinChoice::Auto),
+            offer: layers.iter().find_map(|layer| layer.offer).unwrap_or(OfferChoice::Auto),
+            dir: canonical(&dir.unwrap_or_else(default_dir))?,
+            rules: rules.join(";"),
+            config,
+        })
+    }
+
+    /// The variables that tell the preload.
+    pub(crate) fn variables(&self) -> [(&'static str, &str); 4] {
+        [
+            (policy::PATH_VARIABLE, self.path.as_str()),
+            (policy::SPIN_VARIABLE, self.spin.as_str()),
+            (policy::OFFER_VARIABLE, self.offer.as_str()),
+            (policy::RULES_VARIABLE, &self.rules),
+        ]
+    }
+
+    /// Checks that the preload in a program named `program` will understand these settings.
+    ///
+    /// # Errors
+    /// It would not: more rules apply to the program than it holds.
+    pub(crate) fn check(&self, program: &str) -> Result<()> {
+        let variables = self.variables();
+        Policy::parse(program, |name| {
+            variables.iter().find(|(key, _)| *key == name).map(|(_, value)| *value)
+        })?;
+        Ok(())
+    }
+}
+
+/// The runtime directory, where only that is needed: `flag`, else as [`Settings::resolve`] finds it.
+///
+/// # Errors
+/// As [`Settings::resolve`].
+pub(crate) fn runtime_dir(flag: Option<PathBuf>) -> Result<PathBuf> {
+    match flag {
+        Some(dir) => canonical(&dir),
+        None => Ok(Settings::resolve(Layer::default(), None)?.dir),
+    }
+}
+
+/// Reads a file that holds nothing but rules.
+///
+/// # Errors
+/// It cannot be read, or does not make sense.
+pub(crate) fn read_rules(path: &Path) -> Result<Vec<String>> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct RulesFile {
+        #[serde(default)]
+        rules: Vec<Spanned<RuleTable>>,
+    }
+    let text = fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
+    let file: RulesFile = toml::from_str(&text).map_err(|error| located(path, &text, &error))?;
+    rule_texts(path, &text, file.rules)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    path: Option<PathChoice>,
+    spin: Option<SpinChoice>,
+    offer: Option<OfferChoice>,
+    dir: Option<Spanned<PathBuf>>,
+    #[serde(default)]
+    rules: Vec<Spanned<RuleTable>>,
+    /// viaductd reads the same files and checks this table itself.
+    #[serde(default, rename = "daemon")]
+    _daemon: toml::Table,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RuleTable {
+    action: String,
+    program: Option<String>,
+    addr: Option<String>,
+    port: Option<Ports>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Ports {
+    One(u16),
+    Range(String),
+}
+
+/// `Ok(None)`: there is no such file.
+fn read(path: &Path) -> Result<Option<Layer>> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("{}", path.display())),
+    };
+    let file: File = toml::from_str(&text).map_err(|error| located(path, &text, &error))?;
+    let dir = match file.dir {
+        Some(dir) if !dir.get_ref().is_absolute() => {
+            let line = line_of(&text, &dir.span());
+            bail!("{}:{line}: dir: expected an absolute path", path.display());
+        }
+        dir => dir.map(Spanned::into_inner),
+    };
+    Ok(Some(Layer {
+        path: file.path,
+        spin: file.spin,
+        offer: file.offer,
+        dir,
+        rules: rule_texts(path, &text, file.rules)?,
+    }))
+}
+
+fn rule_texts(path: &Path, text: &str, tables: Vec<Spanned<RuleTable>>) -> Result<Vec<String>> {
+    tables
+        .into_iter()
+        .map(|table| {
+            let line = line_of(text, &table.span());
+            rule_text(table.into_inner()).with_context(|| format!("{}:{line}", path.display()))
+        })
+        .collect()
+}
+
+/// A rule as the preload reads it.
+fn rule_text(table: RuleTable) -> Result<String> {
+    let port = table.port.map(|port| match port {
+        Ports::One(port) => port.to_string(),
+        Ports::Range(range) => range,
+    });
+    let conditions = [("program", table.program), ("addr", table.addr), ("port", port)];
+    let mut rule = table.action;
+    for (key, value) in conditions {
+        if let Some(value) = value {
+            if value.contains([',', ';', '\0']) {
+                bail!("{key}: a rule cannot contain ',' or ';'");
+            }
+            rule = format!("{rule},{key}={value}");
+        }
+    }
+    check_rules(&rule)?;
+    Ok(rule)
+}
+
+fn check_rules(rules: &str) -> Result<()> {
+    // The name is one that no rule is written for, so that the limit of rules per program does not count here.
+    Policy::parse("\u{1}", |name| (name == policy::RULES_VARIABLE).then_some(rules))
+        .map_err(|error| anyhow!("expected {}", error.expected))?;
+    Ok(())
+}
+
+fn environment() -> Result<Layer> {
+    let rules = variable(policy::RULES_VARIABLE)?.unwrap_or_default();
+    check_rules(&rules).context(policy::RULES_VARIABLE)?;
+    Ok(Layer {
+        path: choice(policy::PATH_VARIABLE)?,
+        spin: choice(policy::SPIN_VARIABLE)?,
+        offer: choice(policy::OFFER_VARIABLE)?,
+        dir: env::var_os(runtime::DIR_VARIABLE)
+            .filter(|dir| !dir.is_empty())
+            .map(PathBuf::from),
+        rules: rules
+            .split(';')
+            .map(|rule| rule.trim().to_owned())
+            .filter(|rule| !rule.is_empty())
+            .collect(),
+    })
+}
+
+fn choice<T: clap::ValueEnum>(name: &str) -> Result<Option<T>> {
+    match variable(name)?.as_deref() {
+        None | Some("") => Ok(None),
+        Some(word) => T::from_str(word, false).map(Some).map_err(|_| {
+            let known: Vec<_> = T::value_variants()
+                .iter()
+                .filter_map(|variant| Some(variant.to_possible_value()?.get_name().to_owned()))
+                .collect();
+            anyhow!("{name}: {word:?} is none of {}", known.join(", "))
+        }),
+    }
+}
+
+fn variable(name: &str) -> Result<Option<String>> {
+    match env::var(name) {
+        Ok(value) => Ok(Some(value)),
+        Err(env::VarError::NotPresent) => Ok(None),
+        Err(error) => Err(error).with_context(|| name.to_owned()),
+    }
+}
+
+fn user_file() -> Option<PathBuf> {
+    let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let base = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")))?;
+    Some(base.join("viaduct.toml"))
+}
+
+fn default_dir() -> PathBuf {
+    runtime::default_dir(rustix::process::geteuid().as_raw(), |name| env::var_os(name))
+}
+
+/// `dir`, which need not exist yet, absolute and without symbolic links: every process of an instance must spell it alike.
+fn canonical(dir: &Path) -> Result<PathBuf> {
+    let absolute = std::path::absolute(dir).with_context(|| format!("runtime directory {}", dir.display()))?;
+    for ancestor in absolute.ancestors() {
+        if let Ok(real) = ancestor.canonicalize() {
+            let rest = absolute.strip_prefix(ancestor)?;
+            return Ok(if rest.as_os_str().is_empty() { real } else { real.join(rest) });
+        }
+    }
+    Ok(absolute)
+}
+
+fn located(path: &Path, text: &str, error: &toml::de::Error) -> anyhow::Error {
+    let line = line_of(text, &error.span().unwrap_or(0..0));
+    anyhow!("{}:{line}: {}", path.display(), error.message())
+}
+
+fn line_of(text: &str, span: &Range<usize>) -> usize {
+    text.bytes().take(span.start).filter(|byte| *byte == b'\n').count() + 1
+}

@@ -1,0 +1,144 @@
+//! Asking viaductd how it is, and starting one.
+
+use crate::locate;
+use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
+};
+use std::ffi::OsString;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use viaduct_control::PROTOCOL_VERSION;
+use viaduct_control::message::{MAX_PACKET, Packet, Query, Stats, decode};
+use viaduct_control::runtime::socket_path;
+
+/// A viaductd started on demand exits after this many seconds without a guest.
+const IDLE_EXIT_S: u32 = 60;
+/// How long to wait for a started viaductd to listen.
+const READY_TIMEOUT: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
+/// How long to wait for an answer to a query.
+const ANSWER_TIMEOUT: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
+
+/// What became of a query.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// viaductd's statistics.
+    Stats(Stats),
+    /// Nobody listens: no socket, or nobody behind it.
+    Absent,
+    /// Somebody may listen, but did not answer sensibly.
+    Failed(String),
+}
+
+/// Asks the viaductd of `dir` how it is.
+pub(crate) fn query(dir: &Path) -> Answer {
+    match try_query(dir) {
+        Ok(Some(stats)) => Answer::Stats(stats),
+        Ok(None) => Answer::Failed("it did not answer within a second".to_owned()),
+        Err(Errno::NOENT | Errno::CONNREFUSED | Errno::NOTDIR) => Answer::Absent,
+        Err(error) => Answer::Failed(std::io::Error::from(error).to_string()),
+    }
+}
+
+fn try_query(dir: &Path) -> Result<Option<Stats>, Errno> {
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )?;
+    connect(&socket, &SocketAddrUnix::new(socket_path(dir))?)?;
+    let query = Query {
+        version: PROTOCOL_VERSION,
+        reserved: 0,
+    };
+    send(&socket, Packet::new(&query).as_bytes(), SendFlags::NOSIGNAL)?;
+    if poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&ANSWER_TIMEOUT))? == 0 {
+        return Ok(None);
+    }
+    let mut buffer = [0; MAX_PACKET];
+    let (len, _) = recv(&socket, &mut buffer[..], RecvFlags::empty())?;
+    Ok(decode(buffer.get(..len).unwrap_or(&[])))
+}
+
+/// Sees to it that a viaductd listens in `dir`, starting one if none answers.
+///
+/// # Errors
+/// None could be started, or it did not become ready in time.
+pub(crate) fn ensure(dir: &Path, config: Option<&Path>) -> Result<()> {
+    match query(dir) {
+        Answer::Stats(_) => return Ok(()),
+        Answer::Failed(error) => bail!("viaductd in {}: {error}", dir.display()),
+        Answer::Absent => {}
+    }
+    let daemon = locate::daemon().context("viaductd is not installed beside viaduct")?;
+    // Started from a process of its own that ends at once: viaductd becomes nobody's child, so that the program, into which
+    // this process is about to turn, never reaps a stranger; and it inherits none of the descriptors open here.
+    let mut launcher = Command::new(std::env::current_exe()?);
+    launcher.arg("launch-daemon").arg("--dir").arg(dir);
+    if let Some(config) = config {
+        launcher.arg("--config").arg(std::path::absolute(config)?);
+    }
+    let output = launcher
+        .arg("--")
+        .arg(&daemon)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .output()?;
+    if !output.status.success() {
+        bail!("{}", String::from_utf8_lossy(&output.stderr).trim_end());
+    }
+    Ok(())
+}
+
+/// The command line between `viaduct run` and the process that starts viaductd for it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct LaunchArgs {
+    #[arg(long)]
+    dir: PathBuf,
+    #[arg(long)]
+    config: Option<PathBuf>,
+    #[arg(last = true)]
+    daemon: PathBuf,
+}
+
+/// Starts viaductd in a session of its own and waits until it listens.
+///
+/// # Errors
+/// It could not be started, or did not become ready in time.
+pub(crate) fn launch(args: &LaunchArgs) -> Result<()> {
+    close_fds::set_fds_cloexec(3, &[]);
+    rustix::process::setsid().context("setsid")?;
+    let (ready, notify) = rustix::pipe::pipe()?;
+    rustix::io::fcntl_setfd(&ready, rustix::io::FdFlags::CLOEXEC)?;
+    let mut arguments: Vec<OsString> = vec!["--dir".into(), args.dir.clone().into()];
+    arguments.extend(["--idle-exit".into(), IDLE_EXIT_S.to_string().into()]);
+    arguments.extend(["--ready-fd".into(), notify.as_raw_fd().to_string().into()]);
+    if let Some(config) = &args.config {
+        arguments.extend(["--config".into(), config.into()]);
+    }
+    Command::new(&args.daemon)
+        .args(arguments)
+        .env_remove("LD_PRELOAD")
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .with_context(|| format!("starting {}", args.daemon.display()))?;
+    drop(notify);
+    if poll(&mut [PollFd::new(&ready, PollFlags::IN)], Some(&READY_TIMEOUT))? == 0 {
+        bail!("viaductd was started but did not become ready within 2 seconds");
+    }
+    let mut byte = [0; 1];
+    if rustix::io::read(&ready, &mut byte[..])? == 0 && !matches!(query(&args.dir), Answer::Stats(_)) {
+        bail!("viaductd exited at once; run `{} --dir {}` to see why", args.daemon.display(), args.dir.display());
+    }
+    Ok(())
+}

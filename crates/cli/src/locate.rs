@@ -1,0 +1,50 @@
+//! Where Viaduct's other parts are installed.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// Names the preload library to use instead of the installed one.
+pub(crate) const PRELOAD_VARIABLE: &str = "VIADUCT_PRELOAD";
+/// Names the viaductd to start instead of the installed one.
+pub(crate) const DAEMON_VARIABLE: &str = "VIADUCT_DAEMON";
+/// File name of the preload library.
+pub(crate) const PRELOAD_NAME: &str = "libviaduct_preload.so";
+
+/// Where `make install` puts the library; set when building for another prefix.
+const LIBRARY_DIR: &str = match option_env!("VIADUCT_LIBDIR") {
+    Some(dir) => dir,
+    None => "/usr/local/lib/viaduct",
+};
+
+/// The preload library: as the environment says, beside this program, in `../lib/viaduct`, or where it was installed.
+pub(crate) fn preload() -> Option<PathBuf> {
+    first_file(PRELOAD_VARIABLE, |beside| {
+        vec![
+            beside.join(PRELOAD_NAME),
+            beside.join("../lib/viaduct").join(PRELOAD_NAME),
+            Path::new(LIBRARY_DIR).join(PRELOAD_NAME),
+        ]
+    })
+}
+
+/// viaductd: as the environment says, beside this program, or in `../sbin`.
+pub(crate) fn daemon() -> Option<PathBuf> {
+    first_file(DAEMON_VARIABLE, |beside| {
+        vec![
+            beside.join("viaductd"),
+            beside.join("../sbin/viaductd"),
+            beside.join("../bin/viaductd"),
+        ]
+    })
+}
+
+fn first_file(variable: &str, places: impl Fn(&Path) -> Vec<PathBuf>) -> Option<PathBuf> {
+    let candidates = match env::var_os(variable) {
+        Some(path) if !path.is_empty() => vec![PathBuf::from(path)],
+        _ => places(env::current_exe().ok()?.parent()?),
+    };
+    candidates
+        .into_iter()
+        .find(|path| path.is_file())
+        .and_then(|path| path.canonicalize().ok())
+}

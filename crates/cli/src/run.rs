@@ -1,0 +1,205 @@
+//! `viaduct run`: turns into the program, with Viaduct in it.
+
+use crate::config::{self, Layer, OfferChoice, PathChoice, Settings, SpinChoice};
+use crate::elf::{self, NotFound};
+use crate::{daemon, locate};
+use anyhow::Result;
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use viaduct_control::runtime::DIR_VARIABLE;
+
+/// Run a program with its TCP connections accelerated
+///
+/// Starts PROGRAM so that its TCP connections to other programs under Viaduct on this machine go through shared memory. Where
+/// no viaductd answers in the runtime directory, one is started for this user; it exits after a minute without programs.
+///
+/// The program is not changed, and neither is what it sees: a connection is made, accepted and closed by the kernel as ever.
+/// What cannot be accelerated runs as plain TCP; `viaduct explain` says why. A program that Viaduct cannot enter at all
+/// (statically linked, set-user-ID, written in Go) is announced once on standard error, and runs.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = AFTER_HELP)]
+pub(crate) struct Args {
+    /// Which paths the connections may take
+    #[arg(long, value_enum)]
+    path: Option<PathChoice>,
+    /// Whether a waiting program polls before it sleeps
+    #[arg(long, value_enum)]
+    spin: Option<SpinChoice>,
+    /// When a connection is offered to be matched with its other end
+    #[arg(long, value_enum)]
+    offer: Option<OfferChoice>,
+    /// File with [[rules]] that go before those of the configuration
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
+    /// Runtime directory of the instance; both ends must use the same
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Configuration file to read on top of the machine's and the user's
+    #[arg(long, value_name = "FILE", env = "VIADUCT_CONFIG")]
+    config: Option<PathBuf>,
+    /// Say on standard error what is done, and why the program runs as plain TCP if it does
+    #[arg(short, long)]
+    verbose: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+const AFTER_HELP: &str = r#"EXAMPLES
+    viaduct run -- redis-server --port 6379
+    viaduct run --spin never -- nginx -g 'daemon off;'
+    viaduct run --offer now --dir /tmp/test -- ./server
+
+CONFIGURATION
+    Read in rising order: /etc/viaduct.toml, $XDG_CONFIG_HOME/viaduct.toml, --config FILE, the
+    environment, the options above. An unknown key is an error.
+
+        path = "auto"                # auto, tcp, shm
+        spin = "auto"                # auto, never, always
+        offer = "auto"               # auto, now, wait
+        dir = "/run/viaduct"
+
+        [[rules]]                    # the first rule that matches decides
+        action = "tcp"               # tcp: never accelerate; auto, now, wait: when to offer
+        program = "ssh*"             # a trailing * matches any rest
+
+        [[rules]]
+        action = "now"
+        addr = "10.0.0.0/8"          # of either end
+        port = "6379-6380"           # of either end; or a number
+
+ENVIRONMENT
+    VIADUCT_PATH, VIADUCT_SPIN, VIADUCT_OFFER, VIADUCT_DIR
+                        as the options
+    VIADUCT_RULES       rules as ACTION[,program=NAME][,addr=NET][,port=PORTS], separated by ;
+    VIADUCT_CONFIG      as --config
+    VIADUCT_PRELOAD     the library to preload instead of the installed one
+    VIADUCT_DAEMON      the viaductd to start instead of the installed one
+
+EXIT STATUS
+    That of PROGRAM, which takes this process over. 127: PROGRAM was not found. 126: it was found but
+    cannot be executed. 125: Viaduct's own configuration is wrong."#;
+
+/// Exit status when Viaduct itself fails, so that it is not taken for the program's.
+const OWN_FAILURE: u8 = 125;
+
+/// Turns into the program; returns only if that fails.
+pub(crate) fn run(args: Args) -> Result<ExitCode> {
+    let settings = match prepare(&args) {
+        Ok(settings) => settings,
+        Err(error) => {
+            eprintln!("viaduct: {error:#}");
+            return Ok(OWN_FAILURE.into());
+        }
+    };
+    let Some((program, arguments)) = args.command.split_first() else {
+        return Ok(OWN_FAILURE.into());
+    };
+    let file = match elf::find(program) {
+        Ok(file) => file,
+        Err(NotFound::Missing) => {
+            eprintln!("viaduct: {}: not found", program.display());
+            return Ok(127.into());
+        }
+        Err(NotFound::NotExecutable) => {
+            eprintln!("viaduct: {}: permission denied", program.display());
+            return Ok(126.into());
+        }
+    };
+    let mut command = Command::new(&file);
+    command.arg0(program).args(arguments);
+    match preload_for(&file) {
+        Ok(library) => {
+            enter(&mut command, &settings, &library, args.verbose);
+        }
+        Err(why) => {
+            eprintln!("viaduct: {} runs as plain TCP: {why}", program.display());
+        }
+    }
+    let error = command.exec();
+    eprintln!("viaduct: {}: {error}", program.display());
+    Ok(match error.kind() {
+        std::io::ErrorKind::NotFound => 127,
+        _ => 126,
+    }
+    .into())
+}
+
+fn prepare(args: &Args) -> Result<Settings> {
+    let flags = Layer {
+        path: args.path,
+        spin: args.spin,
+        offer: args.offer,
+        dir: args.dir.clone(),
+        rules: match &args.rules {
+            Some(path) => config::read_rules(path)?,
+            None => Vec::new(),
+        },
+    };
+    let settings = Settings::resolve(flags, args.config.clone())?;
+    let name = args.command.first().map(Path::new).and_then(Path::file_name);
+    settings.check(&name.unwrap_or_default().to_string_lossy())?;
+    Ok(settings)
+}
+
+/// The library to preload into `file`, or why there is none.
+fn preload_for(file: &Path) -> Result<PathBuf, String> {
+    // A program that may be executed but not read is run as any other.
+    if let Ok(Some(obstacle)) = elf::obstacle(file) {
+        return Err(obstacle.text().to_owned());
+    }
+    let library = locate::preload().ok_or_else(|| {
+        format!(
+            "{} was not found beside viaduct or where it is installed",
+            locate::PRELOAD_NAME
+        )
+    })?;
+    if library.as_os_str().as_bytes().contains(&b':') || library.as_os_str().as_bytes().contains(&b' ') {
+        return Err(format!(
+            "the loader cannot preload from a path with a space or colon: {}",
+            library.display()
+        ));
+    }
+    Ok(library)
+}
+
+fn enter(command: &mut Command, settings: &Settings, library: &Path, verbose: bool) {
+    // A program that is to stay on TCP needs nobody to match it.
+    if settings.path != PathChoice::Tcp
+        && let Err(error) = daemon::ensure(&settings.dir, settings.config.as_deref())
+        && verbose
+    {
+        eprintln!("viaduct: runs as plain TCP until a viaductd answers: {error:#}");
+    }
+    for (name, value) in settings.variables() {
+        command.env(name, value);
+    }
+    command.env(DIR_VARIABLE, &settings.dir);
+    command.env("LD_PRELOAD", with_preload(library, env::var_os("LD_PRELOAD")));
+    if verbose {
+        eprintln!(
+            "viaduct: path {}, spin {}, offer {}, runtime directory {}",
+            settings.path.as_str(),
+            settings.spin.as_str(),
+            settings.offer.as_str(),
+            settings.dir.display()
+        );
+    }
+}
+
+/// `LD_PRELOAD` with `library` first, and only there.
+fn with_preload(library: &Path, existing: Option<OsString>) -> OsString {
+    let mut value = library.as_os_str().to_owned();
+    let existing = existing.unwrap_or_default();
+    for other in existing.as_bytes().split(|byte| matches!(byte, b':' | b' ')) {
+        if !other.is_empty() && other != library.as_os_str().as_bytes() {
+            value.push(":");
+            value.push(OsStr::from_bytes(other));
+        }
+    }
+    value
+}
