@@ -1,1 +1,4 @@
-//! Placeholder.
+//! What the tests of the whole product stand on.
+#![forbid(unsafe_code)]
+
+pub mod pattern;
