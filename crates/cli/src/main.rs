@@ -7,10 +7,15 @@
 
 mod bench;
 mod config;
+mod counters;
 mod daemon;
 mod elf;
 mod locate;
+mod proc;
 mod run;
+mod status;
+mod target;
+mod terminal;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -49,6 +54,7 @@ FILES
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(run::Args),
+    Status(status::Args),
     Bench(bench::Args),
     #[command(hide = true)]
     LaunchDaemon(daemon::LaunchArgs),
@@ -57,6 +63,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run::run(args),
+        Command::Status(args) => status::run(args),
         Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
         Command::LaunchDaemon(args) => daemon::launch(&args).map(|()| ExitCode::SUCCESS),
     };

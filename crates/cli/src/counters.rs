@@ -1,0 +1,348 @@
+//! Reads the counters that programs under Viaduct keep.
+//!
+//! A region belongs to the process that writes it, which may be hostile: nothing read from it is used before it is checked, it
+//! is read with `pread` so that no fault is possible, and a row is shown only if the process really has that socket. So the worst it can
+//! do is to tell lies about connections of its own.
+
+use crate::proc::{self, Ends, Memfd, Memfds, TcpTables, printable};
+use rustix::fd::OwnedFd;
+use rustix::io::pread;
+use std::collections::{BTreeMap, HashSet};
+use std::net::{Ipv6Addr, SocketAddr};
+use viaduct_control::Reason;
+use viaduct_control::counters::{
+    HEADER_WORDS, INSTANCE, MAGIC, MAGIC_WORD, MEMFD_NAME, OFFERS, PAIRS, PID, PROGRAM, Path, SLOT_WORDS, SLOTS,
+    SLOTS_USED, State, UNSHOWN, slot, slot_base,
+};
+
+/// No process needs more than a few: its own and its parents'.
+const REGIONS_PER_PROCESS: usize = 16;
+
+/// Slots read at a time.
+const CHUNK_SLOTS: usize = 64;
+
+/// A process's counters.
+#[derive(Debug)]
+pub(crate) struct Process {
+    /// Its number here.
+    pub(crate) pid: u32,
+    /// What it calls itself, fit to be printed.
+    pub(crate) program: String,
+    /// Its instance.
+    pub(crate) instance: u64,
+    /// Inode of its network namespace.
+    pub(crate) netns: Option<u64>,
+    /// Offers made.
+    pub(crate) offers: u64,
+    /// Pairs attached.
+    pub(crate) pairs: u64,
+    /// Connections that found no slot.
+    pub(crate) unshown: u64,
+    /// Its connection ends.
+    pub(crate) ends: Vec<End>,
+    memfd: Memfd,
+}
+
+/// A connection end.
+#[derive(Clone, Debug)]
+pub(crate) struct End {
+    /// Index of the slot.
+    pub(crate) slot: usize,
+    /// Number of the connection within the process.
+    pub(crate) connection: u64,
+    /// Descriptor, paths and reason.
+    pub(crate) state: State,
+    /// Own address.
+    pub(crate) local: SocketAddr,
+    /// Peer's address.
+    pub(crate) remote: SocketAddr,
+    /// `SO_NETNS_COOKIE`, if known.
+    pub(crate) netns_cookie: Option<u64>,
+    /// Stream bytes the program has sent.
+    pub(crate) bytes_sent: u64,
+    /// Stream bytes the program has received.
+    pub(crate) bytes_received: u64,
+    /// Of these, by a fast path.
+    pub(crate) fast_bytes_sent: u64,
+    /// Likewise, received.
+    pub(crate) fast_bytes_received: u64,
+    /// Bells rung.
+    pub(crate) bells_sent: u64,
+    /// Of these, by a byte on the kernel connection.
+    pub(crate) bells_by_socket: u64,
+    /// How often a direction changed its path.
+    pub(crate) switches: u64,
+    /// How often the end went to sleep.
+    pub(crate) sleeps: u64,
+    /// Peer's process, if known.
+    pub(crate) peer_pid: Option<u64>,
+    /// Age in seconds.
+    pub(crate) age_s: f64,
+}
+
+impl End {
+    /// What carries its bytes, as users write it: sending and receiving path where they differ.
+    pub(crate) fn path(&self) -> String {
+        let State { sending, receiving, .. } = self.state;
+        if sending == receiving {
+            sending.name().to_owned()
+        } else {
+            format!("{}/{}", sending.name(), receiving.name())
+        }
+    }
+}
+
+impl Process {
+    /// Opens the region so that [`slot::WANTED`] can be written.
+    ///
+    /// # Errors
+    /// Not allowed.
+    pub(crate) fn open_for_writing(&self) -> std::io::Result<OwnedFd> {
+        self.memfd.open(true)
+    }
+}
+
+/// Every process whose counters may be read and which belongs to `instance`, if one is given.
+///
+/// # Errors
+/// The kernel has no memfds.
+pub(crate) fn read_all(instance: Option<u64>) -> std::io::Result<Vec<Process>> {
+    read_some(&proc::processes(), instance)
+}
+
+/// As [`read_all`], but looks only at `pids`.
+///
+/// # Errors
+/// As [`read_all`].
+pub(crate) fn read_some(pids: &[u32], instance: Option<u64>) -> std::io::Result<Vec<Process>> {
+    let mut tables = TcpTables::default();
+    let mut processes: Vec<_> = owned_regions(pids)?
+        .into_iter()
+        .filter(|region| instance.is_none_or(|instance| region.header[INSTANCE] == instance))
+        .map(|region| region.into_process(&mut tables))
+        .collect();
+    processes.sort_by_key(|process| process.pid);
+    Ok(processes)
+}
+
+struct Region {
+    pid: u32,
+    memfd: Memfd,
+    file: OwnedFd,
+    header: [u64; HEADER_WORDS],
+}
+
+/// The regions that the processes hold, each with the process it belongs to.
+fn owned_regions(pids: &[u32]) -> std::io::Result<Vec<Region>> {
+    let memfds = Memfds::new()?;
+    let link = format!("/memfd:{MEMFD_NAME} (deleted)").into_bytes();
+    // A forked child holds its parent's region as well as, later, its own.
+    let mut holders: BTreeMap<u64, Vec<Region>> = BTreeMap::new();
+    for &pid in pids {
+        proc::descriptors(pid)
+            .into_iter()
+            .filter(|fd| proc::descriptor_link(pid, *fd).is_some_and(|is| is == link))
+            .take(REGIONS_PER_PROCESS)
+            .filter_map(|fd| Region::open(pid, memfds.identify(pid, fd)?))
+            .for_each(|region| holders.entry(region.memfd.inode).or_default().push(region));
+    }
+    let mut regions = Vec::new();
+    let mut orphans = Vec::new();
+    for mut holding in holders.into_values() {
+        match holding.iter().position(Region::is_of_its_holder) {
+            Some(at) => regions.push(holding.swap_remove(at)),
+            None => orphans.push(holding),
+        }
+    }
+    // A region whose process is gone is still written by a child that has not yet made its own.
+    let owners: HashSet<u32> = regions.iter().map(|region| region.pid).collect();
+    regions.extend(
+        orphans
+            .into_iter()
+            .filter_map(|holding| holding.into_iter().find(|region| !owners.contains(&region.pid))),
+    );
+    Ok(regions)
+}
+
+impl Region {
+    fn open(pid: u32, memfd: Memfd) -> Option<Self> {
+        let file = memfd.open(false).ok()?;
+        let mut header = [0; HEADER_WORDS];
+        read_words(&file, 0, &mut header)?;
+        (header[MAGIC_WORD] == MAGIC).then_some(Self {
+            pid,
+            memfd,
+            file,
+            header,
+        })
+    }
+
+    fn is_of_its_holder(&self) -> bool {
+        proc::own_number(self.pid).is_some_and(|number| u64::from(number) == self.header[PID])
+    }
+
+    fn into_process(self, tables: &mut TcpTables) -> Process {
+        let netns = proc::network_namespace(self.pid);
+        let ends = self
+            .slots()
+            .into_iter()
+            .filter_map(|(slot, words)| {
+                let end = parse_slot(slot, &words)?;
+                self.confirm(end, netns, tables)
+            })
+            .collect();
+        Process {
+            pid: self.pid,
+            program: self.program(),
+            instance: self.header[INSTANCE],
+            netns,
+            offers: self.header[OFFERS],
+            pairs: self.header[PAIRS],
+            unshown: self.header[UNSHOWN],
+            ends,
+            memfd: self.memfd,
+        }
+    }
+
+    fn program(&self) -> String {
+        let bytes: Vec<u8> = self.header[PROGRAM..PROGRAM + 8]
+            .iter()
+            .flat_map(|word| word.to_ne_bytes())
+            .take_while(|byte| *byte != 0)
+            .collect();
+        if bytes.is_empty() {
+            proc::name(self.pid).unwrap_or_default()
+        } else {
+            printable(&bytes)
+        }
+    }
+
+    /// The slots in use.
+    fn slots(&self) -> Vec<(usize, [u64; SLOT_WORDS])> {
+        let words = usize::try_from(self.memfd.size / 8).unwrap_or(usize::MAX);
+        let room = words.saturating_sub(HEADER_WORDS) / SLOT_WORDS;
+        let used = usize::try_from(self.header[SLOTS_USED]).unwrap_or(usize::MAX);
+        let used = used.min(SLOTS).min(room);
+        let mut slots = Vec::new();
+        for first in (0..used).step_by(CHUNK_SLOTS) {
+            let mut chunk = [0; CHUNK_SLOTS * SLOT_WORDS];
+            let count = CHUNK_SLOTS.min(used - first);
+            let part = &mut chunk[..count * SLOT_WORDS];
+            if read_words(&self.file, slot_base(first), part).is_none() {
+                break;
+            }
+            let found = part
+                .as_chunks::<SLOT_WORDS>()
+                .0
+                .iter()
+                .enumerate()
+                .filter(|(_, words)| words[slot::CONNECTION] != 0)
+                .map(|(at, words)| (first + at, *words));
+            slots.extend(found);
+        }
+        slots
+    }
+
+    /// `end`, with the addresses the kernel has for it; `None` if the process no longer has that connection.
+    fn confirm(&self, mut end: End, netns: Option<u64>, tables: &mut TcpTables) -> Option<End> {
+        let fd = u32::try_from(end.state.fd).ok()?;
+        let inode = proc::socket_inode(self.pid, fd)?;
+        let kernel = netns.and_then(|netns| tables.find(netns, self.pid, inode));
+        let known = end.local.port() != 0 || end.remote.port() != 0;
+        match kernel {
+            // The descriptor was closed unseen and is another connection, or a listener, by now.
+            Some(ends) if known && ends != end.ends() => None,
+            Some(ends) if ends.remote.port() == 0 => None,
+            Some(ends) => {
+                (end.local, end.remote) = (ends.local, ends.remote);
+                Some(end)
+            }
+            // A socket that both ends have closed, or one of another namespace, is in no table.
+            None => known.then_some(end),
+        }
+    }
+}
+
+impl End {
+    fn ends(&self) -> Ends {
+        Ends {
+            local: self.local,
+            remote: self.remote,
+        }
+    }
+}
+
+fn parse_slot(slot: usize, words: &[u64; SLOT_WORDS]) -> Option<End> {
+    let known = |word: u64| (word != 0).then_some(word);
+    Some(End {
+        slot,
+        connection: words[slot::CONNECTION],
+        state: State::unpack(words[slot::STATE])?,
+        local: address([
+            words[slot::LOCAL],
+            words[slot::LOCAL + 1],
+            words[slot::LOCAL + 2],
+        ]),
+        remote: address([
+            words[slot::REMOTE],
+            words[slot::REMOTE + 1],
+            words[slot::REMOTE + 2],
+        ]),
+        netns_cookie: known(words[slot::NETNS]),
+        bytes_sent: words[slot::BYTES_SENT],
+        bytes_received: words[slot::BYTES_RECEIVED],
+        fast_bytes_sent: words[slot::FAST_BYTES_SENT],
+        fast_bytes_received: words[slot::FAST_BYTES_RECEIVED],
+        bells_sent: words[slot::BELLS_SENT],
+        bells_by_socket: words[slot::BELLS_BY_SOCKET],
+        switches: words[slot::SWITCHES],
+        sleeps: words[slot::SLEEPS],
+        peer_pid: known(words[slot::PEER_PID]),
+        age_s: age_s(words[slot::CREATED_NS]),
+    })
+}
+
+fn address([high, low, port]: [u64; 3]) -> SocketAddr {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&high.to_ne_bytes());
+    bytes[8..].copy_from_slice(&low.to_ne_bytes());
+    // A port beyond 16 bits is nonsense, and shown as none.
+    let port = u16::try_from(port).unwrap_or(0);
+    SocketAddr::new(Ipv6Addr::from(bytes).to_canonical(), port)
+}
+
+fn age_s(created_ns: u64) -> f64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let now_ms = u64::try_from(now.tv_sec * 1000 + now.tv_nsec / 1_000_000).unwrap_or(0);
+    match created_ns {
+        0 => 0.0,
+        created => now_ms.saturating_sub(created / 1_000_000) as f64 / 1000.0,
+    }
+}
+
+/// Fills `words` from word number `first` on; `None` if they are not all there.
+pub(crate) fn read_words(file: &OwnedFd, first: usize, words: &mut [u64]) -> Option<()> {
+    let mut bytes = vec![0; words.len() * 8];
+    let mut offset = u64::try_from(first * 8).ok()?;
+    let mut rest = &mut bytes[..];
+    while !rest.is_empty() {
+        let count = pread(file, &mut *rest, offset).ok().filter(|count| *count > 0)?;
+        offset += u64::try_from(count).ok()?;
+        rest = rest.get_mut(count..)?;
+    }
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        *word = u64::from_ne_bytes(*bytes);
+    }
+    Some(())
+}
+
+/// Whether both directions are on `path`.
+pub(crate) fn is_on(state: State, path: Path) -> bool {
+    state.sending == path && state.receiving == path
+}
+
+/// The words of [`Reason::text`] and [`Reason::advice`] that are worth showing for `state`.
+pub(crate) fn why(state: State) -> Option<Reason> {
+    let wholly_fast = state.reason == Reason::Accelerated && is_on(state, Path::Shm);
+    (!wholly_fast).then_some(state.reason)
+}

@@ -1,0 +1,181 @@
+//! `viaduct status`: every connection of every program.
+
+use crate::counters::{self, End, Process};
+use crate::{config, terminal};
+use anyhow::Result;
+use serde::Serialize;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+use viaduct_control::runtime::instance_id;
+
+/// List the connections of programs under Viaduct
+///
+/// One line a connection end: its process, its addresses, the path that carries its bytes, why that is not a faster one, its
+/// traffic, how often it had to ring the other end's bell, and its age. A path written `shm/tcp` is shared memory for sending
+/// and TCP for receiving.
+///
+/// The counters are read from the programs' own memory, so this works while viaductd is down. Programs of other users are
+/// shown to root only.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = AFTER_HELP)]
+pub(crate) struct Args {
+    /// Print JSON: an array with one object a connection end; with --watch one array a line
+    #[arg(long)]
+    json: bool,
+    /// Refresh each second
+    #[arg(short, long)]
+    watch: bool,
+    /// Runtime directory of the instance to show
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Show the programs of every instance
+    #[arg(short, long, conflicts_with = "dir")]
+    all: bool,
+}
+
+const AFTER_HELP: &str = "\
+JSON
+    pid, program, fd        the process, its name and its descriptor
+    local, remote           addresses as ADDR:PORT
+    netns                   inode of the process's network namespace, null if unknown
+    netns_cookie            the kernel's cookie of the socket's namespace, null if unknown
+    path                    tcp, shm, or sending/receiving where they differ
+    sending, receiving      the path of each direction
+    reason                  why not faster, as a word; `accelerated` if nothing is in the way
+    bytes_sent, bytes_received
+                            stream bytes
+    fast_bytes_sent, fast_bytes_received
+                            those of them that a fast path carried
+    bells_sent              bells rung; bells_by_socket of them by a byte on the connection
+    switches                how often a direction changed its path
+    sleeps                  how often the end went to sleep
+    peer_pid                the other end's process, null if unknown
+    age_s                   seconds since the connection was first seen
+    instance                the instance, as a number in hexadecimal
+
+EXAMPLES
+    viaduct status
+    viaduct status --watch
+    viaduct status --json | jq '.[] | select(.path != \"shm\") | {pid, local, reason}'";
+
+/// Shows the table or the JSON.
+pub(crate) fn run(args: Args) -> Result<ExitCode> {
+    let instance = match args.all {
+        true => None,
+        false => Some(instance_id(config::runtime_dir(args.dir)?.as_os_str().as_encoded_bytes())),
+    };
+    loop {
+        let processes = counters::read_all(instance)?;
+        let text = match (args.json, args.watch) {
+            (true, true) => serde_json::to_string(&rows(&processes))? + "\n",
+            (true, false) => serde_json::to_string_pretty(&rows(&processes))? + "\n",
+            (false, true) if terminal::is_terminal() => format!("\x1b[H\x1b[2J{}", table(&processes)),
+            (false, _) => table(&processes),
+        };
+        terminal::print(&text)?;
+        if !args.watch {
+            return Ok(ExitCode::SUCCESS);
+        }
+        thread::sleep(Duration::from_secs(1));
+    }
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    pid: u32,
+    program: &'a str,
+    fd: i32,
+    local: String,
+    remote: String,
+    netns: Option<u64>,
+    netns_cookie: Option<u64>,
+    path: String,
+    sending: &'static str,
+    receiving: &'static str,
+    reason: &'static str,
+    bytes_sent: u64,
+    bytes_received: u64,
+    fast_bytes_sent: u64,
+    fast_bytes_received: u64,
+    bells_sent: u64,
+    bells_by_socket: u64,
+    switches: u64,
+    sleeps: u64,
+    peer_pid: Option<u64>,
+    age_s: f64,
+    instance: String,
+}
+
+impl<'a> Row<'a> {
+    fn new(process: &'a Process, end: &End) -> Self {
+        Self {
+            pid: process.pid,
+            program: &process.program,
+            fd: end.state.fd,
+            local: end.local.to_string(),
+            remote: end.remote.to_string(),
+            netns: process.netns,
+            netns_cookie: end.netns_cookie,
+            path: end.path(),
+            sending: end.state.sending.name(),
+            receiving: end.state.receiving.name(),
+            reason: end.state.reason.code(),
+            bytes_sent: end.bytes_sent,
+            bytes_received: end.bytes_received,
+            fast_bytes_sent: end.fast_bytes_sent,
+            fast_bytes_received: end.fast_bytes_received,
+            bells_sent: end.bells_sent,
+            bells_by_socket: end.bells_by_socket,
+            switches: end.switches,
+            sleeps: end.sleeps,
+            peer_pid: end.peer_pid,
+            age_s: end.age_s,
+            // As text, because readers of JSON may hold numbers as floats.
+            instance: format!("{:#018x}", process.instance),
+        }
+    }
+}
+
+fn rows(processes: &[Process]) -> Vec<Row<'_>> {
+    processes
+        .iter()
+        .flat_map(|process| process.ends.iter().map(move |end| Row::new(process, end)))
+        .collect()
+}
+
+fn table(processes: &[Process]) -> String {
+    let head = [
+        "PID", "PROGRAM", "FD", "LOCAL", "REMOTE", "PATH", "REASON", "SENT", "RECEIVED", "BELLS", "AGE",
+    ];
+    let right = [
+        true, false, true, false, false, false, false, true, true, true, true,
+    ];
+    let cells: Vec<Vec<String>> = rows(processes)
+        .into_iter()
+        .map(|row| {
+            vec![
+                row.pid.to_string(),
+                row.program.to_owned(),
+                row.fd.to_string(),
+                row.local,
+                row.remote,
+                row.path,
+                row.reason.to_owned(),
+                terminal::bytes(row.bytes_sent),
+                terminal::bytes(row.bytes_received),
+                row.bells_sent.to_string(),
+                terminal::duration(row.age_s),
+            ]
+        })
+        .collect();
+    let mut text = terminal::table(&head, &right, &cells);
+    for process in processes.iter().filter(|process| process.unshown > 0) {
+        text.push_str(&format!(
+            "{} further connections of {} ({}) found no room in its counters\n",
+            process.unshown, process.program, process.pid
+        ));
+    }
+    text
+}

@@ -1,0 +1,125 @@
+//! Output: colours only where a person looks, quiet when nobody reads on.
+
+use rustix::termios::isatty;
+use std::io::{self, ErrorKind, Write};
+
+/// Whether standard output is a terminal.
+pub(crate) fn is_terminal() -> bool {
+    isatty(io::stdout())
+}
+
+/// How a word is shown where colours are wanted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Style {
+    /// Headings.
+    Bold,
+    /// Good.
+    Green,
+    /// Not quite.
+    Yellow,
+    /// Bad.
+    Red,
+}
+
+/// `text` in `style`, if standard output is a terminal and `NO_COLOR` is not set.
+pub(crate) fn styled(text: &str, style: Style) -> String {
+    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    if plain || !is_terminal() {
+        return text.to_owned();
+    }
+    let code = match style {
+        Style::Bold => 1,
+        Style::Green => 32,
+        Style::Yellow => 33,
+        Style::Red => 31,
+    };
+    format!("\x1b[{code}m{text}\x1b[0m")
+}
+
+/// Writes `text` to standard output; a reader who has seen enough, as `head` does, is no failure but ends the program.
+///
+/// # Errors
+/// The text cannot be written.
+pub(crate) fn print(text: &str) -> io::Result<()> {
+    let mut output = io::stdout().lock();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
+        result => result,
+    }
+}
+
+/// A number of bytes in at most six characters or so.
+pub(crate) fn bytes(count: u64) -> String {
+    const UNITS: [&str; 7] = ["", "K", "M", "G", "T", "P", "E"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 1000.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    match unit {
+        0 => count.to_string(),
+        _ => format!("{value:.1}{}", UNITS[unit]),
+    }
+}
+
+/// A time in a few characters.
+pub(crate) fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 60.0 => format!("{s:.1}s"),
+        s if s < 3600.0 => format!("{:.0}m{:02.0}s", (s / 60.0).floor(), (s % 60.0).floor()),
+        s if s < 86400.0 => format!("{:.0}h{:02.0}m", (s / 3600.0).floor(), (s % 3600.0 / 60.0).floor()),
+        s => format!("{:.0}d{:02.0}h", (s / 86400.0).floor(), (s % 86400.0 / 3600.0).floor()),
+    }
+}
+
+/// Columns, each as wide as its widest cell. `right` says which are aligned to the right.
+pub(crate) fn table(head: &[&str], right: &[bool], rows: &[Vec<String>]) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        let widest = cells.map(|cell| cell.chars().count()).max().unwrap_or(0);
+        widest.max(head.get(column).map_or(0, |title| title.len()))
+    };
+    let widths: Vec<usize> = (0..head.len()).map(width).collect();
+    let line = |cells: &mut dyn Iterator<Item = &str>| {
+        let mut line = String::new();
+        for ((cell, &width), &right) in cells.zip(&widths).zip(right) {
+            if right {
+                line.push_str(&format!("{cell:>width$}  "));
+            } else {
+                line.push_str(&format!("{cell:<width$}  "));
+            }
+        }
+        line.trim_end().to_owned()
+    };
+    let mut text = styled(&line(&mut head.iter().copied()), Style::Bold);
+    text.push('\n');
+    for row in rows {
+        text.push_str(&line(&mut row.iter().map(String::as_str)));
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_stay_short() {
+        assert_eq!(bytes(0), "0");
+        assert_eq!(bytes(999), "999");
+        assert_eq!(bytes(1024), "1.0K");
+        assert_eq!(bytes(u64::MAX), "16.0E");
+        assert_eq!(duration(0.0), "0.0s");
+        assert_eq!(duration(61.9), "1m01s");
+        assert_eq!(duration(7260.0), "2h01m");
+        assert_eq!(duration(90_000.0), "1d01h");
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let rows = [vec!["1".to_owned(), "ü".to_owned()], vec!["22".to_owned(), "b".to_owned()]];
+        assert_eq!(table(&["A", "NAME"], &[true, false], &rows), " A  NAME\n 1  ü\n22  b\n");
+    }
+}
