@@ -1,1 +1,89 @@
-fn main() {}
+//! viaductd: matches the two ends of a connection and gives them a segment.
+#![forbid(unsafe_code)]
+
+mod args;
+mod config;
+mod guest;
+mod listen;
+mod registry;
+mod server;
+
+use anyhow::Context;
+use clap::Parser;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::time::Duration;
+use viaduct_control::runtime;
+
+fn main() -> ExitCode {
+    let args = args::Args::parse();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_max_level(args.log)
+        .with_target(false)
+        .init();
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &args::Args) -> anyhow::Result<()> {
+    let decided = config::decide(args)?;
+    let uid = rustix::process::geteuid().as_raw();
+    let dir = args
+        .dir
+        .clone()
+        .unwrap_or_else(|| runtime::default_dir(uid, |name| std::env::var_os(name)));
+    let (_place, listener) = match listen::take(&dir, uid)? {
+        listen::Taken::Ours(place, listener) => (place, listener),
+        listen::Taken::Served => {
+            tracing::info!("{}: already served", dir.display());
+            listen::announce(args.ready_fd);
+            return Ok(());
+        }
+    };
+    raise_descriptor_limit();
+    let settings = server::Settings {
+        limits: decided.limits,
+        processes_per_user: decided.processes_per_user,
+        idle_exit: args.idle_exit.map(Duration::from_secs),
+        uid,
+    };
+    let mut server = server::Server::new(settings, listener, stop_signals()?.into(), random_u64()?)?;
+    listen::announce(args.ready_fd);
+    tracing::info!("serving {}", dir.display());
+    server.run().context("epoll")
+}
+
+/// A descriptor that becomes readable at SIGTERM or SIGINT.
+fn stop_signals() -> anyhow::Result<UnixStream> {
+    let (read, write) = UnixStream::pair()?;
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
+    }
+    Ok(read)
+}
+
+/// Every guest costs a descriptor, and so does each of its bells.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!("descriptor limit: {error}");
+    }
+}
+
+fn random_u64() -> anyhow::Result<u64> {
+    let mut bytes = [0; 8];
+    let len = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    anyhow::ensure!(len == bytes.len(), "no random numbers");
+    Ok(u64::from_ne_bytes(bytes))
+}

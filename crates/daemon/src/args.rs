@@ -1,0 +1,63 @@
+//! The command line.
+
+use clap::Parser;
+use std::path::PathBuf;
+
+/// Matches the two ends of TCP connections on this machine and gives them shared memory
+///
+/// Programs started with `viaduct run` connect to viaductd. Where both ends of a connection are such programs, viaductd
+/// makes a segment of shared memory and hands it to both. It never sees their data, and connections go on without it.
+///
+/// Started by root, viaductd attaches a small BPF program by which the kernel itself testifies which ends belong
+/// together: it then serves all users, network namespaces and address translation. Started by anybody else, it serves
+/// that one user, whose processes may trust each other.
+#[derive(Debug, Parser)]
+#[command(name = "viaductd", version, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Runtime directory; it holds the socket
+    ///
+    /// Default: /run/viaduct for root, else $XDG_RUNTIME_DIR/viaduct, else /tmp/viaduct-UID.
+    #[arg(long, env = "VIADUCT_DIR")]
+    pub(crate) dir: Option<PathBuf>,
+
+    /// Exit when no program has been connected for this long
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) idle_exit: Option<u64>,
+
+    /// Match by addresses within each user's own programs, even as root; attach no BPF program
+    #[arg(long)]
+    pub(crate) same_user: bool,
+
+    /// Most segments, that is accelerated connections, one user may hold
+    #[arg(long, value_name = "N")]
+    pub(crate) segments_per_user: Option<u64>,
+
+    /// Bytes to which the segments of one user may grow together
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) memory_per_user: Option<u64>,
+
+    /// Configuration file instead of /etc/viaduct.toml
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// What to log on standard error: off, error, warn, info, debug or trace
+    #[arg(long, default_value = "warn", value_name = "LEVEL")]
+    pub(crate) log: tracing::level_filters::LevelFilter,
+
+    /// Stay in the foreground, as viaductd always does
+    #[arg(long)]
+    pub(crate) foreground: bool,
+
+    /// Write one byte to this descriptor once programs can connect
+    #[arg(long, value_name = "FD")]
+    pub(crate) ready_fd: Option<u32>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  viaductd                                    serve in the default directory until stopped
+  viaductd --dir /run/lab --log info          a second instance beside it
+  viaductd --idle-exit 60                     what `viaduct run` starts when nobody answers
+  viaductd --same-user                        as root, but without BPF
+
+Exit status: 0 when stopped or idle, or when another viaductd already serves the directory; 1 on errors; 2 on wrong usage.";

@@ -1,0 +1,141 @@
+//! What viaductd may give out, from the configuration files and the command line, in rising order.
+//!
+//! The files are those of `viaduct`; viaductd reads their `[daemon]` table and nothing else.
+
+use crate::args::Args;
+use crate::registry::Limits;
+use anyhow::{Context, anyhow};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+const SYSTEM_FILE: &str = "/etc/viaduct.toml";
+
+#[derive(Debug, Default, Deserialize)]
+struct File {
+    #[serde(default)]
+    daemon: Table,
+}
+
+/// The `[daemon]` table.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Table {
+    /// Most segments one user may hold.
+    segments_per_user: Option<u64>,
+    /// Bytes to which one user's segments may grow.
+    memory_per_user: Option<u64>,
+    /// Most offers of one user that may wait for their peer.
+    offers_per_user: Option<u64>,
+    /// Most processes of one user that may be connected.
+    processes_per_user: Option<usize>,
+    /// Never attach the BPF program.
+    same_user: Option<bool>,
+}
+
+/// What holds after all sources have been read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Decided {
+    pub(crate) limits: Limits,
+    pub(crate) processes_per_user: usize,
+    pub(crate) same_user: bool,
+}
+
+impl Table {
+    fn over(self, below: Self) -> Self {
+        Self {
+            segments_per_user: self.segments_per_user.or(below.segments_per_user),
+            memory_per_user: self.memory_per_user.or(below.memory_per_user),
+            offers_per_user: self.offers_per_user.or(below.offers_per_user),
+            processes_per_user: self.processes_per_user.or(below.processes_per_user),
+            same_user: self.same_user.or(below.same_user),
+        }
+    }
+
+    fn decide(self) -> Decided {
+        Decided {
+            limits: Limits {
+                segments: self.segments_per_user.unwrap_or(16384),
+                memory: self.memory_per_user.unwrap_or(64 << 30),
+                offers: self.offers_per_user.unwrap_or(32768),
+            },
+            processes_per_user: self.processes_per_user.unwrap_or(1024),
+            same_user: self.same_user.unwrap_or(false),
+        }
+    }
+}
+
+/// Reads every source.
+///
+/// # Errors
+/// A file that cannot be read or says what it must not, with its name and line.
+pub(crate) fn decide(args: &Args) -> anyhow::Result<Decided> {
+    let mut table = Table {
+        segments_per_user: args.segments_per_user,
+        memory_per_user: args.memory_per_user,
+        same_user: args.same_user.then_some(true),
+        ..Table::default()
+    };
+    if let Some(path) = &args.config {
+        table = table.over(read(path)?.ok_or_else(|| anyhow!("{}: no such file", path.display()))?);
+    }
+    for path in user_file().into_iter().chain([PathBuf::from(SYSTEM_FILE)]) {
+        table = table.over(read(&path)?.unwrap_or_default());
+    }
+    Ok(table.decide())
+}
+
+fn user_file() -> Option<PathBuf> {
+    let set = |name| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    let dir = set("XDG_CONFIG_HOME").or_else(|| set("HOME").map(|home| home.join(".config")))?;
+    Some(dir.join("viaduct.toml"))
+}
+
+fn read(path: &Path) -> anyhow::Result<Option<Table>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => parse(&text).with_context(|| path.display().to_string()).map(Some),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| path.display().to_string()),
+    }
+}
+
+fn parse(text: &str) -> anyhow::Result<Table> {
+    let file: File = toml::from_str(text).map_err(|error| {
+        let before = text.get(..error.span().map_or(0, |span| span.start)).unwrap_or(text);
+        anyhow!("line {}: {}", before.matches('\n').count() + 1, error.message())
+    })?;
+    Ok(file.daemon)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_key_is_an_error_that_names_the_line() {
+        let error = parse("path = \"auto\"\n\n[daemon]\nsegments = 3\n")
+            .unwrap_err()
+            .to_string();
+        assert!(error.starts_with("line 4:") && error.contains("segments"), "{error}");
+    }
+
+    #[test]
+    fn what_concerns_programs_is_left_to_viaduct() {
+        let table = parse("path = \"tcp\"\n[[rules]]\naction = \"tcp\"\n[daemon]\nmemory_per_user = 5\n").unwrap();
+        assert_eq!(table.memory_per_user, Some(5));
+    }
+
+    #[test]
+    fn the_higher_source_decides() {
+        let table = |segments_per_user, memory_per_user| Table {
+            segments_per_user,
+            memory_per_user,
+            ..Table::default()
+        };
+        let decided = table(Some(1), None).over(table(Some(2), Some(3))).decide();
+        assert_eq!((decided.limits.segments, decided.limits.memory), (1, 3));
+    }
+}

@@ -1,0 +1,159 @@
+//! The runtime directory: one viaductd in it, its socket, and word that it is ready.
+
+use anyhow::{Context, bail};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, sendto,
+    socket_with,
+};
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use viaduct_control::PROTOCOL_VERSION;
+use viaduct_control::message::{Packet, Query};
+use viaduct_control::runtime;
+
+/// How long another viaductd may take to answer or to let go of the directory.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The directory, held by this process alone until it exits.
+#[derive(Debug)]
+pub(crate) struct Place {
+    socket_path: PathBuf,
+    _lock: OwnedFd,
+}
+
+/// What came of the attempt to take a directory.
+#[derive(Debug)]
+pub(crate) enum Taken {
+    /// It is ours, and this socket listens.
+    Ours(Place, OwnedFd),
+    /// Another viaductd serves it.
+    Served,
+}
+
+/// Makes `dir` ours: creates it, locks it, listens. `uid` is the effective user.
+pub(crate) fn take(dir: &Path, uid: u32) -> anyhow::Result<Taken> {
+    prepare(dir, uid)?;
+    let socket_path = runtime::socket_path(dir);
+    let lock_path = dir.join("viaductd.lock");
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let lock = open(&lock_path, flags, Mode::RUSR | Mode::WUSR).with_context(|| lock_path.display().to_string())?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => break,
+            Err(Errno::WOULDBLOCK) if answers(&socket_path) => return Ok(Taken::Served),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(10)),
+            Err(Errno::WOULDBLOCK) => bail!("{}: held by a process that does not answer", lock_path.display()),
+            Err(error) => return Err(error).with_context(|| lock_path.display().to_string()),
+        }
+    }
+    match std::fs::remove_file(&socket_path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| socket_path.display().to_string());
+        }
+        _ => {}
+    }
+    let listener = open_listener(&socket_path, uid).with_context(|| socket_path.display().to_string())?;
+    let place = Place {
+        socket_path,
+        _lock: lock,
+    };
+    Ok(Taken::Ours(place, listener))
+}
+
+impl Drop for Place {
+    /// The lock file stays: removing it would let two processes lock two files of one name.
+    fn drop(&mut self) {
+        // Nobody is left to tell if it fails, and the next viaductd removes it.
+        let _ = std::fs::remove_file(&self.socket_path);
+    }
+}
+
+/// Creates the directory, or checks that an existing one is safe to use.
+fn prepare(dir: &Path, uid: u32) -> anyhow::Result<()> {
+    let mode = if uid == 0 { 0o755 } else { 0o700 };
+    let mut builder = std::fs::DirBuilder::new();
+    match builder.mode(mode).create(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            std::fs::DirBuilder::new().recursive(true).mode(mode).create(dir)?;
+        }
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(error).with_context(|| dir.display().to_string());
+        }
+        _ => {}
+    }
+    let held = open(
+        dir,
+        OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY,
+        Mode::empty(),
+    )
+    .with_context(|| format!("{}: not a directory of ours", dir.display()))?;
+    let metadata = std::fs::File::from(held);
+    let stat = metadata.metadata()?;
+    if stat.uid() != uid {
+        bail!("{}: belongs to user {}, not to user {uid}", dir.display(), stat.uid());
+    }
+    metadata.set_permissions(std::fs::Permissions::from_mode(mode))?;
+    Ok(())
+}
+
+fn open_listener(path: &Path, uid: u32) -> anyhow::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    let mode = if uid == 0 { 0o666 } else { 0o600 };
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    listen(&socket, 4096)?;
+    Ok(socket)
+}
+
+/// Whether a viaductd answers at `path`.
+fn answers(path: &Path) -> bool {
+    let ask = || -> Result<usize, Errno> {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, Some(PATIENCE))?;
+        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        let query = Query {
+            version: PROTOCOL_VERSION,
+            reserved: 0,
+        };
+        rustix::net::send(&socket, Packet::new(&query).as_bytes(), SendFlags::NOSIGNAL)?;
+        let mut answer = [0; viaduct_control::message::MAX_PACKET];
+        let (len, _) = rustix::net::recv(&socket, &mut answer, RecvFlags::empty())?;
+        Ok(len)
+    };
+    ask().is_ok_and(|len| len > 0)
+}
+
+/// Tells whoever started viaductd that programs can connect.
+pub(crate) fn announce(ready_fd: Option<u32>) {
+    if let Some(fd) = ready_fd {
+        let written = std::fs::OpenOptions::new()
+            .write(true)
+            .open(format!("/proc/self/fd/{fd}"))
+            .and_then(|mut pipe| pipe.write_all(b"1"));
+        if let Err(error) = written {
+            tracing::warn!("--ready-fd {fd}: {error}");
+        }
+    }
+    if let Some(path) = std::env::var_os("NOTIFY_SOCKET") {
+        let bytes = path.as_bytes();
+        let address = match bytes.split_first() {
+            Some((b'@', name)) => SocketAddrUnix::new_abstract_name(name),
+            _ => SocketAddrUnix::new(bytes),
+        };
+        let sent = address.and_then(|address| {
+            let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+            sendto(&socket, b"READY=1", SendFlags::NOSIGNAL, &address)
+        });
+        if let Err(error) = sent {
+            tracing::warn!("NOTIFY_SOCKET: {error}");
+        }
+    }
+}
