@@ -10,8 +10,10 @@ use crate::sync::{AtomicU32, AtomicU64, PlainU8, PlainU32, PlainU64};
 /// Bytes before the first pool.
 pub(crate) const HEADER_BYTES: usize = 4096;
 /// Marks a segment: `viaductS`, read as little-endian.
+#[cfg(not(loom))]
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"viaductS");
 /// Version of the layout and of the rules for it.
+#[cfg(not(loom))]
 pub(crate) const VERSION: u32 = 1;
 /// Words a side's signal line has for the layer above.
 pub(crate) const WORDS: usize = 4;
@@ -38,7 +40,7 @@ pub(crate) struct Header {
     pub(crate) blocks: AtomicU32,
     spare: AtomicU32,
     pub(crate) id: AtomicU64,
-    gap: [AtomicU64; 12],
+    gap: [u64; 12],
     pub(crate) lanes: [Lane; 2],
 }
 

@@ -194,7 +194,7 @@ impl<'a> Receiver<'a> {
             (from..to).for_each(|logical| self.lane.released.remove(logical));
         }
         self.give(given);
-        narrow(to - from)
+        narrow(to.saturating_sub(from))
     }
 
     #[inline(always)]

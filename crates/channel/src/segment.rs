@@ -128,6 +128,15 @@ impl Segment {
         Pool::new(heap.pool(lane), self.geometry)
     }
 
+    /// Lets each lane of a heap segment grow to no more than `blocks` blocks, as if the
+    /// system had memory for no more.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn limit_memory(&self, blocks: usize) {
+        if let Memory::Heap(heap) = &self.memory {
+            heap.limit.store(blocks, core::sync::atomic::Ordering::Relaxed);
+        }
+    }
+
     /// Takes memory for `count` blocks of a lane's pool from block `first` on. `false`
     /// when the system has none.
     #[cold]

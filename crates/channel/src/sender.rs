@@ -45,7 +45,7 @@ impl<'a> Sender<'a> {
         if offset != 0 && source.len() <= self.geometry.block_size() - offset {
             let block = self.lane.table(self.geometry.block_of(tail)).get();
             let n = self.pool.write(block.into(), offset, source);
-            self.publish(tail + n as u64);
+            self.publish(tail.wrapping_add(n as u64));
             return Ok(n);
         }
         self.append_many([source])

@@ -91,3 +91,93 @@ fn blocks_released_in_the_middle_are_used_again_before_the_head_moves() {
     assert_eq!(read(rx, 99), &bytes[24..48]);
     assert_eq!(tx.space(), 32);
 }
+
+#[test]
+fn released_blocks_let_the_sender_run_ahead_as_far_as_the_table_reaches() {
+    let (a, _) = Segment::heap(tiny());
+    let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
+    assert_eq!(append(tx, b"unread.."), 8);
+    for n in 1..512 {
+        assert_eq!(append(tx, b"released"), 8, "block {n}");
+        assert_eq!(rx.readable().map(|bytes| bytes as u64), Ok(8 * (n + 1)));
+        assert_eq!(rx.release(8 * n, 8 * n + 8), 1);
+    }
+    assert_eq!((tx.space(), tx.has_space(), append(tx, b"too far.")), (0, false, 0));
+    assert_eq!(read(rx, 8), b"unread..");
+    assert_eq!(tx.space(), 8);
+    assert_eq!(append(tx, b"in reach"), 8);
+    rx.readable().expect("honest peer");
+    assert_eq!(rx.consume(511 * 8), 511);
+    assert_eq!(read(rx, 99), b"in reach");
+    assert_eq!(tx.space(), 32);
+}
+
+#[test]
+fn without_memory_a_lane_lives_on_with_the_blocks_it_has() {
+    let (a, _) = Segment::heap(tiny());
+    let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
+    a.limit_memory(0);
+    assert_eq!(append(tx, b"nothing"), 0);
+    assert!(tx.starved());
+    assert_eq!((tx.space(), tx.in_flight()), (0, 0));
+    a.limit_memory(1);
+    assert_eq!(append(tx, b"more than a block"), 8);
+    assert!(tx.starved());
+    assert_eq!(tx.space(), 0);
+    assert_eq!(read(rx, 8), b"more tha");
+    assert_eq!(tx.space(), 8);
+    assert_eq!(append(tx, b"n a block"), 8);
+    a.limit_memory(4);
+    assert_eq!(append(tx, b"k"), 1);
+    assert!(!tx.starved());
+    assert_eq!(read(rx, 99), b"n a block");
+}
+
+#[test]
+fn bits_are_taken_once_and_only_those_left_can_be_disarmed() {
+    let (a, _) = Segment::heap(tiny());
+    let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
+    assert_eq!(tx.take_wait(), 0);
+    rx.arm(1);
+    rx.arm(4);
+    assert_eq!(rx.disarm(3), 1);
+    assert_eq!(tx.take_wait(), 4);
+    assert_eq!(tx.take_wait(), 0);
+    assert_eq!(rx.disarm(4), 0);
+    tx.arm_credit(6);
+    assert_eq!(tx.disarm_credit(2), 2);
+    assert_eq!(rx.take_credit_wait(), 4);
+    assert_eq!(rx.take_credit_wait(), 0);
+    assert_eq!(tx.disarm_credit(6), 0);
+}
+
+#[test]
+fn words_are_seen_by_the_peer_and_kept_apart() {
+    use core::sync::atomic::Ordering::Relaxed;
+    let (a, b) = Segment::heap(tiny());
+    for i in 0..crate::WORDS {
+        a.sender(Side::First).word(i).store(10 + i as u64, Relaxed);
+        a.receiver(Side::First).word(i).store(20 + i as u64, Relaxed);
+        b.sender(Side::Second).word(i).store(30 + i as u64, Relaxed);
+        b.receiver(Side::Second).word(i).store(40 + i as u64, Relaxed);
+    }
+    for i in 0..crate::WORDS {
+        assert_eq!(b.receiver(Side::Second).peer_word(i).load(Relaxed), 10 + i as u64);
+        assert_eq!(b.sender(Side::Second).peer_word(i).load(Relaxed), 20 + i as u64);
+        assert_eq!(a.receiver(Side::First).peer_word(i).load(Relaxed), 30 + i as u64);
+        assert_eq!(a.sender(Side::First).peer_word(i).load(Relaxed), 40 + i as u64);
+    }
+    assert_eq!(a.receiver(Side::First).readable(), Ok(0));
+}
+
+#[test]
+fn slices_of_buffers_stay_inside() {
+    let source = crate::Source::from(&b"abcdef"[..]);
+    assert_eq!(source.slice(4, 9).len(), 2);
+    assert_eq!(source.slice(7, 1).len(), 0);
+    assert!(source.slice(usize::MAX, usize::MAX).is_empty());
+    let mut bytes = [0; 6];
+    let dest = crate::Dest::from(&mut bytes[..]);
+    assert_eq!(dest.slice(4, 9).len(), 2);
+    assert!(dest.slice(usize::MAX, usize::MAX).is_empty());
+}

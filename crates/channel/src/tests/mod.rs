@@ -1,3 +1,4 @@
 //! Tests that need the inside: tiny blocks, memory that runs out.
 
 mod lane;
+mod model;

@@ -1,0 +1,126 @@
+//! What may be mapped, and what it costs.
+
+#![cfg(not(loom))]
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
+
+use viaduct_channel::{Geometry, MapError, Mapping, Segment, SegmentError, Side};
+
+/// Bytes of memory that a memfd has taken.
+fn taken(fd: &OwnedFd) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let file = File::from(fd.try_clone().expect("a descriptor"));
+    file.metadata().expect("a memfd").blocks() * 512
+}
+
+#[test]
+fn geometries_out_of_range_are_refused() {
+    for (shift, blocks) in [(11, 256), (17, 256), (12, 4), (12, 512), (12, 100), (0, 0)] {
+        assert_eq!(Geometry::new(shift, blocks), None, "2^{shift} x {blocks}");
+    }
+    let least = Geometry::new(12, 8).expect("permitted");
+    assert_eq!((least.capacity(), least.segment_len()), (32768, 4096 + 65536));
+    assert_eq!(Geometry::new(12, 256), Some(Geometry::DEFAULT));
+    assert!(Geometry::new(16, 256).is_some());
+}
+
+#[test]
+fn both_ends_map_what_was_made() {
+    let geometry = Geometry::new(13, 16).expect("permitted");
+    let fd = Segment::create(0xFEED, geometry).expect("memory");
+    let a = Segment::map(fd.as_fd()).expect("just made");
+    let b = Segment::map(fd.as_fd()).expect("just made");
+    assert_eq!((b.id(), b.geometry()), (0xFEED, geometry));
+    let bytes = vec![9; 20_000];
+    assert_eq!(a.sender(Side::First).append(bytes.as_slice().into()), Ok(20_000));
+    let rx = b.receiver(Side::Second);
+    assert_eq!(rx.readable(), Ok(20_000));
+    let mut got = vec![0; 20_000];
+    assert_eq!(rx.copy_out(got.as_mut_slice().into(), 0), 20_000);
+    assert_eq!(got, bytes);
+}
+
+#[test]
+fn memory_is_taken_as_traffic_asks_for_it() {
+    let fd = Segment::create(1, Geometry::DEFAULT).expect("memory");
+    let segment = Segment::map(fd.as_fd()).expect("just made");
+    assert_eq!(taken(&fd), 4096);
+    let (tx, rx) = (segment.sender(Side::First), segment.receiver(Side::Second));
+    for _ in 0..2000 {
+        assert_eq!(tx.append([1; 64][..].into()), Ok(64));
+        assert_eq!(rx.readable(), Ok(64));
+        rx.consume(64);
+    }
+    assert_eq!(taken(&fd), 2 * 4096);
+    assert_eq!(tx.append(vec![1; 100_000].as_slice().into()), Ok(100_000));
+    assert!(taken(&fd) < 50 * 4096, "{} bytes", taken(&fd));
+    assert_eq!(
+        tx.append(vec![1; 2_000_000].as_slice().into()),
+        Ok(Geometry::DEFAULT.capacity() - 100_000)
+    );
+    assert_eq!(taken(&fd), 4096 + Geometry::DEFAULT.capacity() as u64);
+}
+
+#[test]
+fn only_sealed_memory_is_mapped() {
+    let not_sealed = |fd: &OwnedFd| matches!(Mapping::from_fd(fd.as_fd()), Err(MapError::NotSealed));
+    // SAFETY: the name ends in a zero; the descriptor is new and owned by nobody else.
+    let unsealed = unsafe {
+        let fd = libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+        assert!(fd >= 0);
+        OwnedFd::from_raw_fd(fd)
+    };
+    assert!(not_sealed(&unsealed));
+    let file = OwnedFd::from(File::open("/dev/null").expect("always there"));
+    assert!(not_sealed(&file));
+    // SAFETY: the descriptor is open.
+    let sealed = unsafe { libc::fcntl(unsealed.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
+    assert_eq!(sealed, 0);
+    assert!(matches!(Mapping::from_fd(unsealed.as_fd()), Err(MapError::Empty)));
+}
+
+#[test]
+fn what_is_made_can_neither_shrink_nor_grow() {
+    let (mapping, fd) = Mapping::create(c"test", 10_000).expect("memory");
+    assert_eq!((mapping.len(), mapping.words().len()), (10_000, 1250));
+    for len in [0, 4096, 9999, 10_001, 1 << 20] {
+        // SAFETY: the descriptor is open.
+        let done = unsafe { libc::ftruncate(fd.as_raw_fd(), len) };
+        assert_eq!(done, -1, "resized to {len}");
+    }
+}
+
+#[test]
+fn anything_but_a_segment_is_refused() {
+    let (_, fd) = Mapping::create(c"test", 100).expect("memory");
+    assert!(matches!(Segment::map(fd.as_fd()), Err(SegmentError::NotASegment)));
+    let (_, fd) = Mapping::create(c"test", 8192).expect("memory");
+    assert!(matches!(Segment::map(fd.as_fd()), Err(SegmentError::NotASegment)));
+
+    let spoil = |word: usize, value: u64| {
+        let fd = Segment::create(1, Geometry::DEFAULT).expect("memory");
+        let mapping = Mapping::from_fd(fd.as_fd()).expect("just made");
+        mapping.words()[word].store(value, Relaxed);
+        Segment::map(fd.as_fd()).map(drop)
+    };
+    assert!(spoil(3, 9).is_ok());
+    assert!(matches!(spoil(0, 9), Err(SegmentError::NotASegment)));
+    assert!(matches!(spoil(1, 12 << 32 | 2), Err(SegmentError::Version(2))));
+    // Another geometry than the length is for, and two that are out of range.
+    for (word, value) in [(1, 13 << 32 | 1), (1, 40 << 32 | 1), (2, 0)] {
+        assert!(matches!(spoil(word, value), Err(SegmentError::Geometry { .. })));
+    }
+}
+
+#[test]
+fn populating_takes_memory_in_the_mapping_only() {
+    let (mapping, fd) = Mapping::create(c"test", 1 << 20).expect("memory");
+    assert!(mapping.populate(5000..5001));
+    assert_eq!(taken(&fd), 4096);
+    assert!(mapping.populate((1 << 20) - 1..usize::MAX));
+    assert_eq!(taken(&fd), 2 * 4096);
+    assert!(mapping.populate(2 << 20..3 << 20));
+    assert_eq!(taken(&fd), 2 * 4096);
+}
