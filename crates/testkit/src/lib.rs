@@ -1,4 +1,26 @@
 //! What the tests of the whole product stand on.
+//!
+//! * [`Instance`]: a viaductd with its own runtime directory.
+//! * [`Launch`], [`Program`]: real programs, native or accelerated, whose output is kept and who never outlive their test.
+//! * [`Host`]: a network namespace, joined to others by virtual cables.
+//! * [`Watch`], [`status`]: proof of which path carried the bytes.
+//! * [`processes`]: signals, and what a process holds, for the tests of faults and leaks.
+//! * [`pattern`]: bytes that a receiver can check; `viaduct-testpeer` sends and checks them.
+//!
+//! The tests need the release build of the whole workspace; see [`binaries::bin_dir`].
 #![forbid(unsafe_code)]
 
+pub mod binaries;
+pub mod host;
+pub mod instance;
 pub mod pattern;
+pub mod processes;
+pub mod program;
+pub mod status;
+pub mod watch;
+
+pub use binaries::can_run;
+pub use host::Host;
+pub use instance::Instance;
+pub use program::{Launch, Mode, Outcome, Program};
+pub use watch::Watch;

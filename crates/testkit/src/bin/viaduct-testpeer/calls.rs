@@ -74,6 +74,6 @@ pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8], random: &mut Random
 /// Makes the order of calls of one connection.
 pub(crate) fn order(seed: u64, salt: u64) -> Random {
     let mut random = pattern::Random::new(seed ^ salt.rotate_left(32));
-    random.next();
+    random.number();
     random
 }

@@ -117,7 +117,7 @@ fn open(address: SocketAddr, mut hello: Hello, connections: u64) -> std::io::Res
     let mut seeds = Random::new(hello.seed);
     (0..connections)
         .map(|_| {
-            hello.seed = seeds.next();
+            hello.seed = seeds.number();
             Ok((TcpStream::connect(address)?, hello))
         })
         .collect()

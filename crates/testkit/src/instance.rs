@@ -1,0 +1,167 @@
+//! A viaductd with a runtime directory of its own.
+
+use crate::binaries::binary;
+use crate::processes::{signal, wait_until};
+use crate::status::{self, Row};
+use nix::sys::signal::Signal;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// A runtime directory with its viaductd, stopped and removed on drop.
+#[derive(Debug)]
+pub struct Instance {
+    dir: TempDir,
+    arguments: Vec<String>,
+    daemon: Option<Child>,
+}
+
+impl Instance {
+    /// Starts a viaductd in a new runtime directory.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// Like [`Instance::start`] with more arguments for viaductd.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    pub fn start_with(arguments: &[&str]) -> Self {
+        let mut instance = Self::without_daemon();
+        instance.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
+        instance.start_daemon();
+        instance
+    }
+
+    /// A new runtime directory in which no viaductd runs.
+    ///
+    /// # Panics
+    /// If there is no room for temporary files.
+    pub fn without_daemon() -> Self {
+        let dir = tempfile::Builder::new()
+            .prefix("viaduct-test-")
+            .tempdir()
+            .expect("room for temporary files");
+        Self {
+            dir,
+            arguments: Vec::new(),
+            daemon: None,
+        }
+    }
+
+    /// The runtime directory.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// A file for a test's own use that goes when the instance goes.
+    pub fn scratch(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// viaductd's process number, 0 while it does not run.
+    pub fn daemon_pid(&self) -> u32 {
+        self.daemon.as_ref().map_or(0, Child::id)
+    }
+
+    /// Starts viaductd, if it does not run, and waits until it answers.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    pub fn start_daemon(&mut self) {
+        if self.daemon.is_some() {
+            return;
+        }
+        let child = Command::new(binary("viaductd"))
+            .arg("--dir")
+            .arg(self.dir())
+            .args(&self.arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("viaductd starts");
+        self.daemon = Some(child);
+        let socket = self.dir().join("viaductd.sock");
+        let answers = wait_until(Duration::from_secs(10), || socket.exists() && connects(&socket));
+        assert!(answers, "viaductd does not answer in {}", self.dir().display());
+    }
+
+    /// Kills viaductd without a word of warning.
+    pub fn kill_daemon(&mut self) {
+        if let Some(mut child) = self.daemon.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Asks viaductd to end, as a service manager would.
+    ///
+    /// # Errors
+    /// If it cannot be waited for.
+    pub fn stop_daemon(&mut self) -> io::Result<()> {
+        if let Some(mut child) = self.daemon.take() {
+            signal(child.id(), Signal::SIGTERM);
+            child.wait()?;
+        }
+        Ok(())
+    }
+
+    /// What `viaduct status` shows of this instance.
+    ///
+    /// # Panics
+    /// If `viaduct status` fails.
+    pub fn status(&self) -> Vec<Row> {
+        status::read(self.dir())
+    }
+
+    /// Waits until `rows` of the status satisfy `condition`, and returns them; on time-out the last rows are an error.
+    ///
+    /// # Errors
+    /// The rows seen last.
+    pub fn wait_for_status(&self, limit: Duration, condition: impl Fn(&[Row]) -> bool) -> Result<Vec<Row>, Vec<Row>> {
+        let mut rows = Vec::new();
+        let found = wait_until(limit, || {
+            rows = self.status();
+            condition(&rows)
+        });
+        if found { Ok(rows) } else { Err(rows) }
+    }
+
+    /// Asks for a connection of `pid` to be moved, as a user would.
+    ///
+    /// # Errors
+    /// What `viaduct path` prints when it fails.
+    pub fn move_connection(&self, pid: u32, fd: i32, path: &str) -> Result<(), String> {
+        let output = Command::new(binary("viaduct"))
+            .args(["path", "--no-wait", "--dir"])
+            .arg(self.dir())
+            .args([pid.to_string(), fd.to_string(), path.to_owned()])
+            .output()
+            .map_err(|error| error.to_string())?;
+        if output.status.success() {
+            Ok(())
+        } else {
+            Err(String::from_utf8_lossy(&output.stderr).into_owned())
+        }
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        self.kill_daemon();
+    }
+}
+
+/// viaductd listens on a socket of packets, so a stream's attempt is refused with another word than "nobody there".
+fn connects(socket: &Path) -> bool {
+    match UnixStream::connect(socket) {
+        Ok(_) => true,
+        Err(error) => error.raw_os_error() == Some(nix::libc::EPROTOTYPE),
+    }
+}

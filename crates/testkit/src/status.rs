@@ -1,0 +1,70 @@
+//! What `viaduct status --json` says.
+
+use crate::binaries::binary;
+use serde::Deserialize;
+use std::path::Path;
+use std::process::Command;
+
+/// One connection end.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Row {
+    /// Process number.
+    pub pid: u32,
+    /// Program name.
+    pub program: String,
+    /// Descriptor in the process.
+    pub fd: i32,
+    /// Local address and port.
+    pub local: String,
+    /// Remote address and port.
+    pub remote: String,
+    /// `tcp`, `shm` or both when the directions differ.
+    pub path: String,
+    /// Code of the reason.
+    pub reason: String,
+    /// Stream bytes sent.
+    pub bytes_sent: u64,
+    /// Stream bytes received.
+    pub bytes_received: u64,
+    /// Of these, bytes that left by a fast path.
+    pub fast_bytes_sent: u64,
+    /// Of these, bytes that came by a fast path.
+    pub fast_bytes_received: u64,
+    /// How often a direction changed its path.
+    pub switches: u64,
+    /// Bells rung.
+    pub bells_sent: u64,
+    /// Seconds since the connection was first seen.
+    pub age_s: f64,
+}
+
+impl Row {
+    /// Whether both directions have carried bytes over shared memory.
+    pub fn is_fast_both_ways(&self) -> bool {
+        self.fast_bytes_sent > 0 && self.fast_bytes_received > 0
+    }
+
+    /// Whether either direction has.
+    pub fn is_fast(&self) -> bool {
+        self.fast_bytes_sent > 0 || self.fast_bytes_received > 0
+    }
+}
+
+/// The rows of the instance in `dir`.
+///
+/// # Panics
+/// If `viaduct status` fails or prints something else than rows.
+pub fn read(dir: &Path) -> Vec<Row> {
+    let output = Command::new(binary("viaduct"))
+        .args(["status", "--json", "--dir"])
+        .arg(dir)
+        .output()
+        .expect("viaduct runs");
+    assert!(
+        output.status.success(),
+        "viaduct status: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8_lossy(&output.stdout);
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("viaduct status --json: {error}: {text}"))
+}

@@ -1,0 +1,120 @@
+//! The rules of the source tree: who may use whom, and how long a file may be.
+
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use viaduct_testkit::binaries::workspace;
+
+/// What each crate may use of ours. Imports point down only, and the command line never uses the daemon.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("viaduct-channel", &[]),
+    ("viaduct-control", &[]),
+    ("viaduct-stream", &["viaduct-channel"]),
+    (
+        "viaduct-socket",
+        &["viaduct-channel", "viaduct-stream", "viaduct-control"],
+    ),
+    (
+        "viaduct-preload",
+        &["viaduct-socket", "viaduct-channel", "viaduct-stream", "viaduct-control"],
+    ),
+    ("viaduct-daemon", &["viaduct-channel", "viaduct-control"]),
+    // `bench` measures the raw channel beside the socket layer.
+    ("viaduct-cli", &["viaduct-control", "viaduct-channel"]),
+    ("viaduct-testkit", &["viaduct-control", "viaduct-channel"]),
+];
+
+/// Lines of Rust a file may have, its tests not counted.
+const LONGEST_FILE: usize = 500;
+
+fn metadata() -> Value {
+    let output = Command::new(env!("CARGO"))
+        .args([
+            "metadata",
+            "--format-version",
+            "1",
+            "--no-deps",
+            "--locked",
+            "--offline",
+        ])
+        .current_dir(workspace())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn imports_point_down() {
+    let metadata = metadata();
+    let allowed: BTreeMap<_, BTreeSet<_>> = MAY_USE
+        .iter()
+        .map(|(name, uses)| (*name, uses.iter().copied().collect()))
+        .collect();
+    let mut wrong = Vec::new();
+    for package in metadata["packages"].as_array().unwrap() {
+        let name = package["name"].as_str().unwrap();
+        let Some(may_use) = allowed.get(name) else {
+            wrong.push(format!("{name}: not in the table of this test"));
+            continue;
+        };
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let used = dependency["name"].as_str().unwrap();
+            // Tests may reach further than the product.
+            let in_product = dependency["kind"].as_str() != Some("dev");
+            if in_product && used.starts_with("viaduct-") && !may_use.contains(used) {
+                wrong.push(format!("{name} must not use {used}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn crates_that_need_no_unsafe_code_forbid_it() {
+    for source in [
+        "control/src/lib.rs",
+        "stream/src/lib.rs",
+        "daemon/src/main.rs",
+        "cli/src/main.rs",
+        "testkit/src/lib.rs",
+        "testkit/src/bin/viaduct-testpeer/main.rs",
+    ] {
+        let path = workspace().join("crates").join(source);
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.contains("#![forbid(unsafe_code)]"), "{}", path.display());
+    }
+}
+
+fn rust_files(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap().flatten() {
+        let path = entry.path();
+        if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
+            rust_files(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// Lines before the file's own tests.
+fn length(text: &str) -> usize {
+    text.lines()
+        .take_while(|line| !matches!(line.trim(), "#[cfg(test)]" | "#[cfg(all(test, not(loom)))]"))
+        .count()
+}
+
+#[test]
+fn files_stay_short() {
+    let mut files = Vec::new();
+    rust_files(&workspace().join("crates"), &mut files);
+    assert!(files.len() > 10, "sources not found");
+    let long: Vec<_> = files
+        .iter()
+        .filter(|path| !path.iter().any(|part| part == "tests"))
+        .map(|path| (length(&std::fs::read_to_string(path).unwrap()), path))
+        .filter(|(lines, _)| *lines > LONGEST_FILE)
+        .collect();
+    assert!(long.is_empty(), "more than {LONGEST_FILE} lines: {long:#?}");
+}
