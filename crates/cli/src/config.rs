@@ -193,9 +193,24 @@ struct File {
     dir: Option<Spanned<PathBuf>>,
     #[serde(default)]
     rules: Vec<Spanned<RuleTable>>,
-    /// viaductd reads the same files and checks this table itself.
-    #[serde(default, rename = "daemon")]
-    _daemon: toml::Table,
+    #[serde(rename = "daemon")]
+    _daemon: Option<DaemonTable>,
+}
+
+/// What viaductd takes from the same files; checked here as well, because nobody sees what a viaductd started on demand says.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DaemonTable {
+    #[serde(rename = "segments_per_user")]
+    _segments_per_user: Option<u64>,
+    #[serde(rename = "memory_per_user")]
+    _memory_per_user: Option<u64>,
+    #[serde(rename = "offers_per_user")]
+    _offers_per_user: Option<u64>,
+    #[serde(rename = "processes_per_user")]
+    _processes_per_user: Option<u64>,
+    #[serde(rename = "same_user")]
+    _same_user: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -330,7 +345,11 @@ fn canonical(dir: &Path) -> Result<PathBuf> {
     for ancestor in absolute.ancestors() {
         if let Ok(real) = ancestor.canonicalize() {
             let rest = absolute.strip_prefix(ancestor)?;
-            return Ok(if rest.as_os_str().is_empty() { real } else { real.join(rest) });
+            return Ok(if rest.as_os_str().is_empty() {
+                real
+            } else {
+                real.join(rest)
+            });
         }
     }
     Ok(absolute)

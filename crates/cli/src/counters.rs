@@ -278,16 +278,8 @@ fn parse_slot(slot: usize, words: &[u64; SLOT_WORDS]) -> Option<End> {
         slot,
         connection: words[slot::CONNECTION],
         state: State::unpack(words[slot::STATE])?,
-        local: address([
-            words[slot::LOCAL],
-            words[slot::LOCAL + 1],
-            words[slot::LOCAL + 2],
-        ]),
-        remote: address([
-            words[slot::REMOTE],
-            words[slot::REMOTE + 1],
-            words[slot::REMOTE + 2],
-        ]),
+        local: address([words[slot::LOCAL], words[slot::LOCAL + 1], words[slot::LOCAL + 2]]),
+        remote: address([words[slot::REMOTE], words[slot::REMOTE + 1], words[slot::REMOTE + 2]]),
         netns_cookie: known(words[slot::NETNS]),
         bytes_sent: words[slot::BYTES_SENT],
         bytes_received: words[slot::BYTES_RECEIVED],

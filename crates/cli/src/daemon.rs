@@ -20,10 +20,7 @@ const IDLE_EXIT_S: u32 = 60;
 /// How long to wait for a started viaductd to listen.
 const READY_TIMEOUT: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 /// How long to wait for an answer to a query.
-const ANSWER_TIMEOUT: Timespec = Timespec {
-    tv_sec: 1,
-    tv_nsec: 0,
-};
+const ANSWER_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// What became of a query.
 #[derive(Debug)]
@@ -138,7 +135,11 @@ pub(crate) fn launch(args: &LaunchArgs) -> Result<()> {
     }
     let mut byte = [0; 1];
     if rustix::io::read(&ready, &mut byte[..])? == 0 && !matches!(query(&args.dir), Answer::Stats(_)) {
-        bail!("viaductd exited at once; run `{} --dir {}` to see why", args.daemon.display(), args.dir.display());
+        bail!(
+            "viaductd exited at once; run `{} --dir {}` to see why",
+            args.daemon.display(),
+            args.dir.display()
+        );
     }
     Ok(())
 }

@@ -131,9 +131,12 @@ fn of_elf<'data, H: FileHeader<Endian = Endianness>, R: ReadRef<'data>>(data: R)
         }
     }
     let sections = header.sections(endian, data)?;
-    go |= sections
-        .iter()
-        .any(|section| matches!(sections.section_name(endian, section), Ok(b".go.buildinfo" | b".gopclntab")));
+    go |= sections.iter().any(|section| {
+        matches!(
+            sections.section_name(endian, section),
+            Ok(b".go.buildinfo" | b".gopclntab")
+        )
+    });
     Ok(match loader {
         _ if go => Some(Obstacle::Go),
         None => Some(Obstacle::Static),

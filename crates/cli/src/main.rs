@@ -9,15 +9,20 @@ mod bench;
 mod config;
 mod counters;
 mod daemon;
+mod doctor;
 mod elf;
+mod explain;
+mod generate;
 mod locate;
+mod path;
+mod presence;
 mod proc;
 mod run;
 mod status;
 mod target;
 mod terminal;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 
 /// Carries the TCP connections of unmodified programs over shared memory
@@ -55,7 +60,12 @@ FILES
 enum Command {
     Run(run::Args),
     Status(status::Args),
+    Explain(explain::Args),
+    Path(path::Args),
+    Doctor(doctor::Args),
     Bench(bench::Args),
+    #[command(hide = true)]
+    Generate(generate::Args),
     #[command(hide = true)]
     LaunchDaemon(daemon::LaunchArgs),
 }
@@ -64,6 +74,10 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run::run(args),
         Command::Status(args) => status::run(args),
+        Command::Explain(args) => explain::run(&args),
+        Command::Path(args) => path::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Generate(args) => generate::run(&args, Cli::command()).map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
         Command::LaunchDaemon(args) => daemon::launch(&args).map(|()| ExitCode::SUCCESS),
     };

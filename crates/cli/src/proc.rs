@@ -74,7 +74,8 @@ pub(crate) fn printable(bytes: &[u8]) -> String {
     let mut text = String::new();
     for character in String::from_utf8_lossy(bytes).chars() {
         // Besides control characters those that reorder what surrounds them.
-        if character.is_control() || matches!(character, '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        if character.is_control()
+            || matches!(character, '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
         {
             text.extend(character.escape_default());
         } else {
@@ -221,7 +222,8 @@ mod tests {
 
     #[test]
     fn lines_of_the_kernel_are_understood() {
-        let v4 = "   0: 0100007F:18EB 0200007F:C350 01 00000000:00000000 00:00000000 00000000  1000        0 4711 1 0000 20";
+        let v4 =
+            "   0: 0100007F:18EB 0200007F:C350 01 00000000:00000000 00:00000000 00000000  1000        0 4711 1 0000 20";
         let (inode, ends) = parse_socket(v4).unwrap();
         assert_eq!(inode, 4711);
         assert_eq!(ends.local, "127.0.0.1:6379".parse().unwrap());

@@ -21,7 +21,7 @@ use viaduct_control::runtime::DIR_VARIABLE;
 /// What cannot be accelerated runs as plain TCP; `viaduct explain` says why. A program that Viaduct cannot enter at all
 /// (statically linked, set-user-ID, written in Go) is announced once on standard error, and runs.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = AFTER_HELP)]
+#[command(override_usage = "viaduct run [OPTIONS] [--] PROGRAM [ARGS]...", after_long_help = AFTER_HELP)]
 pub(crate) struct Args {
     /// Which paths the connections may take
     #[arg(long, value_enum)]
@@ -45,7 +45,12 @@ pub(crate) struct Args {
     #[arg(short, long)]
     verbose: bool,
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
     command: Vec<OsString>,
 }
 

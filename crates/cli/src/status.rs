@@ -64,7 +64,9 @@ EXAMPLES
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let instance = match args.all {
         true => None,
-        false => Some(instance_id(config::runtime_dir(args.dir)?.as_os_str().as_encoded_bytes())),
+        false => Some(instance_id(
+            config::runtime_dir(args.dir)?.as_os_str().as_encoded_bytes(),
+        )),
     };
     loop {
         let processes = counters::read_all(instance)?;
@@ -149,9 +151,7 @@ fn table(processes: &[Process]) -> String {
     let head = [
         "PID", "PROGRAM", "FD", "LOCAL", "REMOTE", "PATH", "REASON", "SENT", "RECEIVED", "BELLS", "AGE",
     ];
-    let right = [
-        true, false, true, false, false, false, false, true, true, true, true,
-    ];
+    let right = [true, false, true, false, false, false, false, true, true, true, true];
     let cells: Vec<Vec<String>> = rows(processes)
         .into_iter()
         .map(|row| {

@@ -24,10 +24,16 @@ impl FromStr for Target {
             return Ok(Self::Process(pid));
         }
         if let Some(port) = text.strip_prefix(':').or_else(|| text.strip_prefix("*:")) {
-            return port.parse().map(Self::Port).map_err(|_| "expected a port after the colon");
+            return port
+                .parse()
+                .map(Self::Port)
+                .map_err(|_| "expected a port after the colon");
         }
         match text.parse::<SocketAddr>() {
-            Ok(address) => Ok(Self::Address(SocketAddr::new(address.ip().to_canonical(), address.port()))),
+            Ok(address) => Ok(Self::Address(SocketAddr::new(
+                address.ip().to_canonical(),
+                address.port(),
+            ))),
             Err(_) => Err("expected PID, ADDR:PORT or :PORT (an IPv6 address in brackets)"),
         }
     }

@@ -119,7 +119,10 @@ mod tests {
 
     #[test]
     fn columns_line_up() {
-        let rows = [vec!["1".to_owned(), "ü".to_owned()], vec!["22".to_owned(), "b".to_owned()]];
+        let rows = [
+            vec!["1".to_owned(), "ü".to_owned()],
+            vec!["22".to_owned(), "b".to_owned()],
+        ];
         assert_eq!(table(&["A", "NAME"], &[true, false], &rows), " A  NAME\n 1  ü\n22  b\n");
     }
 }

@@ -1,0 +1,282 @@
+//! `viaduct explain`: why a connection is or is not accelerated.
+
+use crate::counters::{self, End, Process, why};
+use crate::daemon::{self, Answer};
+use crate::presence::{self, Presence};
+use crate::proc::{self, TcpTables};
+use crate::target::Target;
+use crate::terminal::{self, Style, bytes, duration, styled};
+use crate::{config, doctor};
+use anyhow::{Result, bail};
+use std::collections::{HashMap, HashSet};
+use std::fmt::Write;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use viaduct_control::Reason;
+
+/// Say why a connection is or is not accelerated, and what to do
+///
+/// Names a process, or an address that one end of the connection has; `:PORT` is that port at any address. Looks at both ends
+/// where they are on this machine, at the programs that hold them, and at viaductd.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = AFTER_HELP)]
+pub(crate) struct Args {
+    /// The process or connection
+    #[arg(value_name = "PID|ADDR:PORT", value_parser = parse_target)]
+    target: Target,
+    /// Runtime directory that the programs are expected to use
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+const AFTER_HELP: &str = "\
+EXAMPLES
+    viaduct explain 4711
+    viaduct explain 127.0.0.1:6379
+    viaduct explain :6379
+
+EXIT STATUS
+    0   explained
+    1   no such process or connection";
+
+fn parse_target(text: &str) -> Result<Target, String> {
+    text.parse().map_err(str::to_owned)
+}
+
+/// Prints the explanation.
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let dir = config::runtime_dir(args.dir.clone())?;
+    let view = View::new()?;
+    let mut text = String::new();
+    match args.target {
+        Target::Process(pid) => view.explain_process(&mut text, pid)?,
+        Target::Address(_) | Target::Port(_) => view.explain_connections(&mut text, args.target)?,
+    }
+    let started_in = match args.target {
+        Target::Process(pid) => presence::runtime_dir(pid),
+        Target::Address(_) | Target::Port(_) => None,
+    };
+    explain_daemon(&mut text, started_in.as_deref().unwrap_or(&dir))?;
+    terminal::print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A connection end of which Viaduct knows nothing.
+#[derive(Clone, Copy, Debug)]
+struct PlainEnd {
+    pid: u32,
+    fd: u32,
+    local: SocketAddr,
+    remote: SocketAddr,
+}
+
+/// Everything on this machine that can be seen.
+struct View {
+    processes: Vec<Process>,
+    plain: Vec<PlainEnd>,
+}
+
+impl View {
+    fn new() -> Result<Self> {
+        let processes = counters::read_all(None)?;
+        let shown: HashSet<(u32, i32)> = processes
+            .iter()
+            .flat_map(|process| process.ends.iter().map(move |end| (process.pid, end.state.fd)))
+            .collect();
+        let mut tables = TcpTables::default();
+        let mut plain = Vec::new();
+        for pid in proc::processes() {
+            let Some(netns) = proc::network_namespace(pid) else {
+                continue;
+            };
+            for fd in proc::descriptors(pid) {
+                let Some(inode) = proc::socket_inode(pid, fd) else {
+                    continue;
+                };
+                let known = i32::try_from(fd).is_ok_and(|fd| shown.contains(&(pid, fd)));
+                match tables.find(netns, pid, inode) {
+                    Some(ends) if !known && ends.remote.port() != 0 => plain.push(PlainEnd {
+                        pid,
+                        fd,
+                        local: ends.local,
+                        remote: ends.remote,
+                    }),
+                    _ => {}
+                }
+            }
+        }
+        Ok(Self { processes, plain })
+    }
+
+    fn explain_process(&self, text: &mut String, pid: u32) -> Result<()> {
+        let Some(name) = proc::name(pid) else {
+            bail!("there is no process {pid}");
+        };
+        let presence = presence::of(pid);
+        let process = self.processes.iter().find(|process| process.pid == pid);
+        if let Some(sentence) = presence.text(&name) {
+            // Counters prove more than what is mapped, for example in a process that unmapped the library's file.
+            if process.is_none() {
+                writeln!(text, "{sentence}")?;
+            }
+        }
+        match process {
+            Some(process) => {
+                writeln!(
+                    text,
+                    "{} ({pid}) runs under Viaduct: {} offers made, {} pairs attached.",
+                    process.program, process.offers, process.pairs
+                )?;
+                for end in &process.ends {
+                    self.explain_end(text, process, end)?;
+                }
+                if process.ends.is_empty() {
+                    writeln!(text, "It has no TCP connection now.")?;
+                }
+            }
+            None if presence == Presence::Loaded => {
+                writeln!(
+                    text,
+                    "{name} ({pid}) runs under Viaduct and has not yet had a TCP connection."
+                )?;
+            }
+            None => {}
+        }
+        for end in self.plain.iter().filter(|end| end.pid == pid) {
+            writeln!(text, "{}", headline(&name, pid, end.fd, end.local, end.remote))?;
+            writeln!(text, "    Carried by: tcp; Viaduct keeps no counters of it.")?;
+        }
+        Ok(())
+    }
+
+    fn explain_connections(&self, text: &mut String, target: Target) -> Result<()> {
+        let mut found = false;
+        for process in &self.processes {
+            for end in process.ends.iter().filter(|end| target.matches(process, end)) {
+                found = true;
+                self.explain_end(text, process, end)?;
+            }
+        }
+        // Processes that share a socket, as a server's workers do, are one line each; a busy server needs no more of them.
+        let mut sentences: HashMap<u32, Option<String>> = HashMap::new();
+        for end in self
+            .plain
+            .iter()
+            .filter(|end| target.matches_ends(end.local, end.remote))
+        {
+            found = true;
+            let name = proc::name(end.pid).unwrap_or_default();
+            writeln!(text, "{}", headline(&name, end.pid, end.fd, end.local, end.remote))?;
+            let sentence = sentences
+                .entry(end.pid)
+                .or_insert_with(|| presence::of(end.pid).text(&name));
+            match sentence {
+                Some(sentence) => writeln!(text, "    Carried by: tcp. {sentence}")?,
+                None => writeln!(text, "    Carried by: tcp; Viaduct keeps no counters of it.")?,
+            }
+        }
+        if !found {
+            bail!("no TCP connection at {target} belongs to a process that may be looked at");
+        }
+        Ok(())
+    }
+
+    fn explain_end(&self, text: &mut String, process: &Process, end: &End) -> Result<()> {
+        let fd = u32::try_from(end.state.fd).unwrap_or_default();
+        let line = headline(&process.program, process.pid, fd, end.local, end.remote);
+        writeln!(text, "{line}")?;
+        writeln!(
+            text,
+            "    Carried by: {} for sending, {} for receiving",
+            end.state.sending.name(),
+            end.state.receiving.name()
+        )?;
+        match why(end.state) {
+            None => writeln!(
+                text,
+                "    Why: {} [{}]",
+                Reason::Accelerated.text(),
+                Reason::Accelerated.code()
+            )?,
+            Some(Reason::Accelerated) => writeln!(
+                text,
+                "    Why: Matched; a direction moves to shared memory when its sender next sends."
+            )?,
+            Some(reason) => {
+                writeln!(text, "    Why: {} [{}]", reason.text(), reason.code())?;
+                if !reason.advice().is_empty() {
+                    writeln!(text, "    What to do: {}", reason.advice())?;
+                }
+            }
+        }
+        if let Some(sentence) = self.other_end(process, end) {
+            writeln!(text, "    Other end: {sentence}")?;
+        }
+        let peer = end.peer_pid.map(|pid| format!("; paired with process {pid}"));
+        writeln!(
+            text,
+            "    Traffic: {} sent, {} by shared memory; {} received, {} by shared memory; {} bells, {} by a byte on the \
+             connection; {} path changes; {} sleeps; age {}{}",
+            bytes(end.bytes_sent),
+            bytes(end.fast_bytes_sent),
+            bytes(end.bytes_received),
+            bytes(end.fast_bytes_received),
+            end.bells_sent,
+            end.bells_by_socket,
+            end.switches,
+            end.sleeps,
+            duration(end.age_s),
+            peer.unwrap_or_default(),
+        )?;
+        Ok(())
+    }
+
+    /// What can be said of the peer of `end`.
+    fn other_end(&self, process: &Process, end: &End) -> Option<String> {
+        let mirrored = |local, remote| local == end.remote && remote == end.local;
+        for other in &self.processes {
+            for peer in other.ends.iter().filter(|peer| mirrored(peer.local, peer.remote)) {
+                let itself = other.pid == process.pid && peer.slot == end.slot;
+                if itself || peer.netns_cookie != end.netns_cookie {
+                    continue;
+                }
+                let name = format!("{} ({}) descriptor {}", other.program, other.pid, peer.state.fd);
+                if other.instance != process.instance {
+                    return Some(format!(
+                        "{name}, under Viaduct in another runtime directory; start both with the same `--dir`"
+                    ));
+                }
+                return Some(match why(peer.state) {
+                    None | Some(Reason::Accelerated) => name,
+                    Some(reason) => format!("{name}: {} [{}]", reason.text(), reason.code()),
+                });
+            }
+        }
+        let peer = self.plain.iter().find(|peer| mirrored(peer.local, peer.remote))?;
+        let name = proc::name(peer.pid)?;
+        let sentence = presence::of(peer.pid).text(&name);
+        Some(sentence.unwrap_or_else(|| format!("{name} ({}), under Viaduct", peer.pid)))
+    }
+}
+
+fn headline(program: &str, pid: u32, fd: u32, local: SocketAddr, remote: SocketAddr) -> String {
+    styled(
+        &format!("{program} ({pid}) descriptor {fd}: {local} to {remote}"),
+        Style::Bold,
+    )
+}
+
+fn explain_daemon(text: &mut String, dir: &Path) -> Result<()> {
+    match daemon::query(dir) {
+        Answer::Stats(stats) => writeln!(text, "viaductd in {}: {}", dir.display(), doctor::describe(&stats))?,
+        Answer::Absent => writeln!(
+            text,
+            "viaductd in {}: none. Paired connections go on; new ones stay on TCP until one is started, for example by \
+             `viaduct run`.",
+            dir.display()
+        )?,
+        Answer::Failed(error) => writeln!(text, "viaductd in {}: {error}", dir.display())?,
+    }
+    Ok(())
+}

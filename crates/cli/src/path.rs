@@ -1,0 +1,223 @@
+//! `viaduct path`: moves a live connection.
+
+use crate::counters::{self, End, Process, is_on, read_words};
+use crate::target::Target;
+use crate::{config, proc};
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use rustix::fd::OwnedFd;
+use rustix::io::pwrite;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+use viaduct_control::counters::{Path, State, Wanted, slot, slot_base};
+use viaduct_control::runtime::instance_id;
+
+/// Move a live connection to another path
+///
+/// Names a connection end by process and descriptor, or every end that has an address, and says which path both directions
+/// shall take: `tcp`, `shm` as soon as possible, or `auto` to give the choice back to Viaduct. No byte is lost or repeated, and the
+/// programs notice nothing.
+///
+/// The end itself makes the move, at its next socket call: the connection of an idle program moves when the program next
+/// uses it.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "viaduct path [OPTIONS] PID FD <tcp|shm|auto>\n       viaduct path [OPTIONS] ADDR:PORT <tcp|shm|auto>",
+    after_long_help = AFTER_HELP
+)]
+pub(crate) struct Args {
+    /// The connection, as PID FD or ADDR:PORT or :PORT, and its path
+    #[arg(required = true, num_args = 2..=3, value_name = "CONNECTION PATH")]
+    words: Vec<String>,
+    /// Do not wait for the move
+    #[arg(long)]
+    no_wait: bool,
+    /// Runtime directory of the instance in which to look for ADDR:PORT
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+const AFTER_HELP: &str = "\
+EXAMPLES
+    viaduct path 4711 12 tcp
+    viaduct path 127.0.0.1:6379 auto
+
+EXIT STATUS
+    0   moved, or asked to with --no-wait
+    1   no such connection, or not allowed
+    2   the command line was not understood
+    3   not moved within 2 seconds; the wish stands";
+
+const NOT_YET: u8 = 3;
+const PATIENCE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(2);
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Wish {
+    Tcp,
+    Shm,
+    Auto,
+}
+
+impl Wish {
+    fn wanted(self) -> Wanted {
+        match self {
+            Self::Tcp => Wanted::Tcp,
+            Self::Shm => Wanted::Shm,
+            Self::Auto => Wanted::Auto,
+        }
+    }
+
+    fn is_met(self, state: State) -> bool {
+        match self {
+            Self::Tcp => is_on(state, Path::Tcp),
+            Self::Shm => is_on(state, Path::Shm),
+            Self::Auto => true,
+        }
+    }
+}
+
+/// An end whose counters are open for writing.
+struct Subject<'a> {
+    process: &'a Process,
+    end: &'a End,
+    file: OwnedFd,
+}
+
+/// Writes the wish and waits for it.
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let (processes, target, wish) = find(args)?;
+    let mut subjects = Vec::new();
+    for process in &processes {
+        for end in process.ends.iter().filter(|end| is_meant(target, process, end)) {
+            let file = process
+                .open_for_writing()
+                .with_context(|| format!("counters of process {}", process.pid))?;
+            subjects.push(Subject { process, end, file });
+        }
+    }
+    if subjects.is_empty() {
+        bail!("no connection under Viaduct is {}", describe(target));
+    }
+    for subject in &subjects {
+        subject.ask(wish.wanted())?;
+    }
+    let deadline = Instant::now() + PATIENCE;
+    let mut outcome = ExitCode::SUCCESS;
+    for subject in subjects {
+        let name = format!(
+            "{} ({}) descriptor {}, {} to {}",
+            subject.process.program, subject.process.pid, subject.end.state.fd, subject.end.local, subject.end.remote
+        );
+        if args.no_wait {
+            continue;
+        }
+        match subject.wait(wish, deadline) {
+            Some(state) if wish.is_met(state) => println!("{name}: {}", path_of(state)),
+            Some(state) => {
+                outcome = NOT_YET.into();
+                println!("{name}: still {}", path_of(state));
+                println!("    {} {}", state.reason.text(), state.reason.advice());
+                println!("    The wish stands; an idle program moves at its next socket call.");
+            }
+            None => println!("{name}: closed"),
+        }
+    }
+    Ok(outcome)
+}
+
+#[derive(Clone, Copy)]
+enum Meant {
+    Descriptor(u32, i32),
+    Target(Target),
+}
+
+fn describe(meant: Meant) -> String {
+    match meant {
+        Meant::Descriptor(pid, fd) => format!("descriptor {fd} of process {pid}"),
+        Meant::Target(target) => format!("at {target}"),
+    }
+}
+
+fn is_meant(meant: Meant, process: &Process, end: &End) -> bool {
+    match meant {
+        Meant::Descriptor(pid, fd) => process.pid == pid && end.state.fd == fd,
+        Meant::Target(target) => target.matches(process, end),
+    }
+}
+
+fn find(args: &Args) -> Result<(Vec<Process>, Meant, Wish)> {
+    let wish = |word: &str| {
+        Wish::from_str(word, false).map_err(|_| anyhow::anyhow!("{word:?} is no path; expected tcp, shm or auto"))
+    };
+    match args.words.as_slice() {
+        [pid, fd, path] => {
+            let pid: u32 = pid.parse().with_context(|| format!("{pid:?} is no process number"))?;
+            let fd: i32 = fd.parse().with_context(|| format!("{fd:?} is no descriptor"))?;
+            let wish = wish(path)?;
+            if proc::name(pid).is_none() {
+                bail!("there is no process {pid}");
+            }
+            Ok((counters::read_some(&[pid], None)?, Meant::Descriptor(pid, fd), wish))
+        }
+        [connection, path] => {
+            let target: Target = connection.parse().map_err(anyhow::Error::msg)?;
+            let wish = wish(path)?;
+            if let Target::Process(pid) = target {
+                bail!("which descriptor of process {pid}? expected PID FD PATH");
+            }
+            let dir = config::runtime_dir(args.dir.clone())?;
+            let instance = instance_id(dir.as_os_str().as_encoded_bytes());
+            Ok((counters::read_all(Some(instance))?, Meant::Target(target), wish))
+        }
+        _ => bail!("expected PID FD PATH or ADDR:PORT PATH"),
+    }
+}
+
+impl Subject<'_> {
+    fn ask(&self, wanted: Wanted) -> Result<()> {
+        // The slot may have been given to another connection since it was read.
+        if self.state().is_none() {
+            return Ok(());
+        }
+        let place = u64::try_from((slot_base(self.end.slot) + slot::WANTED) * 8)?;
+        let count = pwrite(&self.file, &(wanted as u64).to_ne_bytes(), place)
+            .with_context(|| format!("writing the counters of process {}", self.process.pid))?;
+        if count != 8 {
+            bail!("the counters of process {} cannot be written", self.process.pid);
+        }
+        Ok(())
+    }
+
+    /// `None`: the connection is closed.
+    fn state(&self) -> Option<State> {
+        let mut words = [0; 2];
+        read_words(&self.file, slot_base(self.end.slot) + slot::CONNECTION, &mut words)?;
+        let [connection, state] = words;
+        if connection != self.end.connection {
+            return None;
+        }
+        State::unpack(state)
+    }
+
+    fn wait(&self, wish: Wish, deadline: Instant) -> Option<State> {
+        loop {
+            let state = self.state()?;
+            if wish.is_met(state) || Instant::now() >= deadline {
+                return Some(state);
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+fn path_of(state: State) -> String {
+    let State { sending, receiving, .. } = state;
+    if sending == receiving {
+        format!("now on {}", sending.name())
+    } else {
+        format!("sending by {}, receiving by {}", sending.name(), receiving.name())
+    }
+}
