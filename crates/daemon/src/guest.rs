@@ -55,6 +55,8 @@ pub(crate) struct Introduced {
     counters: Mapping,
     /// User namespace, if viaductd may look.
     pub(crate) user_ns: Option<u64>,
+    /// Its secret for taking tickets; 0 in same-user mode.
+    pub(crate) nonce: u32,
 }
 
 /// Why a process is let go.
@@ -103,11 +105,12 @@ impl Guest {
         }
     }
 
-    /// Takes note of a hello and the counters that came with it.
-    pub(crate) fn introduce(&mut self, counters: BorrowedFd<'_>) -> Result<(), Farewell> {
+    /// Takes note of a hello, the counters that came with it, and the nonce given in return.
+    pub(crate) fn introduce(&mut self, counters: BorrowedFd<'_>, nonce: u32) -> Result<(), Farewell> {
         self.introduced = Some(Introduced {
             counters: map_counters(counters)?,
             user_ns: user_namespace(self.pid),
+            nonce,
         });
         Ok(())
     }

@@ -7,6 +7,7 @@ mod guest;
 mod listen;
 mod registry;
 mod server;
+mod ticket;
 
 use anyhow::Context;
 use clap::Parser;
@@ -48,13 +49,20 @@ fn run(args: &args::Args) -> anyhow::Result<()> {
         }
     };
     raise_descriptor_limit();
+    let tickets = if uid != 0 || decided.same_user {
+        None
+    } else {
+        ticket::Tickets::attach()
+            .inspect_err(|error| tracing::warn!("no kernel tickets, serving each user on its own: {error:#}"))
+            .ok()
+    };
     let settings = server::Settings {
         limits: decided.limits,
         processes_per_user: decided.processes_per_user,
         idle_exit: args.idle_exit.map(Duration::from_secs),
         uid,
     };
-    let mut server = server::Server::new(settings, listener, stop_signals()?.into(), random_u64()?)?;
+    let mut server = server::Server::new(settings, listener, stop_signals()?.into(), tickets, random_u64()?)?;
     listen::announce(args.ready_fd);
     tracing::info!("serving {}", dir.display());
     server.run().context("epoll")

@@ -148,6 +148,9 @@ struct Holding {
 /// Milliseconds after which an end that met a limit may offer itself again.
 pub(crate) const LIMIT_RETRY_MS: u32 = 5000;
 
+/// Milliseconds after which an end whose ticket was lost may take another.
+pub(crate) const TICKET_RETRY_MS: u32 = 1000;
+
 /// Offers, segments and accounts.
 #[derive(Debug)]
 pub(crate) struct Registry {
@@ -185,6 +188,18 @@ impl Registry {
 
     pub(crate) fn segments(&self) -> usize {
         self.segments.len()
+    }
+
+    /// Refuses an offer that shows no proof.
+    pub(crate) fn refuse_unproved(&mut self, guest: GuestId, offer: u64, retry_ms: u32) -> Refusal {
+        self.totals.offers += 1;
+        self.totals.refused += 1;
+        Refusal {
+            guest,
+            offer,
+            reason: Reason::NoTicket,
+            retry_ms,
+        }
     }
 
     /// Matches `claim`; a segment of its connection will grow to `bytes` at most.

@@ -1,7 +1,8 @@
 //! The loop: one thread, one epoll set, guests that can neither block it nor make it grow without bound.
 
 use crate::guest::{Farewell, Guest, MAX_QUEUE, Mail, Received, is_eventfd};
-use crate::registry::{Claim, Decision, GuestId, Limits, Match, Proof, Refusal, Registry};
+use crate::registry::{Claim, Decision, GuestId, Limits, Match, Proof, Refusal, Registry, TICKET_RETRY_MS};
+use crate::ticket::Tickets;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
@@ -12,13 +13,14 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use viaduct_channel::{Geometry, Segment};
 use viaduct_control::message::{
-    Detach, Hello, Kind, MODE_SAME_USER, OFFER_HAS_BELL, Offer, PAIR_HAS_BELL, Packet, Pair, Query, Refuse, Stats,
-    Welcome, Withdraw, decode, kind_of,
+    Detach, Hello, Kind, MODE_SAME_USER, MODE_TICKET, OFFER_HAS_BELL, OFFER_HAS_TICKET, Offer, PAIR_HAS_BELL, Packet,
+    Pair, Query, Refuse, Stats, Welcome, Withdraw, decode, kind_of,
 };
 use viaduct_control::{PROTOCOL_VERSION, Reason};
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
+const RING: u64 = 2;
 const FIRST_GUEST: u64 = 16;
 
 /// Packets taken from one guest before the others have their turn.
@@ -59,6 +61,7 @@ pub(crate) struct Server {
     started: Instant,
     instance: u64,
     registry: Registry,
+    tickets: Option<Tickets>,
     guests: HashMap<GuestId, Guest>,
     processes: HashMap<u32, usize>,
     bells: HashMap<u64, Bell>,
@@ -70,10 +73,19 @@ pub(crate) struct Server {
 
 impl Server {
     /// `stop` becomes readable when viaductd shall exit; `instance` is a random number for this run.
-    pub(crate) fn new(settings: Settings, listener: OwnedFd, stop: OwnedFd, instance: u64) -> Result<Self, Errno> {
+    pub(crate) fn new(
+        settings: Settings,
+        listener: OwnedFd,
+        stop: OwnedFd,
+        tickets: Option<Tickets>,
+        instance: u64,
+    ) -> Result<Self, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
         epoll::add(&epoll, &stop, EventData::new_u64(STOP), EventFlags::IN)?;
+        if let Some(tickets) = &tickets {
+            epoll::add(&epoll, tickets.ring(), EventData::new_u64(RING), EventFlags::IN)?;
+        }
         let now = Instant::now();
         Ok(Self {
             settings,
@@ -83,6 +95,7 @@ impl Server {
             started: now,
             instance,
             registry: Registry::new(settings.limits),
+            tickets,
             guests: HashMap::new(),
             processes: HashMap::new(),
             bells: HashMap::new(),
@@ -110,6 +123,7 @@ impl Server {
                 match event.data.u64() {
                     LISTENER => self.accept(),
                     STOP => return Ok(()),
+                    RING => self.tickets.iter_mut().for_each(Tickets::drain),
                     number => self.serve(GuestId(number), event.flags),
                 }
             }
@@ -252,21 +266,44 @@ impl Server {
             return Err(Farewell::Violation("a second hello"));
         }
         let counters = counters.ok_or(Farewell::Violation("a hello without counters"))?;
+        if hello.version != PROTOCOL_VERSION {
+            self.welcome(id, 0);
+            return Err(Farewell::Violation("another version"));
+        }
+        let mut nonce = 0;
+        if let Some(tickets) = &mut self.tickets {
+            nonce = new_nonce().map_err(Farewell::Io)?;
+            if let Err(error) = tickets.admit(guest.pid, nonce) {
+                tracing::warn!(pid = guest.pid, "BPF map: {error:#}");
+            }
+        }
+        let introduced = guest.introduce(counters.as_fd(), nonce);
+        if let (Err(_), Some(tickets)) = (&introduced, &mut self.tickets) {
+            tickets.dismiss(guest.pid, nonce);
+        }
+        introduced?;
+        tracing::debug!(pid = guest.pid, user = guest.user, "hello");
+        self.welcome(id, nonce);
+        Ok(())
+    }
+
+    fn welcome(&mut self, id: GuestId, nonce: u32) {
         let welcome = Welcome {
             version: PROTOCOL_VERSION,
-            mode: MODE_SAME_USER,
-            nonce: 0,
+            mode: self.mode(),
+            nonce,
             reserved: 0,
             instance: self.instance,
         };
-        if hello.version != PROTOCOL_VERSION {
-            self.post(id, Packet::new(&welcome), Vec::new());
-            return Err(Farewell::Violation("another version"));
-        }
-        guest.introduce(counters.as_fd())?;
-        tracing::debug!(pid = guest.pid, user = guest.user, "hello");
         self.post(id, Packet::new(&welcome), Vec::new());
-        Ok(())
+    }
+
+    fn mode(&self) -> u32 {
+        if self.tickets.is_some() {
+            MODE_TICKET
+        } else {
+            MODE_SAME_USER
+        }
     }
 
     fn offer(&mut self, id: GuestId, offer: &Offer, bell: Option<OwnedFd>) -> Result<(), Farewell> {
@@ -280,7 +317,8 @@ impl Server {
         let Some(introduced) = &guest.introduced else {
             return Err(Farewell::Violation("an offer without a hello"));
         };
-        let claim = Claim {
+        let bell = bell.or_else(|| guest.bells.get(&offer.bell).copied()).unwrap_or(0);
+        let stated = Claim {
             guest: id,
             offer: offer.offer,
             user: guest.user,
@@ -293,7 +331,31 @@ impl Server {
             },
             netns: offer.netns,
             user_ns: introduced.user_ns,
-            bell: bell.or_else(|| guest.bells.get(&offer.bell).copied()).unwrap_or(0),
+            bell,
+        };
+        let claim = match &mut self.tickets {
+            None => stated,
+            Some(tickets) => {
+                let taken = offer.flags & OFFER_HAS_TICKET != 0;
+                let ticket = tickets.take(guest.pid, introduced.nonce, offer.ticket_sequence);
+                let Some(ticket) = ticket.filter(|_| taken) else {
+                    let retry_ms = if taken { TICKET_RETRY_MS } else { 0 };
+                    let refusal = self.registry.refuse_unproved(id, offer.offer, retry_ms);
+                    self.refuse([refusal]);
+                    return Ok(());
+                };
+                // The kernel's word in place of the guest's.
+                Claim {
+                    user: ticket.user,
+                    proof: Proof::Sequence {
+                        sent: ticket.sent,
+                        received: ticket.received,
+                    },
+                    netns: ticket.netns,
+                    user_ns: Some(ticket.user_ns),
+                    ..stated
+                }
+            }
         };
         match self.registry.offer(claim, Geometry::DEFAULT.segment_len() as u64) {
             Decision::Wait(replaced) => self.refuse(replaced),
@@ -442,6 +504,9 @@ impl Server {
             Farewell::Io(error) => tracing::warn!(pid = guest.pid, "dropped: {error}"),
         }
         self.registry.hang_up(id);
+        if let (Some(tickets), Some(introduced)) = (&mut self.tickets, &guest.introduced) {
+            tickets.dismiss(guest.pid, introduced.nonce);
+        }
         self.bells.retain(|_, bell| bell.owner != id);
         for other in self.guests.values_mut() {
             for name in guest.bells.values() {
@@ -464,7 +529,7 @@ impl Server {
         let introduced = self.guests.values().filter(|guest| guest.introduced.is_some());
         Stats {
             version: PROTOCOL_VERSION,
-            mode: MODE_SAME_USER,
+            mode: self.mode(),
             pid: std::process::id(),
             processes: u32::try_from(introduced.count()).unwrap_or(u32::MAX),
             uptime_s: self.started.elapsed().as_secs(),
@@ -477,6 +542,13 @@ impl Server {
             segments_per_user: self.settings.limits.segments,
         }
     }
+}
+
+/// 31 random bits, so that they fit `getsockopt`'s option name, and never 0.
+fn new_nonce() -> Result<u32, Errno> {
+    let mut bytes = [0; 4];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok((u32::from_ne_bytes(bytes) >> 1).max(1))
 }
 
 fn watch(epoll: BorrowedFd<'_>, guest: &Guest, flags: EventFlags) -> Result<(), Errno> {

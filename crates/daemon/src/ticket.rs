@@ -1,0 +1,176 @@
+//! The kernel's ticket: a BPF program on `getsockopt` that testifies which connection a socket belongs to.
+//!
+//! The program only listens to processes in its `guests` map that state their nonce, and writes tickets to a ring that
+//! only viaductd maps. It is attached by a link that lives as long as this process.
+
+use anyhow::{Context, bail};
+use aya::maps::{HashMap as BpfHash, MapData, RingBuf};
+use aya::programs::{CgroupAttachMode, CgroupSockopt};
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use zerocopy::{FromBytes, Immutable, KnownLayout};
+
+/// Tickets kept for one process until their offers come.
+const KEPT_PER_PROCESS: usize = 4096;
+
+/// Tickets the ring holds; the guests may write more while it is emptied.
+const RING_TICKETS: usize = (4 << 20) / (size_of::<Ticket>() + 8);
+
+/// Inode of the first process namespace, whose numbers the program reports.
+const FIRST_PROCESS_NAMESPACE: &str = "pid:[4026531836]";
+
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/ticket.bpf.o");
+
+/// What the program writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct Ticket {
+    process: u32,
+    nonce: u32,
+    sequence: u32,
+    /// `snd_una - bytes_acked`.
+    pub(crate) sent: u32,
+    /// `rcv_nxt - bytes_received`.
+    pub(crate) received: u32,
+    /// Real user of the caller.
+    pub(crate) user: u32,
+    /// Cookie of the socket's network namespace.
+    pub(crate) netns: u64,
+    /// Number of the caller's user namespace.
+    pub(crate) user_ns: u64,
+}
+
+/// The attached program.
+pub(crate) struct Tickets {
+    ring: RingBuf<MapData>,
+    guests: BpfHash<MapData, u32, [u64; 3]>,
+    nonces: HashMap<u32, u32>,
+    kept: HashMap<u32, HashMap<u32, Ticket>>,
+    /// Holds the program and its link.
+    _program: aya::Ebpf,
+}
+
+impl std::fmt::Debug for Tickets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tickets")
+            .field("guests", &self.nonces.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Tickets {
+    /// Loads the program and attaches it to the root of the cgroup hierarchy.
+    ///
+    /// # Errors
+    /// Why this machine or this process may not.
+    pub(crate) fn attach() -> anyhow::Result<Self> {
+        let namespace = std::fs::read_link("/proc/self/ns/pid").context("/proc/self/ns/pid")?;
+        if namespace.as_os_str() != FIRST_PROCESS_NAMESPACE {
+            bail!("viaductd runs in a process namespace of its own");
+        }
+        let root = cgroup_root()?;
+        let cgroup = std::fs::File::open(&root).with_context(|| root.display().to_string())?;
+        let mut program = aya::Ebpf::load(OBJECT).context("BPF object")?;
+        let ring = RingBuf::try_from(program.take_map("tickets").context("no ring in the BPF object")?)?;
+        let guests = BpfHash::try_from(program.take_map("guests").context("no map in the BPF object")?)?;
+        let hook: &mut CgroupSockopt = program
+            .program_mut("viaduct_ticket")
+            .context("no program in the BPF object")?
+            .try_into()?;
+        hook.load().context("BPF program")?;
+        // A link always allows other programs beside it, and takes no flag that says so.
+        hook.attach(&cgroup, CgroupAttachMode::Single)
+            .with_context(|| format!("attaching to {}", root.display()))?;
+        Ok(Self {
+            ring,
+            guests,
+            nonces: HashMap::new(),
+            kept: HashMap::new(),
+            _program: program,
+        })
+    }
+
+    /// Becomes readable when the ring fills up.
+    pub(crate) fn ring(&self) -> BorrowedFd<'_> {
+        self.ring.as_fd()
+    }
+
+    /// Lets `process` take tickets with `nonce`, and no longer with an older one.
+    pub(crate) fn admit(&mut self, process: u32, nonce: u32) -> anyhow::Result<()> {
+        self.guests.insert(process, [u64::from(nonce), 0, 0], 0)?;
+        self.nonces.insert(process, nonce);
+        self.kept.remove(&process);
+        Ok(())
+    }
+
+    /// `process` is gone, unless it has a newer nonce by now.
+    pub(crate) fn dismiss(&mut self, process: u32, nonce: u32) {
+        if self.nonces.get(&process) != Some(&nonce) {
+            return;
+        }
+        self.nonces.remove(&process);
+        self.kept.remove(&process);
+        if let Err(error) = self.guests.remove(&process) {
+            tracing::warn!("BPF map: {error}");
+        }
+    }
+
+    /// Takes the ticket numbered `sequence` of `process`, once.
+    pub(crate) fn take(&mut self, process: u32, nonce: u32, sequence: u32) -> Option<Ticket> {
+        self.drain();
+        if self.nonces.get(&process) != Some(&nonce) {
+            return None;
+        }
+        self.kept.get_mut(&process)?.remove(&sequence)
+    }
+
+    /// Empties the ring.
+    pub(crate) fn drain(&mut self) {
+        for _ in 0..RING_TICKETS {
+            let Some(item) = self.ring.next() else { return };
+            let Ok((ticket, _)) = Ticket::read_from_prefix(&item) else {
+                continue;
+            };
+            if self.nonces.get(&ticket.process) != Some(&ticket.nonce) {
+                continue;
+            }
+            let kept = self.kept.entry(ticket.process).or_default();
+            if kept.len() >= KEPT_PER_PROCESS {
+                kept.clear();
+            }
+            kept.insert(ticket.sequence, ticket);
+        }
+    }
+}
+
+/// Where the cgroup hierarchy that can carry programs is mounted.
+fn cgroup_root() -> anyhow::Result<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
+    parse_mounts(&mounts).context("no cgroup v2 hierarchy is mounted")
+}
+
+/// The mount point of the first cgroup2 file system. The type stands after a lone dash, the mount point fifth.
+fn parse_mounts(mounts: &str) -> Option<PathBuf> {
+    mounts.lines().find_map(|line| {
+        let (front, back) = line.split_once(" - ")?;
+        let mut fields = front.split(' ').skip(3);
+        let (root, point) = (fields.next()?, fields.next()?);
+        (back.split(' ').next() == Some("cgroup2") && root == "/").then(|| PathBuf::from(point))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hierarchy_is_found_among_others() {
+        let mounts = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
+                      32 31 0:29 / /sys/fs/cgroup/cpu rw shared:1 - cgroup cgroup rw,cpu\n\
+                      40 31 0:38 /sub /mnt/part rw - cgroup2 cgroup2 rw\n\
+                      41 31 0:38 / /sys/fs/cgroup/unified rw shared:2 master:3 - cgroup2 cgroup2 rw\n";
+        assert_eq!(parse_mounts(mounts), Some(PathBuf::from("/sys/fs/cgroup/unified")));
+        assert_eq!(parse_mounts("31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n"), None);
+    }
+}
