@@ -4,6 +4,7 @@
 mod args;
 mod config;
 mod guest;
+mod isolate;
 mod listen;
 mod registry;
 mod server;
@@ -12,6 +13,7 @@ mod ticket;
 use anyhow::Context;
 use clap::Parser;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::CapabilitySet;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -62,9 +64,16 @@ fn run(args: &args::Args) -> anyhow::Result<()> {
         idle_exit: args.idle_exit.map(Duration::from_secs),
         uid,
     };
+    // Tickets name the user namespace of a guest; without them viaductd looks it up, which takes the right to look.
+    let keeps = if tickets.is_some() {
+        CapabilitySet::empty()
+    } else {
+        CapabilitySet::SYS_PTRACE
+    };
     let mut server = server::Server::new(settings, listener, stop_signals()?.into(), tickets, random_u64()?)?;
     listen::announce(args.ready_fd);
     tracing::info!("serving {}", dir.display());
+    isolate::isolate(keeps);
     server.run().context("epoll")
 }
 

@@ -118,7 +118,7 @@ pub(crate) enum Decision {
     /// It waits for its peer; a refusal is for an older offer that it replaces.
     Wait(Option<Refusal>),
     /// It found its peer.
-    Matched(Match, Option<Refusal>),
+    Matched(Box<Match>, Option<Refusal>),
     /// It and perhaps others are refused.
     Refused(Vec<Refusal>),
 }
@@ -234,7 +234,7 @@ impl Registry {
         if let Some(reason) = self.exceeded(&first, &claim, bytes) {
             return self.refuse([first, claim], reason, LIMIT_RETRY_MS);
         }
-        Decision::Matched(self.hold(first, claim, bytes), replaced)
+        Decision::Matched(Box::new(self.hold(first, claim, bytes)), replaced)
     }
 
     /// Forgets an offer, if it still waits.

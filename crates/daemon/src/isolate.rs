@@ -1,0 +1,121 @@
+//! What viaductd gives up once it is set up: every capability it does not need, the way to new ones, and all system calls
+//! but those of its loop.
+//!
+//! It opens no file, makes no socket and starts no process from then on. A part that the machine does not support is
+//! logged and left out.
+
+use rustix::io::Errno;
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
+};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    apply_filter,
+};
+use std::collections::BTreeMap;
+
+/// `bpf(2)` commands on the map of guests.
+const MAP_UPDATE: u64 = 2;
+const MAP_DELETE: u64 = 3;
+
+/// What the loop needs, and leaving it.
+const CALLS: &[libc::c_long] = &[
+    // Guests.
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_ctl,
+    libc::SYS_accept4,
+    libc::SYS_getsockopt,
+    libc::SYS_setsockopt,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_close,
+    // Counters, segments and bells.
+    libc::SYS_memfd_create,
+    libc::SYS_ftruncate,
+    libc::SYS_fcntl,
+    libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_readlinkat,
+    // Memory, nonces, time, the log.
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    libc::SYS_getrandom,
+    libc::SYS_clock_gettime,
+    libc::SYS_futex,
+    libc::SYS_write,
+    // Signals and the end.
+    libc::SYS_sendto,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigaction,
+    libc::SYS_restart_syscall,
+    libc::SYS_sigaltstack,
+    libc::SYS_unlinkat,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    // A panic's way out.
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_tgkill,
+];
+
+/// Older spellings of some of these.
+#[cfg(target_arch = "x86_64")]
+const OLDER_CALLS: &[libc::c_long] = &[libc::SYS_epoll_wait, libc::SYS_readlink, libc::SYS_unlink];
+#[cfg(not(target_arch = "x86_64"))]
+const OLDER_CALLS: &[libc::c_long] = &[];
+
+/// Gives up everything but `keeps`, for good.
+pub(crate) fn isolate(keeps: CapabilitySet) {
+    // Read from a file at the first call, which must not be the one in the loop.
+    rustix::param::page_size();
+    if let Err(error) = drop_capabilities(keeps) {
+        tracing::warn!("capabilities: {error}");
+    }
+    if let Err(error) = set_no_new_privs(true) {
+        tracing::warn!("no_new_privs: {error}");
+    }
+    if let Err(error) = filter().and_then(|filter| apply_filter(&filter)) {
+        tracing::warn!("seccomp: {error}");
+    }
+}
+
+fn drop_capabilities(keeps: CapabilitySet) -> Result<(), Errno> {
+    let held = rustix::thread::capabilities(None)?;
+    if held.effective.contains(CapabilitySet::SETPCAP) {
+        for number in 0..CapabilitySet::all().bits().count_ones() {
+            let capability = CapabilitySet::from_bits_retain(1 << number);
+            match remove_capability_from_bounding_set(capability) {
+                // Past the last one that this kernel knows.
+                Err(Errno::INVAL) => break,
+                other => other?,
+            }
+        }
+    }
+    let kept = held.permitted & keeps;
+    let sets = CapabilitySets {
+        effective: kept,
+        permitted: kept,
+        inheritable: CapabilitySet::empty(),
+    };
+    set_capabilities(None, sets)
+}
+
+fn filter() -> Result<BpfProgram, seccompiler::Error> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = CALLS
+        .iter()
+        .chain(OLDER_CALLS)
+        .map(|call| (*call, Vec::new()))
+        .collect();
+    let command = |number| {
+        SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, number)
+            .and_then(|condition| SeccompRule::new(vec![condition]))
+    };
+    rules.insert(libc::SYS_bpf, vec![command(MAP_UPDATE)?, command(MAP_DELETE)?]);
+    let refused = SeccompAction::Errno(libc::EPERM.unsigned_abs());
+    let filter = SeccompFilter::new(rules, refused, SeccompAction::Allow, std::env::consts::ARCH.try_into()?)?;
+    Ok(filter.try_into()?)
+}
