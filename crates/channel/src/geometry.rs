@@ -4,15 +4,15 @@ use crate::layout::{HEADER_BYTES, LOGICAL, MAX_BLOCKS};
 
 /// Smallest and largest block sizes, as powers of two. Tests and models use tiny blocks,
 /// so that every edge of a block is met often.
-#[cfg(not(any(test, loom, fuzzing)))]
+#[cfg(not(any(test, loom)))]
 const SHIFTS: core::ops::RangeInclusive<u32> = 12..=16;
-#[cfg(any(test, loom, fuzzing))]
+#[cfg(any(test, loom))]
 const SHIFTS: core::ops::RangeInclusive<u32> = 1..=16;
 
 /// Fewest blocks of a lane's pool.
-#[cfg(not(any(test, loom, fuzzing)))]
+#[cfg(not(any(test, loom)))]
 const MIN_BLOCKS: u32 = 8;
-#[cfg(any(test, loom, fuzzing))]
+#[cfg(any(test, loom))]
 const MIN_BLOCKS: u32 = 1;
 
 /// Block size and number of blocks, the same for both lanes of a segment.

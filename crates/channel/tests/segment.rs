@@ -48,7 +48,7 @@ fn memory_is_taken_as_traffic_asks_for_it() {
     let segment = Segment::map(fd.as_fd()).expect("just made");
     assert_eq!(taken(&fd), 4096);
     let (tx, rx) = (segment.sender(Side::First), segment.receiver(Side::Second));
-    for _ in 0..2000 {
+    for _ in 0..2048 {
         assert_eq!(tx.append([1; 64][..].into()), Ok(64));
         assert_eq!(rx.readable(), Ok(64));
         rx.consume(64);
