@@ -6,6 +6,7 @@ use crate::instance::Instance;
 use crate::processes::{family, is_listening, signal, wait_until};
 use nix::sys::signal::Signal;
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -33,6 +34,7 @@ pub struct Launch<'a> {
     variables: Vec<(OsString, OsString)>,
     host: Option<&'a Host>,
     directory: Option<PathBuf>,
+    input: Option<PathBuf>,
 }
 
 impl<'a> Launch<'a> {
@@ -59,6 +61,7 @@ impl<'a> Launch<'a> {
             variables: Vec::new(),
             host: None,
             directory: None,
+            input: None,
         }
     }
 
@@ -95,6 +98,13 @@ impl<'a> Launch<'a> {
         self
     }
 
+    /// Gives it a file as standard input instead of nothing.
+    #[must_use]
+    pub fn input(mut self, file: &Path) -> Self {
+        self.input = Some(file.to_owned());
+        self
+    }
+
     fn command(&self) -> Command {
         let mut words: Vec<OsString> = Vec::new();
         if let Mode::Accelerated(instance) = self.mode {
@@ -125,8 +135,14 @@ impl<'a> Launch<'a> {
     /// If it cannot be started.
     pub fn spawn(self) -> Program {
         let mut command = self.command();
+        let input = match &self.input {
+            Some(file) => File::open(file)
+                .unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+                .into(),
+            None => Stdio::null(),
+        };
         let mut child = command
-            .stdin(Stdio::null())
+            .stdin(input)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0)

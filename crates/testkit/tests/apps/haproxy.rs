@@ -1,0 +1,46 @@
+//! HAProxy in front of nginx.
+
+use crate::{Pair, nginx};
+use viaduct_testkit::processes::free_port;
+
+matrix!(check, "haproxy", "nginx", "curl", "wrk");
+
+fn check(pair: &Pair<'_>) {
+    let (backend, frontend) = (free_port(), free_port());
+    let _nginx = nginx::start(pair, backend);
+    let configuration = format!(
+        "global
+             nbthread 2
+         defaults
+             mode http
+             timeout connect 5s
+             timeout client 20s
+             timeout server 20s
+         frontend front
+             bind 127.0.0.1:{frontend}
+             default_backend back
+         backend back
+             server one 127.0.0.1:{backend}\n"
+    );
+    let file = pair.instance.scratch("haproxy.cfg");
+    std::fs::write(&file, configuration).unwrap();
+    let _haproxy = pair
+        .server("haproxy", ["-db".into(), "-f".into(), file.into_os_string()])
+        .spawn()
+        .listening(frontend);
+    let watch = pair.watch();
+    let base = format!("http://127.0.0.1:{frontend}");
+
+    assert_eq!(nginx::curl(pair, &format!("{base}/small")), "small answer");
+    let copy = pair.instance.scratch("copy");
+    nginx::curl(pair, &format!("--output {} {base}/big.bin", copy.display()));
+    assert!(nginx::is_big(&copy), "the body differs");
+    let small = format!("{base}/small");
+    assert!(nginx::wrk(pair, &["-t1", "-c16", "-d1s", &small]) > 100);
+    assert!(nginx::wrk(pair, &["-t1", "-c8", "-d1s", "-H", "Connection: close", &small]) > 100);
+
+    // Behind an accelerated proxy the way to an accelerated nginx is fast whoever the client is.
+    if pair.is_accelerated() {
+        pair.prove(watch, &["nginx", "haproxy", "wrk"]);
+    }
+}

@@ -1,0 +1,36 @@
+//! memcached with libmemcached's own clients.
+
+use crate::{PATIENCE, Pair};
+use viaduct_testkit::processes::free_port;
+
+matrix!(check, "memcached", "memcslap", "memccp", "memccat");
+
+fn check(pair: &Pair<'_>) {
+    let port = free_port();
+    let arguments = format!("-p {port} -U 0 -l 127.0.0.1 -t 2 -m 64 -I 8m -u root");
+    let _server = pair
+        .server("memcached", arguments.split_whitespace())
+        .spawn()
+        .listening(port);
+    let watch = pair.watch();
+    let servers = format!("--servers=127.0.0.1:{port}");
+
+    for size in [10_usize, 10_000, 900_000] {
+        let file = pair.instance.scratch("value");
+        let value: String = (0..size).map(|at| char::from(b'A' + (at * 11 % 26) as u8)).collect();
+        std::fs::write(&file, &value).unwrap();
+        pair.client("memccp", [servers.as_str().into(), file.as_os_str().to_owned()])
+            .run(PATIENCE)
+            .success();
+        let copy = pair
+            .client("memccat", [servers.as_str(), "value"])
+            .run(PATIENCE)
+            .success();
+        assert!(copy.trim_end() == value, "{size} bytes");
+    }
+    for test in ["set", "get", "mget"] {
+        let all = format!("{servers} --concurrency=4 --execute-number=2000 --initial-load=2000 --test={test}");
+        pair.client("memcslap", all.split_whitespace()).run(PATIENCE).success();
+    }
+    pair.prove(watch, &["memcached", "memcslap"]);
+}

@@ -1,0 +1,124 @@
+//! nginx with workers forked beforehand: small answers, files by sendfile, big bodies, reloads under load; curl and wrk.
+
+use crate::{PATIENCE, Pair};
+use nix::sys::signal::Signal;
+use std::path::Path;
+use std::time::Duration;
+use viaduct_testkit::processes::{free_port, wait_until};
+use viaduct_testkit::{Program, pattern};
+
+matrix!(check, "nginx", "curl", "wrk");
+
+/// Bytes of the big file.
+pub(crate) const BIG: usize = 50_000_000;
+
+/// Starts an nginx that serves `big.bin`, `page.html` and `/small`.
+pub(crate) fn start(pair: &Pair<'_>, port: u16) -> Program {
+    let root = pair.instance.scratch("www");
+    std::fs::create_dir_all(&root).unwrap();
+    let mut big = vec![0; BIG];
+    pattern::fill(1, 0, &mut big);
+    std::fs::write(root.join("big.bin"), big).unwrap();
+    std::fs::write(root.join("page.html"), "p".repeat(10_000)).unwrap();
+    let configuration = format!(
+        "daemon off; master_process on; worker_processes 2; pid {dir}/nginx.pid; error_log stderr error;
+         user root;
+         events {{ worker_connections 512; }}
+         http {{
+             access_log off; sendfile on; tcp_nopush on; keepalive_requests 100000;
+             client_body_temp_path {dir}; proxy_temp_path {dir}; fastcgi_temp_path {dir};
+             uwsgi_temp_path {dir}; scgi_temp_path {dir};
+             server {{
+                 listen 127.0.0.1:{port}; root {root};
+                 location /small {{ return 200 'small answer'; }}
+             }}
+         }}",
+        dir = pair.instance.dir().display(),
+        root = root.display(),
+    );
+    let file = pair.instance.scratch("nginx.conf");
+    std::fs::write(&file, configuration).unwrap();
+    let arguments = [
+        "-p".into(),
+        pair.instance.dir().as_os_str().to_owned(),
+        "-c".into(),
+        file.into(),
+    ];
+    pair.server("nginx", arguments).spawn().listening(port)
+}
+
+pub(crate) fn curl(pair: &Pair<'_>, arguments: &str) -> String {
+    let all = format!("--silent --show-error --fail --max-time 30 {arguments}");
+    pair.client("curl", all.split_whitespace()).run(PATIENCE).success()
+}
+
+/// Whether the file holds what the big file holds.
+pub(crate) fn is_big(file: &Path) -> bool {
+    let bytes = std::fs::read(file).unwrap();
+    bytes.len() == BIG && pattern::first_difference(1, 0, &bytes).is_none()
+}
+
+/// Runs wrk and returns the number of answers; none of them may be wrong.
+pub(crate) fn wrk(pair: &Pair<'_>, arguments: &[&str]) -> u64 {
+    let output = pair.client("wrk", arguments).run(PATIENCE).success();
+    assert!(!output.contains("Non-2xx"), "{output}");
+    assert!(!output.contains("Socket errors"), "{output}");
+    answers(&output)
+}
+
+fn answers(output: &str) -> u64 {
+    output
+        .lines()
+        .find_map(|line| line.split_once(" requests in ")?.0.trim().parse().ok())
+        .unwrap_or_else(|| panic!("{output}"))
+}
+
+fn check(pair: &Pair<'_>) {
+    let port = free_port();
+    let server = start(pair, port);
+    let watch = pair.watch();
+    let base = format!("http://127.0.0.1:{port}");
+
+    assert_eq!(curl(pair, &format!("{base}/small")), "small answer");
+    let page = format!("{base}/page.html {base}/small {base}/page.html");
+    assert_eq!(curl(pair, &page).len(), 20_012);
+    let copy = pair.instance.scratch("copy");
+    curl(pair, &format!("--output {} {base}/big.bin", copy.display()));
+    assert!(is_big(&copy), "the body differs");
+    // A part from an odd offset, slowly, so that the server meets a full socket.
+    let limited = format!(
+        "--range 1234567-21234566 --limit-rate 20M --output {} {base}/big.bin",
+        copy.display()
+    );
+    curl(pair, &limited);
+    let part = std::fs::read(&copy).unwrap();
+    assert_eq!(part.len(), 20_000_000);
+    assert_eq!(pattern::first_difference(1, 1_234_567, &part), None);
+
+    let small = format!("{base}/small");
+    assert!(wrk(pair, &["-t1", "-c16", "-d1s", &small]) > 100);
+    assert!(wrk(pair, &["-t1", "-c8", "-d1s", &format!("{base}/page.html")]) > 100);
+    assert!(wrk(pair, &["-t1", "-c8", "-d1s", "-H", "Connection: close", &small]) > 100);
+    reload_under_load(pair, &server, &small);
+    pair.prove(watch, &["nginx", "wrk", "curl"]);
+}
+
+fn reload_under_load(pair: &Pair<'_>, server: &Program, url: &str) {
+    let workers = |server: &Program| server.family()[1..].to_vec();
+    let load = pair.client("wrk", ["-t1", "-c8", "-d2s", url]).spawn();
+    for _ in 0..3 {
+        let before = workers(server);
+        std::thread::sleep(Duration::from_millis(300));
+        server.signal(Signal::SIGHUP);
+        let replaced = wait_until(Duration::from_secs(10), || {
+            let now = workers(server);
+            now.len() == 2 && now.iter().all(|worker| !before.contains(worker))
+        });
+        assert!(replaced, "old workers stay: {before:?}, {:?}", workers(server));
+    }
+    // Old workers close kept connections, which wrk counts as errors; what matters is that answers go on.
+    let output = load.finish(PATIENCE).success();
+    assert!(answers(&output) > 100, "{output}");
+    assert!(!output.contains("Non-2xx"), "{output}");
+    assert_eq!(curl(pair, url), "small answer");
+}

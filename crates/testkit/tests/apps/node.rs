@@ -1,0 +1,18 @@
+//! Node.js: its HTTP server and client, with bodies of all sizes.
+
+use crate::{PATIENCE, Pair};
+use std::path::Path;
+use viaduct_testkit::processes::free_port;
+
+matrix!(check, "node");
+
+fn check(pair: &Pair<'_>) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/apps/programs/echo.mjs");
+    let port = free_port();
+    let words = |role: &str| [script.clone().into_os_string(), role.into(), port.to_string().into()];
+    let _server = pair.server("node", words("server")).spawn().listening(port);
+    let watch = pair.watch();
+    let output = pair.client("node", words("client")).run(PATIENCE).success();
+    assert!(output.contains("all bodies came back"), "{output}");
+    pair.prove(watch, &["node"]);
+}
