@@ -45,6 +45,14 @@ impl<'a> Receiver<'a> {
         Ok(narrow(bytes))
     }
 
+    /// The position after the last published byte, without taking notice of it: for a look from outside, while another
+    /// thread may be receiving. Differs from [`head`](Self::head) when there is something to receive.
+    #[inline(always)]
+    pub fn published(&self) -> u64 {
+        // Acquire as in `readable`.
+        self.lane.sender.tail.load(Acquire)
+    }
+
     /// Copies bytes from `offset` after the head on, without consuming them. Returns how
     /// many there were, as far as [`readable`](Self::readable) last saw and `dest` holds.
     /// Bytes of released blocks are garbage.
