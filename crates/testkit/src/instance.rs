@@ -8,6 +8,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -16,7 +17,7 @@ use tempfile::TempDir;
 pub struct Instance {
     dir: TempDir,
     arguments: Vec<String>,
-    daemon: Option<Child>,
+    daemon: Mutex<Option<Child>>,
 }
 
 impl Instance {
@@ -51,7 +52,7 @@ impl Instance {
         Self {
             dir,
             arguments: Vec::new(),
-            daemon: None,
+            daemon: Mutex::default(),
         }
     }
 
@@ -65,17 +66,22 @@ impl Instance {
         self.dir.path().join(name)
     }
 
+    fn daemon(&self) -> MutexGuard<'_, Option<Child>> {
+        self.daemon.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// viaductd's process number, 0 while it does not run.
     pub fn daemon_pid(&self) -> u32 {
-        self.daemon.as_ref().map_or(0, Child::id)
+        self.daemon().as_ref().map_or(0, Child::id)
     }
 
     /// Starts viaductd, if it does not run, and waits until it answers.
     ///
     /// # Panics
     /// If it does not come up.
-    pub fn start_daemon(&mut self) {
-        if self.daemon.is_some() {
+    pub fn start_daemon(&self) {
+        let mut daemon = self.daemon();
+        if daemon.is_some() {
             return;
         }
         let child = Command::new(binary("viaductd"))
@@ -86,15 +92,15 @@ impl Instance {
             .stdout(Stdio::null())
             .spawn()
             .expect("viaductd starts");
-        self.daemon = Some(child);
+        *daemon = Some(child);
         let socket = self.dir().join("viaductd.sock");
         let answers = wait_until(Duration::from_secs(10), || socket.exists() && connects(&socket));
         assert!(answers, "viaductd does not answer in {}", self.dir().display());
     }
 
     /// Kills viaductd without a word of warning.
-    pub fn kill_daemon(&mut self) {
-        if let Some(mut child) = self.daemon.take() {
+    pub fn kill_daemon(&self) {
+        if let Some(mut child) = self.daemon().take() {
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -104,8 +110,8 @@ impl Instance {
     ///
     /// # Errors
     /// If it cannot be waited for.
-    pub fn stop_daemon(&mut self) -> io::Result<()> {
-        if let Some(mut child) = self.daemon.take() {
+    pub fn stop_daemon(&self) -> io::Result<()> {
+        if let Some(mut child) = self.daemon().take() {
             signal(child.id(), Signal::SIGTERM);
             child.wait()?;
         }

@@ -3,6 +3,7 @@
 //! * [`Instance`]: a viaductd with its own runtime directory.
 //! * [`Launch`], [`Program`]: real programs, native or accelerated, whose output is kept and who never outlive their test.
 //! * [`Host`]: a network namespace, joined to others by virtual cables.
+//! * [`Server`], [`peer`]: `viaduct-testpeer`, which checks every byte of its streams.
 //! * [`Watch`], [`status`]: proof of which path carried the bytes.
 //! * [`processes`]: signals, and what a process holds, for the tests of faults and leaks.
 //! * [`pattern`]: bytes that a receiver can check; `viaduct-testpeer` sends and checks them.
@@ -14,6 +15,7 @@ pub mod binaries;
 pub mod host;
 pub mod instance;
 pub mod pattern;
+pub mod peer;
 pub mod processes;
 pub mod program;
 pub mod status;
@@ -22,5 +24,6 @@ pub mod watch;
 pub use binaries::can_run;
 pub use host::Host;
 pub use instance::Instance;
+pub use peer::Server;
 pub use program::{Launch, Mode, Outcome, Program};
 pub use watch::Watch;

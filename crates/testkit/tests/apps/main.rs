@@ -43,6 +43,12 @@ use viaduct_testkit::{Instance, Launch, Mode, Watch};
 /// How long a program may take for what it does in a second or two.
 const PATIENCE: Duration = Duration::from_secs(40);
 
+/// A text of `size` letters that does not repeat soon.
+fn letters(size: usize) -> String {
+    let alphabet = "abcdefghijklmnopqrstuvwxyz0123456789_";
+    alphabet.chars().cycle().step_by(7).take(size).collect()
+}
+
 /// A server and a client, each native or accelerated.
 struct Pair<'a> {
     server: Mode<'a>,

@@ -1,6 +1,6 @@
 //! memcached with libmemcached's own clients.
 
-use crate::{PATIENCE, Pair};
+use crate::{PATIENCE, Pair, letters};
 use viaduct_testkit::processes::free_port;
 
 matrix!(check, "memcached", "memcslap", "memccp", "memccat");
@@ -15,9 +15,9 @@ fn check(pair: &Pair<'_>) {
     let watch = pair.watch();
     let servers = format!("--servers=127.0.0.1:{port}");
 
-    for size in [10_usize, 10_000, 900_000] {
+    for size in [10, 10_000, 900_000] {
         let file = pair.instance.scratch("value");
-        let value: String = (0..size).map(|at| char::from(b'A' + (at * 11 % 26) as u8)).collect();
+        let value = letters(size);
         std::fs::write(&file, &value).unwrap();
         pair.client("memccp", [servers.as_str().into(), file.as_os_str().to_owned()])
             .run(PATIENCE)

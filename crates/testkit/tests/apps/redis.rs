@@ -1,6 +1,6 @@
 //! Redis: values of all sizes, transactions, publish and subscribe, snapshots under load, replication, and its benchmark.
 
-use crate::{PATIENCE, Pair};
+use crate::{PATIENCE, Pair, letters};
 use std::path::Path;
 use std::time::Duration;
 use viaduct_testkit::Program;
@@ -67,7 +67,7 @@ fn check(pair: &Pair<'_>) {
 
 fn values_come_back(pair: &Pair<'_>, port: u16) {
     for size in [1, 100, 16_383, 70_000, 5_000_000] {
-        let value: String = (0..size).map(|at| char::from(b'a' + (at * 7 % 26) as u8)).collect();
+        let value = letters(size);
         assert_eq!(cli(pair, port, "-x set big", &value).trim(), "OK");
         // As redis-cli prints it, with one line feed of its own.
         assert!(cli(pair, port, "get big", "").trim_end() == value, "{size} bytes");

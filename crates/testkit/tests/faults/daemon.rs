@@ -1,0 +1,88 @@
+//! viaductd killed and restarted: what runs goes on, and what comes later is accelerated again.
+
+use crate::{PATIENCE, moment, settle};
+use std::time::Duration;
+use viaduct_testkit::pattern::Random;
+use viaduct_testkit::processes::{free_port, holdings, wait_until};
+use viaduct_testkit::{Instance, Mode, Server};
+
+const ROUNDS: u64 = 60;
+
+/// Stream bytes that the connections of process `pid` have carried.
+fn carried(instance: &Instance, pid: u32) -> u64 {
+    let rows = instance.status();
+    let own = rows.iter().filter(|row| row.pid == pid);
+    own.map(|row| row.bytes_sent + row.bytes_received).sum()
+}
+
+#[test]
+fn viaductd_may_die_and_come_back() {
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    let mut random = Random::new(3);
+    let mut server = Server::start(mode, "epoll");
+    settle(&mut server, mode);
+    let mut lasting = server.client(mode, "--seconds 1000 --connections 2 --seed 5").spawn();
+    let fast = instance.wait_for_status(Duration::from_secs(5), |rows| {
+        let mut own = rows.iter().filter(|row| row.pid == lasting.pid());
+        own.clone().count() == 2 && own.all(|row| row.is_fast_both_ways())
+    });
+    assert!(fast.is_ok(), "{fast:#?}");
+
+    let mut again = 0;
+    for round in 0..ROUNDS {
+        instance.kill_daemon();
+        let before = carried(&instance, lasting.pid());
+        // Connections that begin while nobody pairs them go over TCP.
+        if round % 6 == 0 {
+            let arguments = format!("--bytes 500000 --seed {round}");
+            server.client(mode, &arguments).run(PATIENCE).success();
+        }
+        moment(&mut random, 60);
+        let moves = wait_until(Duration::from_secs(5), || {
+            carried(&instance, lasting.pid()) > before + 1_000_000
+        });
+        assert!(moves, "round {round}: running connections stand still without viaductd");
+        instance.start_daemon();
+        moment(&mut random, 40);
+        server.assert_sound();
+        assert!(lasting.is_running(), "round {round}: {}", lasting.output());
+        if round % 6 == 5 {
+            again += usize::from(becomes_fast(&instance, &server, round));
+        }
+    }
+    assert_eq!(
+        again, 10,
+        "new connections are not accelerated after viaductd came back"
+    );
+    lasting.kill();
+}
+
+/// Whether a new connection is accelerated within a few seconds.
+fn becomes_fast(instance: &Instance, server: &Server, seed: u64) -> bool {
+    let mode = Mode::Accelerated(instance);
+    let arguments = format!("--seconds 6 --seed {}", 1000 + seed);
+    let client = server.client(mode, &arguments).spawn();
+    let fast = instance.wait_for_status(Duration::from_secs(6), |rows| {
+        rows.iter()
+            .any(|row| row.pid == client.pid() && row.is_fast_both_ways())
+    });
+    fast.is_ok()
+}
+
+#[test]
+fn programs_started_before_viaductd_are_accelerated_once_it_is_there() {
+    let instance = Instance::without_daemon();
+    let mode = Mode::Accelerated(&instance);
+    // A program's own viaductd would be started by `viaduct run`, so the file it needs is in the way.
+    let server = Server::start_on(mode, "epoll", free_port());
+    let client = server.client(mode, "--seconds 20 --connections 1").spawn();
+    std::thread::sleep(Duration::from_millis(300));
+    instance.start_daemon();
+    let fast = instance.wait_for_status(Duration::from_secs(10), |rows| {
+        rows.iter()
+            .any(|row| row.pid == client.pid() && row.is_fast_both_ways())
+    });
+    assert!(fast.is_ok(), "{fast:#?}");
+    assert!(holdings(server.program.pid()).descriptors > 0);
+}

@@ -1,0 +1,129 @@
+//! An end killed at a random moment.
+
+use crate::{DaemonCheck, NATIVE_ROUNDS, PATIENCE, PROMPTLY, WAITING, any_of, assert_some_were_fast, moment, settle};
+use viaduct_testkit::pattern::Random;
+use viaduct_testkit::processes::free_port;
+use viaduct_testkit::status::Row;
+use viaduct_testkit::{Instance, Mode, Server};
+
+fn fast_rows(mode: Mode<'_>) -> usize {
+    match mode {
+        Mode::Native => 0,
+        Mode::Accelerated(instance) => instance.status().iter().filter(|row| Row::is_fast(row)).count(),
+    }
+}
+
+/// Kills clients of one server, which must see each of them go and keep nothing of them.
+fn kill_clients(mode: Mode<'_>, server_waits: &str, rounds: usize) {
+    let mut random = Random::new(rounds as u64);
+    let mut server = Server::start(mode, server_waits);
+    let before = settle(&mut server, mode);
+    let mut fast = 0;
+    for round in 0..rounds {
+        let waiting = any_of(&mut random, &WAITING);
+        let connections = 1 + random.below(3);
+        let direction = any_of(&mut random, &["both", "both", "up", "down"]);
+        let arguments =
+            format!("--seconds 20 --mode {waiting} --connections {connections} --direction {direction} --seed {round}");
+        let mut client = server.client(mode, &arguments).spawn();
+        moment(&mut random, 120);
+        if round % 8 == 0 {
+            std::thread::sleep(std::time::Duration::from_millis(60));
+            fast += fast_rows(mode);
+        }
+        client.kill();
+        if let Err(holds) = server.returns_to(before, PROMPTLY) {
+            panic!("round {round} ({arguments}): the server holds {holds:?}, before {before:?}");
+        }
+        server.assert_sound();
+    }
+    settle(&mut server, mode);
+    let after = server.holdings();
+    let grown = after.resident_kib.saturating_sub(before.resident_kib);
+    assert!(
+        grown < 16 << 10,
+        "the server has grown by {grown} KiB: {before:?}, {after:?}"
+    );
+    assert_some_were_fast(mode, fast);
+}
+
+/// Kills servers, which their clients must see.
+fn kill_servers(mode: Mode<'_>, rounds: usize) {
+    let mut random = Random::new(7);
+    let mut fast = 0;
+    for round in 0..rounds {
+        let server_waits = any_of(&mut random, &WAITING);
+        let waiting = any_of(&mut random, &WAITING);
+        let mut server = Server::start_on(mode, server_waits, free_port());
+        let arguments = format!("--seconds 20 --mode {waiting} --connections 2 --seed {round}");
+        let mut client = server.client(mode, &arguments).spawn();
+        moment(&mut random, 120);
+        if round % 8 == 0 {
+            std::thread::sleep(std::time::Duration::from_millis(60));
+            fast += fast_rows(mode);
+        }
+        server.assert_sound();
+        server.program.kill();
+        let status = client.wait(PROMPTLY);
+        let code = status.and_then(|status| status.code());
+        // Lost; or refused, if it had not yet connected; or ended, if that came as an end of file only.
+        assert!(
+            matches!(code, Some(0 | 1 | 3)),
+            "round {round}, server {server_waits}, client {waiting}: {status:?}\n{}\n{}",
+            client.output(),
+            client.errors()
+        );
+    }
+    assert_some_were_fast(mode, fast);
+}
+
+#[test]
+fn a_blocking_server_survives_killed_clients() {
+    kill_clients(Mode::Native, "blocking", NATIVE_ROUNDS);
+    let instance = Instance::start();
+    let daemon = DaemonCheck::new(&instance);
+    kill_clients(Mode::Accelerated(&instance), "blocking", 100);
+    daemon.assert_clean();
+}
+
+#[test]
+fn an_event_driven_server_survives_killed_clients() {
+    for (waiting, rounds) in [("epoll", 40), ("edge", 40), ("poll", 20)] {
+        kill_clients(Mode::Native, waiting, NATIVE_ROUNDS);
+        let instance = Instance::start();
+        let daemon = DaemonCheck::new(&instance);
+        kill_clients(Mode::Accelerated(&instance), waiting, rounds);
+        daemon.assert_clean();
+    }
+}
+
+#[test]
+fn clients_see_their_server_killed() {
+    kill_servers(Mode::Native, NATIVE_ROUNDS);
+    let instance = Instance::start();
+    let daemon = DaemonCheck::new(&instance);
+    kill_servers(Mode::Accelerated(&instance), 150);
+    daemon.assert_clean();
+}
+
+#[test]
+fn a_client_whose_peer_speaks_half_closed_dies_quietly() {
+    // The peer's stream goes on while this end has long finished its own.
+    for mode in [None, Some(Instance::start())] {
+        let mode = mode.as_ref().map_or(Mode::Native, Mode::Accelerated);
+        let mut server = Server::start(mode, "epoll");
+        let before = settle(&mut server, mode);
+        for seed in 0..5 {
+            let arguments = format!("--seconds 20 --direction down --seed {seed}");
+            let mut client = server.client(mode, &arguments).spawn();
+            std::thread::sleep(std::time::Duration::from_millis(80));
+            client.kill();
+            assert_eq!(server.returns_to(before, PROMPTLY), Ok(()));
+        }
+        server
+            .client(mode, "--bytes 3000000 --direction down")
+            .run(PATIENCE)
+            .success();
+        server.assert_sound();
+    }
+}

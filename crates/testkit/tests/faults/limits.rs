@@ -1,0 +1,178 @@
+//! Descriptors and memory that run out: of the programs, of their control group, of viaductd.
+
+use crate::{NATIVE_ROUNDS, PATIENCE, settle};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use viaduct_testkit::processes::holdings;
+use viaduct_testkit::{Instance, Mode, Server, can_run};
+
+/// Changes a limit of a running process.
+fn limit(pid: u32, what: &str, value: u64) {
+    let output = Command::new("prlimit")
+        .arg(format!("--pid={pid}"))
+        .arg(format!("--{what}={value}:{value}"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn server_out_of_descriptors(mode: Mode<'_>, rounds: u64) {
+    for round in 0..rounds {
+        // Blocking servers wait with `accept` for descriptors to come back; event loops would turn in vain.
+        let mut server = Server::start(mode, "blocking");
+        settle(&mut server, mode);
+        let open = holdings(server.program.pid()).descriptors as u64;
+        limit(server.program.pid(), "nofile", open + 4 + round);
+        // More connections than descriptors: some wait in the backlog until others have ended.
+        let arguments = format!("--connections 24 --bytes 200000 --seed {round}");
+        server.client(mode, &arguments).run(PATIENCE).success();
+        server.assert_sound();
+    }
+}
+
+#[test]
+fn a_server_without_descriptors_serves_when_some_come_back() {
+    server_out_of_descriptors(Mode::Native, NATIVE_ROUNDS as u64);
+    let instance = Instance::start();
+    server_out_of_descriptors(Mode::Accelerated(&instance), 10);
+}
+
+#[test]
+fn viaductd_without_descriptors_leaves_connections_on_tcp() {
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    let mut server = Server::start(mode, "epoll");
+    settle(&mut server, mode);
+    for round in 0..10 {
+        let open = holdings(instance.daemon_pid()).descriptors as u64;
+        limit(instance.daemon_pid(), "nofile", open + round % 3);
+        let arguments = format!("--connections 8 --bytes 500000 --seed {round}");
+        server.client(mode, &arguments).run(PATIENCE).success();
+        server.assert_sound();
+        instance.kill_daemon();
+        instance.start_daemon();
+    }
+}
+
+/// Sets `VmSize` of a process as its limit, and a little more.
+fn limit_address_space(pid: u32, more: u64) {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+    let kib: u64 = size.unwrap().split_whitespace().next().unwrap().parse().unwrap();
+    limit(pid, "as", kib * 1024 + more);
+}
+
+fn server_out_of_address_space(mode: Mode<'_>, rounds: u64) {
+    for round in 0..rounds {
+        let mut server = Server::start(mode, "epoll");
+        settle(&mut server, mode);
+        limit_address_space(server.program.pid(), (round % 4) * 700_000);
+        let arguments = format!("--connections 6 --bytes 1000000 --max-chunk 16384 --seed {round}");
+        server.client(mode, &arguments).run(PATIENCE).success();
+        server.assert_sound();
+    }
+}
+
+#[test]
+fn a_program_without_address_space_stays_on_tcp() {
+    server_out_of_address_space(Mode::Native, NATIVE_ROUNDS as u64);
+    let instance = Instance::start();
+    server_out_of_address_space(Mode::Accelerated(&instance), 10);
+}
+
+#[test]
+fn limits_of_a_user_leave_connections_on_tcp_and_say_so() {
+    for (option, value, reason) in [
+        ("--segments-per-user", "3", "limit-segments"),
+        ("--memory-per-user", "3000000", "limit-memory"),
+    ] {
+        let instance = Instance::start_with(&[option, value]);
+        let mode = Mode::Accelerated(&instance);
+        let mut server = Server::start(mode, "epoll");
+        settle(&mut server, mode);
+        for round in 0..5 {
+            let arguments = format!("--connections 10 --seconds 1.5 --seed {round}");
+            let client = server.client(mode, &arguments).spawn();
+            let told = instance.wait_for_status(Duration::from_secs(3), |rows| {
+                let own = rows.iter().filter(|row| row.pid == client.pid());
+                own.clone().any(|row| row.is_fast()) && own.clone().any(|row| row.reason == reason)
+            });
+            assert!(told.is_ok(), "{option}, round {round}: {told:#?}");
+            client.finish(PATIENCE).success();
+            server.assert_sound();
+        }
+    }
+}
+
+/// A control group with a memory limit, of either version; gone on drop.
+struct Group(PathBuf);
+
+impl Group {
+    /// `None` where no hierarchy with memory limits can be written.
+    fn new(name: &str, bytes: u64) -> Option<Self> {
+        let name = format!("viaduct-test-{}-{name}", std::process::id());
+        for (root, file) in [
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            ("/sys/fs/cgroup", "memory.max"),
+        ] {
+            let dir = Path::new(root).join(&name);
+            if !Path::new(root).join("cgroup.procs").exists() || fs::create_dir(&dir).is_err() {
+                continue;
+            }
+            let group = Self(dir);
+            if fs::write(group.0.join(file), bytes.to_string()).is_ok() {
+                return Some(group);
+            }
+        }
+        None
+    }
+
+    fn add(&self, pid: u32) {
+        fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // A group can be removed when the last of its processes is reaped.
+        for _ in 0..100 {
+            if fs::remove_dir(&self.0).is_ok() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
+fn a_control_group_without_memory_harms_nobody_else() {
+    if !can_run(true, &[]) {
+        return;
+    }
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    for round in 0..10 {
+        let mut server = Server::start(mode, "epoll");
+        settle(&mut server, mode);
+        let Some(group) = Group::new(&round.to_string(), 3 << 20) else {
+            eprintln!("skipped: no control group with a memory limit can be made");
+            return;
+        };
+        let arguments = format!("--connections 30 --seconds 2 --idle-ms 60000 --seed {round}");
+        let mut client = server.client(mode, &arguments).spawn();
+        std::thread::sleep(Duration::from_millis(20));
+        if !client.is_running() {
+            continue;
+        }
+        group.add(client.pid());
+        // It goes on within its limit or the kernel kills it; the server must not mind either.
+        let ended = client.wait(Duration::from_secs(20));
+        assert!(ended.is_some(), "round {round}: the client hangs: {}", client.output());
+        assert_ne!(ended.and_then(|status| status.code()), Some(2), "{}", client.output());
+        server.client(mode, "--bytes 500000 --seed 77").run(PATIENCE).success();
+        server.assert_sound();
+        drop(client);
+    }
+}

@@ -1,0 +1,90 @@
+//! More than 500 faults in the middle of checked transfers. Whatever happens to one end, the other sees what TCP would show
+//! it, promptly: no hang, no wrong byte, and nothing leaks. Each test runs a few rounds natively first, which proves the
+//! test itself.
+//!
+//! | faults | test |
+//! |---|---|
+//! | 200 | a connecting end killed |
+//! | 150 | an accepting end killed |
+//! | 60 | viaductd killed and restarted |
+//! | 60 | an end stopped, then continued or killed |
+//! | 20 | descriptors exhausted, of a program or of viaductd |
+//! | 30 | memory exhausted: address space, control group, viaductd's limits |
+
+mod daemon;
+mod kill;
+mod limits;
+mod stop;
+
+use std::time::Duration;
+use viaduct_testkit::pattern::Random;
+use viaduct_testkit::processes::{Holdings, holdings, wait_until};
+use viaduct_testkit::{Instance, Mode, Server};
+
+/// How long an end may take to see that the other is gone.
+const PROMPTLY: Duration = Duration::from_secs(3);
+
+/// How long a transfer of a few megabytes may take beside other tests.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Rounds of each test without Viaduct.
+const NATIVE_ROUNDS: usize = 4;
+
+const WAITING: [&str; 4] = ["blocking", "epoll", "edge", "poll"];
+
+fn any_of<T: Copy>(random: &mut Random, choices: &[T]) -> T {
+    choices[usize::try_from(random.below(choices.len() as u64)).unwrap()]
+}
+
+/// A moment in a transfer.
+fn moment(random: &mut Random, longest_ms: u64) {
+    std::thread::sleep(Duration::from_micros(random.below(longest_ms * 1000)));
+}
+
+/// Runs one whole client so that everything lazily made is there, and returns what the server holds afterwards.
+fn settle(server: &mut Server, mode: Mode<'_>) -> Holdings {
+    let ended = server.reports().len();
+    let client = server.client(mode, "--bytes 1000000 --connections 2 --seed 99");
+    client.run(PATIENCE).success();
+    let idle = wait_until(PROMPTLY, || server.reports().len() == ended + 2);
+    assert!(idle, "the server does not see its first clients end");
+    std::thread::sleep(Duration::from_millis(200));
+    server.assert_sound();
+    server.holdings()
+}
+
+/// Compares viaductd before and after many connections.
+struct DaemonCheck<'a> {
+    instance: &'a Instance,
+    before: Holdings,
+}
+
+impl<'a> DaemonCheck<'a> {
+    fn new(instance: &'a Instance) -> Self {
+        let before = holdings(instance.daemon_pid());
+        Self { instance, before }
+    }
+
+    /// Fails if viaductd keeps descriptors, segments or much memory of connections that are gone.
+    fn assert_clean(&self) {
+        let pid = self.instance.daemon_pid();
+        let clean = wait_until(PROMPTLY, || {
+            let now = holdings(pid);
+            now.descriptors <= self.before.descriptors && now.memory_mappings <= self.before.memory_mappings
+        });
+        let now = holdings(pid);
+        assert!(clean, "viaductd before {:?}, after {now:?}", self.before);
+        let grown = now.resident_kib.saturating_sub(self.before.resident_kib);
+        assert!(grown < 4096, "viaductd has grown by {grown} KiB");
+    }
+}
+
+/// Fails unless some connection of the clients seen went over shared memory.
+fn assert_some_were_fast(mode: Mode<'_>, fast: usize) {
+    if let Mode::Accelerated(_) = mode {
+        assert!(
+            fast > 0,
+            "no connection was ever accelerated, so this test tested nothing"
+        );
+    }
+}
