@@ -6,6 +6,9 @@
 // sequence numbers of the socket's connection, and who is asking, go into a ring buffer that only viaductd reads. To the
 // process the call succeeds and gives nothing. All other calls pass untouched.
 //
+// A socket that was ever put into repair mode gets no ticket: there a process may choose its sequence numbers, if its
+// network namespace is its own. The second program takes note of such sockets.
+//
 // Needs no kernel headers; `make` in this directory compiles it to the committed object.
 
 typedef unsigned char u8;
@@ -63,18 +66,22 @@ static u64 (*const monotonic_ns)(void) = (void *)5;
 static u64 (*const current_pid_tgid)(void) = (void *)14;
 static u64 (*const current_uid_gid)(void) = (void *)15;
 static struct tcp_view *(*const tcp_of)(struct socket_view *sk) = (void *)96;
+static void *(*const storage_get)(void *map, struct socket_view *sk, void *value, u64 flags) = (void *)107;
 static u64 (*const netns_cookie)(void *context) = (void *)122;
 static void *(*const ring_reserve)(void *ring, u64 size, u64 flags) = (void *)131;
 static void (*const ring_submit)(void *data, u64 flags) = (void *)132;
 static u64 (*const ring_query)(void *ring, u64 flags) = (void *)134;
 static struct task_struct *(*const current_task)(void) = (void *)158;
 
-enum { MAP_HASH = 1, MAP_RING = 27, NO_PREALLOCATION = 1 };
+enum { MAP_HASH = 1, MAP_SOCKET_STORAGE = 24, MAP_RING = 27, NO_PREALLOCATION = 1, CREATE = 1 };
 enum { QUIET = 1, WAKE = 2, AVAILABLE_DATA = 0 };
+enum { TCP_LEVEL = 6, TCP_REPAIR = 19 };
 enum { ESTABLISHED = 1, FIN_WAIT1 = 4, FIN_WAIT2 = 5, CLOSE_WAIT = 8 };
 
 enum {
 	LEVEL = 0x5641,
+	// Options longer than the buffer the kernel has for programs; length 0 says that we do not want it.
+	BUFFER_BYTES = 4096,
 	RING_BYTES = 4 << 20,
 	// One process gets so many tickets in such a time, so that none can crowd the others out of the ring.
 	WINDOW_NS = 100 * 1000 * 1000,
@@ -104,6 +111,13 @@ struct {
 	FIELD_TYPE(value, struct guest);
 } guests SECTION(".maps");
 
+struct {
+	FIELD_NUMBER(type, MAP_SOCKET_STORAGE);
+	FIELD_NUMBER(map_flags, NO_PREALLOCATION);
+	FIELD_TYPE(key, int);
+	FIELD_TYPE(value, u32);
+} repaired SECTION(".maps");
+
 static int within_allowance(struct guest *guest)
 {
 	u64 now = monotonic_ns();
@@ -116,8 +130,11 @@ static int within_allowance(struct guest *guest)
 
 SECTION("cgroup/getsockopt") int viaduct_ticket(struct sockopt_context *context)
 {
-	if ((u32)context->level >> 16 != LEVEL)
+	if ((u32)context->level >> 16 != LEVEL) {
+		if (context->optlen > BUFFER_BYTES)
+			context->optlen = 0;
 		return 1;
+	}
 	u32 process = current_pid_tgid() >> 32;
 	struct guest *guest = map_lookup(&guests, &process);
 	if (!guest || guest->nonce != (u32)context->optname)
@@ -129,7 +146,7 @@ SECTION("cgroup/getsockopt") int viaduct_ticket(struct sockopt_context *context)
 	if (state != ESTABLISHED && state != FIN_WAIT1 && state != FIN_WAIT2 && state != CLOSE_WAIT)
 		return 1;
 	struct tcp_view *tcp = tcp_of(sk);
-	if (!tcp || !within_allowance(guest))
+	if (!tcp || storage_get(&repaired, sk, 0, 0) || !within_allowance(guest))
 		return 1;
 	struct ticket *ticket = ring_reserve(&tickets, sizeof(*ticket), 0);
 	if (!ticket)
@@ -146,6 +163,17 @@ SECTION("cgroup/getsockopt") int viaduct_ticket(struct sockopt_context *context)
 	ring_submit(ticket, ring_query(&tickets, AVAILABLE_DATA) > RING_BYTES / 4 ? WAKE : QUIET);
 	context->retval = 0;
 	context->optlen = 0;
+	return 1;
+}
+
+SECTION("cgroup/setsockopt") int viaduct_repair(struct sockopt_context *context)
+{
+	if (context->level == TCP_LEVEL && context->optname == TCP_REPAIR) {
+		if (context->sk)
+			storage_get(&repaired, context->sk, 0, CREATE);
+	} else if (context->optlen > BUFFER_BYTES) {
+		context->optlen = 0;
+	}
 	return 1;
 }
 

@@ -20,6 +20,9 @@ const RING_TICKETS: usize = (4 << 20) / (size_of::<Ticket>() + 8);
 /// Inode of the first process namespace, whose numbers the program reports.
 const FIRST_PROCESS_NAMESPACE: &str = "pid:[4026531836]";
 
+/// In the order in which they must be attached: no ticket before repaired sockets are noted.
+const PROGRAMS: [&str; 2] = ["viaduct_repair", "viaduct_ticket"];
+
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/ticket.bpf.o");
 
 /// What the program writes.
@@ -74,14 +77,16 @@ impl Tickets {
         let mut program = aya::Ebpf::load(OBJECT).context("BPF object")?;
         let ring = RingBuf::try_from(program.take_map("tickets").context("no ring in the BPF object")?)?;
         let guests = BpfHash::try_from(program.take_map("guests").context("no map in the BPF object")?)?;
-        let hook: &mut CgroupSockopt = program
-            .program_mut("viaduct_ticket")
-            .context("no program in the BPF object")?
-            .try_into()?;
-        hook.load().context("BPF program")?;
-        // A link always allows other programs beside it, and takes no flag that says so.
-        hook.attach(&cgroup, CgroupAttachMode::Single)
-            .with_context(|| format!("attaching to {}", root.display()))?;
+        for name in PROGRAMS {
+            let hook: &mut CgroupSockopt = program
+                .program_mut(name)
+                .context("no program in the BPF object")?
+                .try_into()?;
+            hook.load().with_context(|| format!("BPF program {name}"))?;
+            // A link always allows other programs beside it, and takes no flag that says so.
+            hook.attach(&cgroup, CgroupAttachMode::Single)
+                .with_context(|| format!("attaching {name} to {}", root.display()))?;
+        }
         Ok(Self {
             ring,
             guests,
