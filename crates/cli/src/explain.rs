@@ -237,7 +237,7 @@ impl View {
         let mirrored = |local, remote| local == end.remote && remote == end.local;
         for other in &self.processes {
             for peer in other.ends.iter().filter(|peer| mirrored(peer.local, peer.remote)) {
-                let itself = other.pid == process.pid && peer.slot == end.slot;
+                let itself = std::ptr::eq(other, process) && peer.slot == end.slot;
                 if itself || peer.netns_cookie != end.netns_cookie {
                     continue;
                 }

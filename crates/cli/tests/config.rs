@@ -1,0 +1,190 @@
+//! Where settings come from, which source wins, and what is said of those that make no sense.
+
+mod common;
+
+use common::{Dir, stderr, succeed, viaduct};
+use std::path::Path;
+use std::process::Command;
+
+/// A program that shows what it was told, one variable a line.
+const SHOW: &str = r#"printf '%s\n' "$VIADUCT_PATH" "$VIADUCT_SPIN" "$VIADUCT_OFFER" "$VIADUCT_RULES" "$VIADUCT_DIR""#;
+
+fn shown(command: &mut Command) -> Vec<String> {
+    succeed(command).lines().map(str::to_owned).collect()
+}
+
+/// What a program sees that is run with `arguments` before it.
+fn run(home: &Path, arguments: &[&str]) -> Vec<String> {
+    let mut command = viaduct(home);
+    shown(command.arg("run").args(arguments).args(["--", "sh", "-c", SHOW]))
+}
+
+/// Standard error of a run that must be refused for its configuration.
+fn refused(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(125), "{command:?}: {}", stderr(&output));
+    stderr(&output)
+}
+
+#[test]
+fn without_any_source_the_defaults_hold() {
+    let home = Dir::new();
+    let dir = home.path.to_str().unwrap();
+    assert_eq!(run(&home.path, &[]), ["auto", "auto", "auto", "", dir]);
+}
+
+#[test]
+fn a_higher_source_wins() {
+    let home = Dir::new();
+    let dir = home.path.to_str().unwrap();
+    home.file("viaduct.toml", "path = 'tcp'\nspin = 'never'\noffer = 'wait'\n");
+    assert_eq!(run(&home.path, &[]), ["tcp", "never", "wait", "", dir]);
+
+    let file = home.file("given.toml", "spin = 'always'\noffer = 'auto'\n");
+    let given = ["--config", file.to_str().unwrap()];
+    assert_eq!(run(&home.path, &given), ["tcp", "always", "auto", "", dir]);
+
+    let mut with_variable = viaduct(&home.path);
+    with_variable.env("VIADUCT_OFFER", "now").arg("run").args(given);
+    let mut with_flag = viaduct(&home.path);
+    with_flag
+        .env("VIADUCT_OFFER", "now")
+        .arg("run")
+        .args(given)
+        .args(["--offer", "wait"]);
+    let tail = ["sh", "-c", SHOW];
+    assert_eq!(shown(with_variable.args(tail)), ["tcp", "always", "now", "", dir]);
+    assert_eq!(shown(with_flag.args(tail)), ["tcp", "always", "wait", "", dir]);
+}
+
+#[test]
+fn the_runtime_directory_follows_the_same_order() {
+    let home = Dir::new();
+    home.file("viaduct.toml", "dir = '/run/from-file'\n");
+    let from = |command: &mut Command| shown(command.args(["sh", "-c", SHOW])).pop().unwrap();
+    let mut file = viaduct(&home.path);
+    let mut flag = viaduct(&home.path);
+    assert_eq!(from(file.env_remove("VIADUCT_DIR").arg("run")), "/run/from-file");
+    assert_eq!(from(viaduct(&home.path).arg("run")), home.path.to_str().unwrap());
+    assert_eq!(from(flag.args(["run", "--dir", "/run/from-flag"])), "/run/from-flag");
+}
+
+#[test]
+fn the_runtime_directory_has_one_spelling() {
+    let home = Dir::new();
+    std::os::unix::fs::symlink(&home.path, home.path.join("link")).unwrap();
+    let spelled = home.path.join("link/./inner");
+    let dir = run(&home.path, &["--dir", spelled.to_str().unwrap()]).pop().unwrap();
+    assert_eq!(Path::new(&dir), home.path.join("inner"));
+}
+
+#[test]
+fn rules_of_higher_sources_come_first_and_each_once() {
+    let home = Dir::new();
+    home.file("viaduct.toml", "[[rules]]\naction = 'tcp'\nprogram = 'ssh*'\n");
+    let file = home.file(
+        "rules.toml",
+        "[[rules]]\naction = 'now'\naddr = '10.0.0.0/8'\nport = 6379\n",
+    );
+    let mut command = viaduct(&home.path);
+    command.env("VIADUCT_RULES", "wait,port=1-2 ; tcp,program=ssh*").args([
+        "run",
+        "--rules",
+        file.to_str().unwrap(),
+        "sh",
+        "-c",
+        SHOW,
+    ]);
+    let rules = &shown(&mut command)[3];
+    assert_eq!(rules, "now,addr=10.0.0.0/8,port=6379;wait,port=1-2;tcp,program=ssh*");
+}
+
+#[test]
+fn a_run_within_a_run_changes_nothing() {
+    let home = Dir::new();
+    home.file("viaduct.toml", "offer = 'now'\n[[rules]]\naction = 'tcp'\nport = 22\n");
+    let viaduct_itself = env!("CARGO_BIN_EXE_viaduct");
+    let once = run(&home.path, &["--spin", "never"]);
+    let twice = run(&home.path, &["--spin", "never", viaduct_itself, "run"]);
+    assert_eq!(once, twice);
+    assert_eq!(once[..4], ["auto", "never", "now", "tcp,port=22"]);
+}
+
+#[test]
+fn errors_name_file_and_line() {
+    let cases = [
+        ("path = 'auto'\n\ncolour = 'red'\n", 3, "colour"),
+        ("path = 'fast'\n", 1, "expected one of"),
+        ("\nspin = 3\n", 2, "wanted string"),
+        ("dir = 'relative'\n", 1, "absolute"),
+        (
+            "[[rules]]\naction = 'tcp'\n\n[[rules]]\naction = 'never'\n",
+            4,
+            "tcp, auto, now or wait",
+        ),
+        ("[[rules]]\naction = 'tcp'\nname = 'x'\n", 3, "name"),
+        ("[[rules]]\naction = 'tcp'\nport = '9-1'\n", 1, "port"),
+        ("[[rules]]\naction = 'tcp'\nprogram = 'a;now'\n", 1, "program"),
+        ("[[rules]]\nport = 1\n", 1, "action"),
+        ("[daemon]\nsegments = 3\n", 2, "segments"),
+        ("[daemon]\nmemory_per_user = 'much'\n", 2, "expected u64"),
+        ("path = \n", 1, ""),
+    ];
+    for (text, line, word) in cases {
+        let home = Dir::new();
+        let file = home.file("given.toml", text);
+        let error = refused(viaduct(&home.path).args(["run", "--config", file.to_str().unwrap(), "true"]));
+        let place = format!("{}:{line}: ", file.display());
+        assert!(error.contains(&place) && error.contains(word), "{text:?}: {error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+}
+
+#[test]
+fn the_users_file_is_checked_as_well() {
+    let home = Dir::new();
+    let file = home.file("viaduct.toml", "path = 'auto'\noffers = 'now'\n");
+    let error = refused(viaduct(&home.path).args(["run", "true"]));
+    assert!(error.contains(&format!("{}:2: ", file.display())), "{error}");
+    let status = viaduct(&home.path)
+        .env_remove("VIADUCT_DIR")
+        .arg("status")
+        .output()
+        .unwrap();
+    assert_eq!(status.status.code(), Some(1));
+    assert!(stderr(&status).contains(":2: "));
+}
+
+#[test]
+fn a_file_that_was_asked_for_must_exist() {
+    let home = Dir::new();
+    for option in ["--config", "--rules"] {
+        let error = refused(viaduct(&home.path).args(["run", option, "/nonexistent/file", "true"]));
+        assert!(error.contains("/nonexistent/file"), "{error}");
+    }
+}
+
+#[test]
+fn wrong_variables_are_named() {
+    let home = Dir::new();
+    for (name, value) in [
+        ("VIADUCT_PATH", "fast"),
+        ("VIADUCT_SPIN", "sometimes"),
+        ("VIADUCT_OFFER", "later"),
+        ("VIADUCT_RULES", "tcp,colour=red"),
+    ] {
+        let error = refused(viaduct(&home.path).env(name, value).args(["run", "true"]));
+        assert!(error.contains(name), "{error}");
+    }
+}
+
+#[test]
+fn more_rules_than_a_program_holds_are_an_error_for_that_program_only() {
+    let home = Dir::new();
+    let rules: String = (1..=33)
+        .map(|port| format!("[[rules]]\naction = 'tcp'\nprogram = 'true'\nport = {port}\n"))
+        .collect();
+    home.file("viaduct.toml", &rules);
+    assert!(refused(viaduct(&home.path).args(["run", "true"])).contains("32 rules"));
+    succeed(viaduct(&home.path).args(["run", "sh", "-c", "exit 0"]));
+}

@@ -1,0 +1,241 @@
+//! `viaduct path` and `viaduct explain` on counters that the test writes itself.
+
+mod common;
+
+use common::{Guest, connection, stderr, stdout, succeed, viaduct};
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::process::Output;
+use std::thread;
+use std::time::{Duration, Instant};
+use viaduct_control::Reason;
+use viaduct_control::counters::{Path, State, Wanted};
+
+const SHM: State = State {
+    fd: 0,
+    sending: Path::Shm,
+    receiving: Path::Shm,
+    reason: Reason::Accelerated,
+};
+
+const TCP: State = State {
+    fd: 0,
+    sending: Path::Tcp,
+    receiving: Path::Tcp,
+    reason: Reason::Requested,
+};
+
+fn path(guest: &Guest, arguments: &[&str]) -> Output {
+    viaduct(&guest.dir.path).arg("path").args(arguments).output().unwrap()
+}
+
+fn own_pid() -> String {
+    std::process::id().to_string()
+}
+
+#[test]
+fn the_wish_is_written_into_the_right_slot() {
+    let guest = Guest::new();
+    let (client, server) = connection();
+    guest.show(0, &client, SHM);
+    guest.show(3, &server, SHM);
+    let fd = server.as_raw_fd().to_string();
+    for (word, wanted) in [("tcp", Wanted::Tcp), ("shm", Wanted::Shm), ("auto", Wanted::Auto)] {
+        let output = path(&guest, &["--no-wait", &own_pid(), &fd, word]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert_eq!(guest.wanted(3), wanted as u64);
+        assert_eq!(guest.wanted(0), 0);
+    }
+}
+
+#[test]
+fn an_address_means_every_end_that_has_it() {
+    let guest = Guest::new();
+    let (client, server) = connection();
+    let (other, _peer) = connection();
+    guest.show(0, &client, SHM);
+    guest.show(1, &server, SHM);
+    guest.show(2, &other, SHM);
+    let address = server.local_addr().unwrap();
+    assert!(
+        path(&guest, &["--no-wait", &address.to_string(), "tcp"])
+            .status
+            .success()
+    );
+    assert_eq!([guest.wanted(0), guest.wanted(1), guest.wanted(2)], [1, 1, 0]);
+    assert!(
+        path(&guest, &["--no-wait", &format!(":{}", address.port()), "shm"])
+            .status
+            .success()
+    );
+    assert_eq!([guest.wanted(0), guest.wanted(1), guest.wanted(2)], [2, 2, 0]);
+}
+
+#[test]
+fn a_move_is_awaited() {
+    let guest = Guest::new();
+    let (client, _server) = connection();
+    guest.show(0, &client, SHM);
+    let fd = client.as_raw_fd();
+    let output = thread::scope(|scope| {
+        let program = scope.spawn(|| {
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while guest.wanted(0) != Wanted::Tcp as u64 && Instant::now() < deadline {
+                thread::sleep(Duration::from_millis(1));
+            }
+            guest.show_state(
+                0,
+                State {
+                    fd,
+                    receiving: Path::Shm,
+                    ..TCP
+                },
+            );
+            thread::sleep(Duration::from_millis(50));
+            guest.show_state(0, State { fd, ..TCP });
+        });
+        let output = path(&guest, &[&own_pid(), &fd.to_string(), "tcp"]);
+        assert!(program.is_finished(), "half a move is no move");
+        output
+    });
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).contains("now on tcp"), "{}", stdout(&output));
+}
+
+#[test]
+fn a_program_that_does_not_move_is_told_of() {
+    let guest = Guest::new();
+    let (client, _server) = connection();
+    let fd = client.as_raw_fd();
+    guest.show(
+        0,
+        &client,
+        State {
+            reason: Reason::Offered,
+            ..TCP
+        },
+    );
+    let output = path(&guest, &[&own_pid(), &fd.to_string(), "shm"]);
+    assert_eq!(output.status.code(), Some(3));
+    let text = stdout(&output);
+    assert!(
+        text.contains(Reason::Offered.text()) && text.contains("next socket call"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_is_not_there_cannot_be_moved() {
+    let guest = Guest::new();
+    let (client, _server) = connection();
+    let fd = client.as_raw_fd().to_string();
+    let cases: [(&[&str], &str); 6] = [
+        (&["4294967290", &fd, "tcp"], "no process"),
+        (&[&own_pid(), "987654", "tcp"], "descriptor 987654"),
+        (&["203.0.113.1:9", "tcp"], "203.0.113.1:9"),
+        (&[&own_pid(), "tcp"], "which descriptor"),
+        (&[&own_pid(), &fd, "udp"], "tcp, shm or auto"),
+        (&["nonsense", "tcp"], "ADDR:PORT"),
+    ];
+    for (arguments, word) in cases {
+        let output = path(&guest, arguments);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert!(stderr(&output).contains(word), "{arguments:?}: {}", stderr(&output));
+    }
+}
+
+fn explain(guest: &Guest, target: &str) -> String {
+    succeed(viaduct(&guest.dir.path).args(["explain", target]))
+}
+
+fn address(stream: &TcpStream) -> String {
+    stream.local_addr().unwrap().to_string()
+}
+
+#[test]
+fn the_reason_and_the_other_end_are_explained() {
+    let guest = Guest::new();
+    let (client, _server) = connection();
+    guest.show(
+        0,
+        &client,
+        State {
+            reason: Reason::Offered,
+            ..TCP
+        },
+    );
+    let text = explain(&guest, &address(&client));
+    for part in [
+        "testprog",
+        "tcp for sending, tcp for receiving",
+        Reason::Offered.text(),
+        "[offered]",
+        Reason::Offered.advice(),
+        "does not run under Viaduct",
+        "none. Paired connections go on",
+    ] {
+        assert!(text.contains(part), "{part:?} in {text}");
+    }
+}
+
+#[test]
+fn ends_in_different_runtime_directories_are_noticed() {
+    let (one, other) = (Guest::new(), Guest::new());
+    let (client, server) = connection();
+    one.show(
+        0,
+        &client,
+        State {
+            reason: Reason::Offered,
+            ..TCP
+        },
+    );
+    other.show(
+        0,
+        &server,
+        State {
+            reason: Reason::Offered,
+            ..TCP
+        },
+    );
+    let text = explain(&one, &address(&client));
+    assert!(text.contains("another runtime directory"), "{text}");
+}
+
+#[test]
+fn a_fast_connection_needs_no_advice() {
+    let guest = Guest::new();
+    let (client, server) = connection();
+    guest.show(0, &client, SHM);
+    guest.show(1, &server, SHM);
+    let text = explain(&guest, &own_pid());
+    assert!(text.contains("runs under Viaduct"), "{text}");
+    assert!(text.contains("shm for sending, shm for receiving"), "{text}");
+}
+
+#[test]
+fn a_plain_program_is_told_how_to_join() {
+    let guest = Guest::new();
+    let mut child = std::process::Command::new("sleep").arg("10").spawn().unwrap();
+    let text = explain(&guest, &child.id().to_string());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(
+        text.contains("sleep does not run under Viaduct. Start it with `viaduct run`."),
+        "{text}"
+    );
+    let (client, _server) = connection();
+    let text = explain(&guest, &address(&client));
+    assert!(text.contains("Carried by: tcp"), "{text}");
+}
+
+#[test]
+fn nothing_there_is_an_error() {
+    let guest = Guest::new();
+    for target in ["4294967290", "203.0.113.1:9"] {
+        let output = viaduct(&guest.dir.path).args(["explain", target]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{target}");
+    }
+    let output = viaduct(&guest.dir.path).args(["explain", "nonsense"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+}

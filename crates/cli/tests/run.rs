@@ -1,0 +1,353 @@
+//! `viaduct run` leaves the program as it would be without it, and says so where it cannot enter it.
+
+mod common;
+
+use common::{Dir, some_library, stderr, stdout, succeed, viaduct};
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn run(arguments: &[&str]) -> Output {
+    let home = Dir::new();
+    viaduct(&home.path).arg("run").args(arguments).output().unwrap()
+}
+
+fn executable(dir: &Dir, name: &str, contents: &[u8]) -> PathBuf {
+    let path = dir.path.join(name);
+    fs::write(&path, contents).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn the_exit_status_is_the_programs() {
+    assert_eq!(run(&["--", "sh", "-c", "exit 7"]).status.code(), Some(7));
+    assert_eq!(run(&["sh", "-c", "kill -TERM $$"]).status.signal(), Some(15));
+}
+
+#[test]
+fn what_cannot_be_run_is_told_as_a_shell_does() {
+    let dir = Dir::new();
+    let missing = run(&["no-such-program-anywhere"]);
+    assert_eq!(missing.status.code(), Some(127));
+    assert!(stderr(&missing).contains("no-such-program-anywhere"));
+    assert_eq!(run(&["/nonexistent/program"]).status.code(), Some(127));
+    let plain = dir.file("plain", "text");
+    assert_eq!(run(&[plain.to_str().unwrap()]).status.code(), Some(126));
+    assert_eq!(run(&[dir.path.to_str().unwrap()]).status.code(), Some(126));
+}
+
+#[test]
+fn a_name_without_slash_is_looked_up_as_a_shell_does() {
+    let (first, second) = (Dir::new(), Dir::new());
+    first.file("prog", "not executable");
+    executable(&second, "prog", b"#!/bin/sh\necho found $0\n");
+    let path = std::env::join_paths([&first.path, &second.path, Path::new("/bin"), Path::new("/usr/bin")]).unwrap();
+    let text = succeed(viaduct(&first.path).env("PATH", &path).args(["run", "prog"]));
+    assert_eq!(text, format!("found {}/prog\n", second.path.display()));
+}
+
+#[test]
+fn arguments_standard_streams_and_name_are_untouched() {
+    let home = Dir::new();
+    let mut child = viaduct(&home.path)
+        .args([
+            "run",
+            "sh",
+            "-c",
+            r#"cat; printf '<%s>' "$0" "$@"; echo err >&2"#,
+            "name",
+            "",
+            "-v",
+            "--",
+            "a b",
+        ])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"in").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(stdout(&output), "in<name><><-v><--><a b>");
+    assert_eq!(stderr(&output), "err\n");
+    let name = run(&["sh", "-c", "tr '\\0' '\\n' </proc/$$/cmdline | head -1"]);
+    assert_eq!(stdout(&name), "sh\n");
+}
+
+#[test]
+fn the_library_goes_before_others_and_only_once() {
+    let home = Dir::new();
+    let library = some_library();
+    let library = library.to_str().unwrap();
+    let preload = |existing: &str| {
+        let mut command = viaduct(&home.path);
+        succeed(
+            command
+                .env("LD_PRELOAD", existing)
+                .args(["run", "sh", "-c", "echo $LD_PRELOAD"]),
+        )
+    };
+    assert_eq!(preload(""), format!("{library}\n"));
+    assert_eq!(preload(library), format!("{library}\n"));
+    let other = Path::new(library).with_file_name("libm.so.6");
+    let other = other.to_str().unwrap();
+    assert_eq!(preload(&format!("{other}:{library}")), format!("{library}:{other}\n"));
+}
+
+#[test]
+fn without_the_library_the_program_runs_and_it_is_said() {
+    let home = Dir::new();
+    let mut command = viaduct(&home.path);
+    let output = command
+        .env("VIADUCT_PRELOAD", "/nonexistent.so")
+        .args(["run", "sh", "-c", "echo [$LD_PRELOAD]"])
+        .output()
+        .unwrap();
+    assert_eq!(stdout(&output), "[]\n");
+    assert!(
+        stderr(&output).starts_with("viaduct: sh runs as plain TCP: libviaduct_preload.so"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn without_viaductd_the_program_runs_quietly() {
+    let quiet = run(&["sh", "-c", "exit 3"]);
+    assert_eq!((quiet.status.code(), stderr(&quiet).as_str()), (Some(3), ""));
+    let told = run(&["-v", "sh", "-c", "exit 3"]);
+    assert_eq!(told.status.code(), Some(3));
+    assert!(stderr(&told).contains("viaductd"), "{}", stderr(&told));
+}
+
+/// The smallest program there is: exits with status 42.
+#[cfg(target_arch = "x86_64")]
+fn tiny_elf(machine: u16, segments: &[(u32, &[u8])]) -> Vec<u8> {
+    const CODE: [u8; 12] = [0xbf, 42, 0, 0, 0, 0xb8, 60, 0, 0, 0, 0x0f, 0x05];
+    const BASE: u64 = 0x40_0000;
+    let headers = 64 + 56 * (segments.len() + 1);
+    let mut tail = CODE.to_vec();
+    let mut table = Vec::new();
+    let mut segment = |kind: u32, offset: usize, size: usize| {
+        table.extend(kind.to_le_bytes());
+        table.extend(5_u32.to_le_bytes());
+        table.extend((offset as u64).to_le_bytes());
+        table.extend((BASE + offset as u64).to_le_bytes());
+        table.extend((BASE + offset as u64).to_le_bytes());
+        table.extend((size as u64).to_le_bytes());
+        table.extend((size as u64).to_le_bytes());
+        table.extend(if kind == 1 { 0x1000_u64 } else { 4 }.to_le_bytes());
+    };
+    for (kind, contents) in segments {
+        segment(*kind, headers + tail.len(), contents.len());
+        tail.extend(*contents);
+    }
+    segment(1, 0, headers + tail.len());
+    let mut elf = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+    elf.extend(2_u16.to_le_bytes());
+    elf.extend(machine.to_le_bytes());
+    elf.extend(1_u32.to_le_bytes());
+    elf.extend((BASE + headers as u64).to_le_bytes());
+    elf.extend(64_u64.to_le_bytes());
+    elf.extend(0_u64.to_le_bytes());
+    elf.extend(0_u32.to_le_bytes());
+    for field in [64, 56, u16::try_from(segments.len()).unwrap() + 1, 64, 0, 0] {
+        elf.extend(field.to_le_bytes());
+    }
+    elf.extend(table);
+    elf.extend(tail);
+    elf
+}
+
+#[cfg(target_arch = "x86_64")]
+mod programs_that_cannot_be_entered {
+    use super::*;
+
+    const X86_64: u16 = 62;
+    const AARCH64: u16 = 183;
+    const INTERPRETER: u32 = 3;
+    const NOTE: u32 = 4;
+
+    fn said(path: &Path) -> (Option<i32>, String) {
+        let output = run(&[path.to_str().unwrap()]);
+        (output.status.code(), stderr(&output))
+    }
+
+    #[test]
+    fn static_ones_run_and_it_is_said_once() {
+        let dir = Dir::new();
+        let path = executable(&dir, "tiny", &tiny_elf(X86_64, &[]));
+        let (code, text) = said(&path);
+        assert_eq!(code, Some(42));
+        assert_eq!(text.lines().count(), 1);
+        assert!(
+            text.contains("plain TCP") && text.contains("statically linked"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_script_is_judged_by_its_interpreter() {
+        let dir = Dir::new();
+        let path = executable(&dir, "tiny", &tiny_elf(X86_64, &[]));
+        let direct = executable(&dir, "direct", format!("#! {} -x\n", path.display()).as_bytes());
+        assert!(said(&direct).1.contains("statically linked"));
+        let through_env = executable(&dir, "env-script", b"#!/usr/bin/env -S tiny -x\n");
+        let path = std::env::join_paths([&dir.path, Path::new("/usr/bin")]).unwrap();
+        let mut command = viaduct(&dir.path);
+        let output = command.env("PATH", path).arg("run").arg(&through_env).output().unwrap();
+        assert_eq!(output.status.code(), Some(42));
+        assert!(stderr(&output).contains("statically linked"));
+    }
+
+    #[test]
+    fn go_programs_are_known_by_their_note() {
+        let dir = Dir::new();
+        let note = b"\x04\0\0\0\x04\0\0\0\x04\0\0\0Go\0\0abcd";
+        let (code, text) = said(&executable(&dir, "go", &tiny_elf(X86_64, &[(NOTE, note)])));
+        assert_eq!(code, Some(42));
+        assert!(text.contains("Go"), "{text}");
+    }
+
+    #[test]
+    fn other_architectures_and_c_libraries_are_named() {
+        let dir = Dir::new();
+        let (_, text) = said(&executable(&dir, "foreign", &tiny_elf(AARCH64, &[])));
+        assert!(text.contains("another architecture"), "{text}");
+        let loader = (INTERPRETER, &b"/lib/ld-musl-x86_64.so.1\0"[..]);
+        let (_, text) = said(&executable(&dir, "musl", &tiny_elf(X86_64, &[loader])));
+        assert!(text.contains("musl"), "{text}");
+    }
+
+    #[test]
+    fn a_damaged_file_is_left_to_the_kernel() {
+        let dir = Dir::new();
+        let mut elf = tiny_elf(X86_64, &[(NOTE, &[0xff; 64])]);
+        elf[32..40].copy_from_slice(&u64::MAX.to_le_bytes());
+        let (code, text) = said(&executable(&dir, "damaged", &elf));
+        assert!(matches!(code, Some(1..)), "{text}");
+    }
+
+    #[test]
+    fn set_user_id_programs_are_known() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root can give a program to another user");
+            return;
+        }
+        let dir = Dir::new();
+        let path = executable(&dir, "suid", &fs::read("/bin/true").unwrap());
+        let said_before = said(&path);
+        assert_eq!(said_before, (Some(0), String::new()));
+        std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
+        let (code, text) = said(&path);
+        assert_eq!(code, Some(0));
+        assert!(text.contains("set-user-ID"), "{text}");
+    }
+}
+
+/// A stand-in for viaductd: leaves its arguments, parent and descriptors in files, says that it is ready, lives on for a moment.
+const STAND_IN: &str = r#"#!/bin/sh
+dir=$2
+ready=$6
+echo "$*" >"$dir/arguments"
+ls -l /proc/$$/fd >"$dir/descriptors"
+printf x >&"$ready"
+sleep 0.3
+cut -d' ' -f4 /proc/$$/stat >"$dir/parent"
+"#;
+
+fn start(dir: &Dir, stand_in: &str, arguments: &[&str]) -> (Output, Duration) {
+    let daemon = executable(dir, "viaductd", stand_in.as_bytes());
+    let begin = Instant::now();
+    let output = viaduct(&dir.path)
+        .env("VIADUCT_DAEMON", daemon)
+        .arg("run")
+        .args(arguments)
+        .output()
+        .unwrap();
+    (output, begin.elapsed())
+}
+
+#[test]
+fn viaductd_is_started_as_nobodys_child_with_nothing_of_ours_open() {
+    let dir = Dir::new();
+    // A descriptor that children inherit, as shells and build tools leave them about.
+    let (_read, _write) = rustix::pipe::pipe().unwrap();
+    let (output, _) = start(&dir, STAND_IN, &["sh", "-c", "echo $$; sleep 0.6"]);
+    let program = stdout(&output).trim().to_owned();
+    let read = |name: &str| fs::read_to_string(dir.path.join(name)).unwrap();
+    let arguments = read("arguments");
+    assert!(
+        arguments.starts_with(&format!("--dir {} --idle-exit 60 --ready-fd ", dir.path.display())),
+        "{arguments}"
+    );
+    let open = read("descriptors");
+    assert_eq!(open.matches("pipe:[").count(), 1, "only that for readiness: {open}");
+    assert_ne!(read("parent").trim(), program);
+    assert_ne!(read("parent").trim(), std::process::id().to_string());
+}
+
+#[test]
+fn a_viaductd_that_fails_or_hangs_does_not_hinder_the_program() {
+    let dir = Dir::new();
+    let (output, _) = start(&dir, "#!/bin/sh\nexit 1\n", &["-v", "sh", "-c", "exit 5"]);
+    assert_eq!(output.status.code(), Some(5));
+    assert!(stderr(&output).contains("exited at once"), "{}", stderr(&output));
+    let (output, took) = start(&dir, "#!/bin/sh\nexec sleep 3\n", &["sh", "-c", "exit 6"]);
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(6), ""));
+    assert!(took < Duration::from_millis(2900), "{took:?}");
+}
+
+#[test]
+fn a_program_that_stays_on_tcp_starts_no_viaductd() {
+    let dir = Dir::new();
+    let (output, _) = start(&dir, STAND_IN, &["--path", "tcp", "sh", "-c", "exit 0"]);
+    assert!(output.status.success());
+    assert!(!dir.path.join("arguments").exists());
+}
+
+#[test]
+fn manual_pages_and_completions_are_written() {
+    let dir = Dir::new();
+    let (man, completions) = (dir.path.join("man"), dir.path.join("completions"));
+    let generate = |what: &str, to: &Path| succeed(viaduct(&dir.path).args(["generate", what]).arg(to));
+    generate("man", &man);
+    generate("completions", &completions);
+    for page in [
+        "viaduct",
+        "viaduct-run",
+        "viaduct-status",
+        "viaduct-explain",
+        "viaduct-path",
+        "viaduct-doctor",
+    ] {
+        let text = fs::read_to_string(man.join(format!("{page}.1"))).unwrap();
+        assert!(
+            text.contains(".TH") && text.contains(".SH EXAMPLES") || page == "viaduct-doctor",
+            "{page}"
+        );
+        assert!(
+            text.contains(".SH \"EXIT STATUS\"") || text.contains(".SH EXIT STATUS") || page == "viaduct-status",
+            "{page}"
+        );
+    }
+    assert!(!man.join("viaduct-generate.1").exists());
+    for file in ["viaduct.bash", "viaduct.fish", "_viaduct"] {
+        assert!(
+            fs::read_to_string(completions.join(file)).unwrap().contains("status"),
+            "{file}"
+        );
+    }
+    let checked = Command::new("bash")
+        .arg("-n")
+        .arg(completions.join("viaduct.bash"))
+        .status()
+        .unwrap();
+    assert!(checked.success());
+}

@@ -1,0 +1,385 @@
+//! `viaduct status` on counters that the test writes itself: what is shown, what is not, and what a hostile process can do.
+
+mod common;
+
+use common::{Guest, connection, stdout, succeed, viaduct};
+use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::process::{Command, Stdio};
+use viaduct_control::Reason;
+use viaduct_control::counters::{self, Path, State, slot};
+
+const SHM: State = State {
+    fd: 0,
+    sending: Path::Shm,
+    receiving: Path::Shm,
+    reason: Reason::Accelerated,
+};
+
+const HALF: State = State {
+    fd: 0,
+    sending: Path::Tcp,
+    receiving: Path::Shm,
+    reason: Reason::LaneStall,
+};
+
+#[test]
+fn a_row_has_every_field() {
+    let guest = Guest::new();
+    let (client, _server) = connection();
+    guest.show(0, &client, HALF);
+    let counted = [
+        (slot::NETNS, 77),
+        (slot::BYTES_SENT, 1000),
+        (slot::BYTES_RECEIVED, 1001),
+        (slot::FAST_BYTES_SENT, 1002),
+        (slot::FAST_BYTES_RECEIVED, 1003),
+        (slot::BELLS_SENT, 1004),
+        (slot::BELLS_BY_SOCKET, 1005),
+        (slot::SWITCHES, 1006),
+        (slot::SLEEPS, 1007),
+        (slot::PEER_PID, 1008),
+    ];
+    for (word, value) in counted {
+        guest.set_in_slot(0, word, value);
+    }
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    guest.set_in_slot(0, slot::CREATED_NS, (now.tv_sec - 10) as u64 * 1_000_000_000);
+
+    let mut rows = guest.rows();
+    assert_eq!(rows.len(), 1);
+    let row = rows[0].as_object_mut().unwrap();
+    let age = row.remove("age_s").unwrap().as_f64().unwrap();
+    assert!((9.0..20.0).contains(&age), "{age}");
+    let link = std::fs::read_link("/proc/self/ns/net").unwrap();
+    let netns: u64 = link.to_str().unwrap()[5..].trim_end_matches(']').parse().unwrap();
+    let instance = viaduct_control::runtime::instance_id(guest.dir.path.as_os_str().as_encoded_bytes());
+    let expected = serde_json::json!({
+        "pid": std::process::id(),
+        "program": "testprog",
+        "fd": client.as_raw_fd(),
+        "local": client.local_addr().unwrap().to_string(),
+        "remote": client.peer_addr().unwrap().to_string(),
+        "netns": netns,
+        "netns_cookie": 77,
+        "path": "tcp/shm",
+        "sending": "tcp",
+        "receiving": "shm",
+        "reason": "lane-stall",
+        "bytes_sent": 1000,
+        "bytes_received": 1001,
+        "fast_bytes_sent": 1002,
+        "fast_bytes_received": 1003,
+        "bells_sent": 1004,
+        "bells_by_socket": 1005,
+        "switches": 1006,
+        "sleeps": 1007,
+        "peer_pid": 1008,
+        "instance": format!("{instance:#018x}"),
+    });
+    assert_eq!(serde_json::Value::Object(row.clone()), expected);
+
+    let table = guest.table();
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines.len(), 2);
+    for word in [
+        "PID", "PROGRAM", "FD", "LOCAL", "REMOTE", "PATH", "REASON", "SENT", "RECEIVED", "BELLS", "AGE",
+    ] {
+        assert!(lines[0].split_whitespace().any(|head| head == word), "{word}");
+    }
+    for word in ["testprog", "tcp/shm", "lane-stall", "1004"] {
+        assert!(
+            lines[1].split_whitespace().any(|cell| cell == word),
+            "{word} in {table}"
+        );
+    }
+    assert!(!table.contains('\x1b'), "no colours where no terminal is");
+}
+
+#[test]
+fn addresses_not_yet_known_come_from_the_kernel() {
+    let guest = Guest::new();
+    let (client, server) = connection();
+    for (at, stream) in [&client, &server].into_iter().enumerate() {
+        guest.show(at, stream, SHM);
+        guest.hide_addresses(at);
+    }
+    let rows = guest.rows();
+    assert_eq!(rows.len(), 2);
+    assert_eq!(rows[0]["local"], client.local_addr().unwrap().to_string());
+    assert_eq!(rows[0]["remote"], server.local_addr().unwrap().to_string());
+    assert_eq!(rows[1]["local"], rows[0]["remote"]);
+    assert_eq!(rows[1]["path"], "shm");
+}
+
+#[test]
+fn ipv6_and_mapped_addresses_are_shown_as_they_are() {
+    let guest = Guest::new();
+    let listener = std::net::TcpListener::bind("[::1]:0").unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    guest.show(0, &client, SHM);
+    assert_eq!(guest.rows()[0]["remote"], listener.local_addr().unwrap().to_string());
+    let any = std::net::TcpListener::bind("[::]:0").unwrap();
+    let plain = TcpStream::connect(("127.0.0.1", any.local_addr().unwrap().port())).unwrap();
+    let (mapped, _) = any.accept().unwrap();
+    guest.show(0, &mapped, SHM);
+    assert_eq!(guest.rows()[0]["remote"], plain.local_addr().unwrap().to_string());
+}
+
+#[test]
+fn a_connection_that_is_gone_is_not_shown() {
+    let guest = Guest::new();
+    let (client, server) = connection();
+    guest.show(0, &client, SHM);
+    guest.show(1, &server, SHM);
+    assert_eq!(guest.rows().len(), 2);
+    // A listener and a file where the counters still tell of connections.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    guest.show_state(
+        0,
+        State {
+            fd: listener.as_raw_fd(),
+            ..SHM
+        },
+    );
+    let file = std::fs::File::open("/dev/null").unwrap();
+    guest.show_state(
+        1,
+        State {
+            fd: file.as_raw_fd(),
+            ..SHM
+        },
+    );
+    assert_eq!(guest.rows().len(), 0);
+    // A descriptor that by now is another connection.
+    let (other, _peer) = connection();
+    guest.show_state(
+        0,
+        State {
+            fd: other.as_raw_fd(),
+            ..SHM
+        },
+    );
+    assert_eq!(guest.rows().len(), 0);
+    // Descriptors that cannot be.
+    for fd in [-1, i32::MIN, i32::MAX] {
+        guest.show_state(0, State { fd, ..SHM });
+        assert_eq!(guest.rows().len(), 0);
+    }
+}
+
+#[test]
+fn only_the_asked_for_instance_is_shown() {
+    let (one, other) = (Guest::new(), Guest::new());
+    let (client, server) = connection();
+    one.show(0, &client, SHM);
+    other.show(0, &server, SHM);
+    assert_eq!(one.rows().len(), 1);
+    let all = succeed(viaduct(&one.dir.path).args(["status", "--json", "--all"]));
+    let all: Vec<serde_json::Value> = serde_json::from_str(&all).unwrap();
+    for stream in [&client, &server] {
+        let local = stream.local_addr().unwrap().to_string();
+        assert!(all.iter().any(|row| row["local"] == local));
+    }
+    let empty = succeed(viaduct(&one.dir.path).args(["status", "--json", "--dir", "/nonexistent"]));
+    assert_eq!(empty.trim(), "[]");
+}
+
+/// What it is, how it is done, and how many rows remain.
+type Attack<'a> = (&'static str, &'a dyn Fn(&Guest), usize);
+
+#[test]
+fn hostile_counters_harm_nobody() {
+    let (client, _server) = connection();
+    let hostile: [Attack<'_>; 8] = [
+        ("magic", &|guest| guest.set(counters::MAGIC_WORD, 1), 0),
+        (
+            "more slots than fit",
+            &|guest| guest.set(counters::SLOTS_USED, u64::MAX),
+            1,
+        ),
+        ("no header", &|guest| guest.truncate(100), 0),
+        (
+            "half a slot",
+            &|guest| guest.truncate((counters::HEADER_WORDS as u64 + 5) * 8),
+            0,
+        ),
+        ("empty", &|guest| guest.truncate(0), 0),
+        ("unknown path", &|guest| guest.set_in_slot(0, slot::STATE, u64::MAX), 0),
+        ("port", &|guest| guest.set_in_slot(0, slot::LOCAL + 2, u64::MAX), 0),
+        ("future", &|guest| guest.set_in_slot(0, slot::CREATED_NS, u64::MAX), 1),
+    ];
+    for (name, attack, shown) in hostile {
+        let guest = Guest::new();
+        guest.show(0, &client, SHM);
+        assert_eq!(guest.rows().len(), 1);
+        attack(&guest);
+        assert_eq!(guest.rows().len(), shown, "{name}");
+        assert_eq!(guest.table().lines().count(), 1 + shown, "{name}");
+    }
+}
+
+#[test]
+fn every_word_may_be_anything() {
+    let guest = Guest::new();
+    let (client, _server) = connection();
+    let instance = guest.get(counters::INSTANCE);
+    let mut random = 0x1234_5678_9abc_def1_u64;
+    for round in 0..20 {
+        for word in 0..counters::slot_base(8) {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            guest.set(word, if round % 2 == 0 { random } else { u64::MAX });
+        }
+        guest.set(counters::MAGIC_WORD, counters::MAGIC);
+        guest.set(counters::PID, std::process::id().into());
+        guest.set(counters::INSTANCE, instance);
+        guest.set(counters::UNSHOWN, 0);
+        guest.show(0, &client, SHM);
+        let rows = guest.rows();
+        assert_eq!(rows.len(), 1, "nothing but the one real connection");
+        assert_eq!(rows[0]["local"], client.local_addr().unwrap().to_string());
+        assert!(guest.table().is_ascii() || !guest.table().contains('\x1b'));
+    }
+}
+
+#[test]
+fn names_cannot_write_on_the_terminal() {
+    let guest = Guest::new();
+    let (client, _server) = connection();
+    guest.show(0, &client, SHM);
+    guest.set_program(b"\x1b[2J\nroot\xff");
+    let table = guest.table();
+    assert_eq!(table.lines().count(), 2);
+    assert!(
+        !table.contains('\x1b') && table.contains("\\u{1b}[2J\\nroot"),
+        "{table}"
+    );
+    assert_eq!(guest.rows()[0]["program"], "\\u{1b}[2J\\nroot\u{fffd}");
+}
+
+#[test]
+fn a_child_that_inherited_the_counters_shows_nothing_twice() {
+    let guest = Guest::inherited();
+    let (client, _server) = connection();
+    let _inherited = rustix::io::dup(&client).unwrap();
+    guest.show(0, &client, SHM);
+    let mut child = Command::new("sleep").arg("10").spawn().unwrap();
+    let rows = guest.rows();
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0]["pid"], std::process::id());
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_child_whose_parent_is_gone_still_shows_its_connections() {
+    let guest = Guest::inherited();
+    let (client, _server) = connection();
+    let inherited = rustix::io::dup(&client).unwrap();
+    guest.show(0, &client, SHM);
+    guest.show_state(
+        0,
+        State {
+            fd: inherited.as_raw_fd(),
+            ..SHM
+        },
+    );
+    guest.set(counters::PID, u64::from(u32::MAX));
+    // This process has counters of its own, as a parent would that is not the one in question.
+    let _own = Guest::new();
+    let mut child = Command::new("sleep").arg("10").spawn().unwrap();
+    let rows = guest.rows();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(rows.len(), 1);
+    assert_ne!(rows[0]["pid"], std::process::id());
+    assert_eq!(rows[0]["local"], client.local_addr().unwrap().to_string());
+}
+
+#[test]
+fn connections_without_room_are_counted() {
+    let guest = Guest::new();
+    guest.set(counters::UNSHOWN, 3);
+    assert!(guest.table().contains("3 further connections of testprog"));
+}
+
+#[test]
+fn watching_prints_one_document_a_line() {
+    let guest = Guest::new();
+    let (client, _server) = connection();
+    guest.show(0, &client, SHM);
+    let mut child = viaduct(&guest.dir.path)
+        .args(["status", "--watch", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    for sent in [0, 5] {
+        let line = lines.next().unwrap().unwrap();
+        let rows: Vec<serde_json::Value> = serde_json::from_str(&line).unwrap();
+        assert_eq!(rows[0]["bytes_sent"], sent);
+        guest.set_in_slot(0, slot::BYTES_SENT, 5);
+    }
+    // A reader that goes away ends it without complaint.
+    drop(lines);
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn doctor_says_what_follows() {
+    let guest = Guest::new();
+    let mut command = viaduct(&guest.dir.path);
+    let output = command.args(["doctor", "--json"]).output().unwrap();
+    let checks: Vec<serde_json::Value> = serde_json::from_str(&stdout(&output)).unwrap();
+    let find = |name: &str| checks.iter().find(|check| check["check"] == name).unwrap();
+    for name in [
+        "kernel",
+        "shared memory",
+        "kernel tickets",
+        "user namespace",
+        "descriptors",
+        "mappings",
+        "overcommit",
+        "direct search",
+    ] {
+        assert!(
+            find(name)["finding"]
+                .as_str()
+                .is_some_and(|finding| !finding.is_empty()),
+            "{name}"
+        );
+    }
+    assert_eq!(find("library")["level"], "ok");
+    // No viaductd runs there and none can be started.
+    assert_eq!(find("viaductd")["level"], "fail");
+    assert_eq!(output.status.code(), Some(1));
+    for check in &checks {
+        let ok = check["level"] == "ok";
+        assert_eq!(ok, check["consequence"] == "", "{check}");
+    }
+}
+
+#[test]
+fn doctor_finds_a_library_that_does_not_load_and_a_wrong_configuration() {
+    let guest = Guest::new();
+    let library = guest.dir.file("broken.so", "not a library");
+    guest.dir.file("viaduct.toml", "speed = 'high'\n");
+    let mut command = viaduct(&guest.dir.path);
+    let output = command
+        .env("VIADUCT_PRELOAD", library)
+        .env_remove("VIADUCT_DIR")
+        .arg("doctor")
+        .output()
+        .unwrap();
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text.lines().any(|line| line.starts_with("FAIL  library")), "{text}");
+    assert!(
+        text.lines()
+            .any(|line| line.starts_with("FAIL  configuration") && line.contains(":1: ")),
+        "{text}"
+    );
+}
