@@ -4,15 +4,16 @@
 //! is read with `pread` so that no fault is possible, and a row is shown only if the process really has that socket. So the worst it can
 //! do is to tell lies about connections of its own.
 
-use crate::proc::{self, Ends, Memfd, Memfds, TcpTables, printable};
+use crate::proc::{self, Descriptors, Ends, Memfd, Memfds, TcpTables, printable};
 use rustix::fd::OwnedFd;
 use rustix::io::pread;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{Ipv6Addr, SocketAddr};
+use std::rc::Rc;
 use viaduct_control::Reason;
 use viaduct_control::counters::{
-    HEADER_WORDS, INSTANCE, MAGIC, MAGIC_WORD, MEMFD_NAME, OFFERS, PAIRS, PID, PROGRAM, Path, SLOT_WORDS, SLOTS,
-    SLOTS_USED, State, UNSHOWN, slot, slot_base,
+    HEADER_WORDS, INSTANCE, MAGIC, MAGIC_WORD, OFFERS, PAIRS, PID, PROGRAM, Path, SLOT_WORDS, SLOTS, SLOTS_USED, State,
+    UNSHOWN, slot, slot_base,
 };
 
 /// No process needs more than a few: its own and its parents'.
@@ -130,20 +131,22 @@ struct Region {
     memfd: Memfd,
     file: OwnedFd,
     header: [u64; HEADER_WORDS],
+    /// The process's sockets.
+    sockets: Rc<HashMap<u32, u64>>,
 }
 
 /// The regions that the processes hold, each with the process it belongs to.
 fn owned_regions(pids: &[u32]) -> std::io::Result<Vec<Region>> {
     let memfds = Memfds::new()?;
-    let link = format!("/memfd:{MEMFD_NAME} (deleted)").into_bytes();
     // A forked child holds its parent's region as well as, later, its own.
     let mut holders: BTreeMap<u64, Vec<Region>> = BTreeMap::new();
     for &pid in pids {
-        proc::descriptors(pid)
+        let Descriptors { sockets, counters } = Descriptors::of(pid);
+        let sockets = Rc::new(sockets);
+        counters
             .into_iter()
-            .filter(|fd| proc::descriptor_link(pid, *fd).is_some_and(|is| is == link))
             .take(REGIONS_PER_PROCESS)
-            .filter_map(|fd| Region::open(pid, memfds.identify(pid, fd)?))
+            .filter_map(|fd| Region::open(pid, memfds.identify(pid, fd)?, &sockets))
             .for_each(|region| holders.entry(region.memfd.inode).or_default().push(region));
     }
     let mut regions = Vec::new();
@@ -165,7 +168,7 @@ fn owned_regions(pids: &[u32]) -> std::io::Result<Vec<Region>> {
 }
 
 impl Region {
-    fn open(pid: u32, memfd: Memfd) -> Option<Self> {
+    fn open(pid: u32, memfd: Memfd, sockets: &Rc<HashMap<u32, u64>>) -> Option<Self> {
         let file = memfd.open(false).ok()?;
         let mut header = [0; HEADER_WORDS];
         read_words(&file, 0, &mut header)?;
@@ -174,6 +177,7 @@ impl Region {
             memfd,
             file,
             header,
+            sockets: Rc::clone(sockets),
         })
     }
 
@@ -246,7 +250,7 @@ impl Region {
     /// `end`, with the addresses the kernel has for it; `None` if the process no longer has that connection.
     fn confirm(&self, mut end: End, netns: Option<u64>, tables: &mut TcpTables) -> Option<End> {
         let fd = u32::try_from(end.state.fd).ok()?;
-        let inode = proc::socket_inode(self.pid, fd)?;
+        let inode = *self.sockets.get(&fd)?;
         let kernel = netns.and_then(|netns| tables.find(netns, self.pid, inode));
         let known = end.local.port() != 0 || end.remote.port() != 0;
         match kernel {

@@ -174,6 +174,12 @@ pub(crate) fn find(program: &OsStr) -> Result<PathBuf, NotFound> {
     let path = env::var_os("PATH").unwrap_or_else(|| OsString::from_vec(b"/bin:/usr/bin".to_vec()));
     let mut outcome = NotFound::Missing;
     for dir in env::split_paths(&path) {
+        // An empty entry is the current directory; the dot keeps the name from being looked up again.
+        let dir = if dir.as_os_str().is_empty() {
+            PathBuf::from(".")
+        } else {
+            dir
+        };
         match executable(dir.join(program)) {
             Ok(found) => return Ok(found),
             Err(NotFound::NotExecutable) => outcome = NotFound::NotExecutable,

@@ -3,7 +3,7 @@
 use crate::counters::{self, End, Process, why};
 use crate::daemon::{self, Answer};
 use crate::presence::{self, Presence};
-use crate::proc::{self, TcpTables};
+use crate::proc::{self, Descriptors, TcpTables};
 use crate::target::Target;
 use crate::terminal::{self, Style, bytes, duration, styled};
 use crate::{config, doctor};
@@ -90,10 +90,7 @@ impl View {
             let Some(netns) = proc::network_namespace(pid) else {
                 continue;
             };
-            for fd in proc::descriptors(pid) {
-                let Some(inode) = proc::socket_inode(pid, fd) else {
-                    continue;
-                };
+            for (fd, inode) in Descriptors::of(pid).sockets {
                 let known = i32::try_from(fd).is_ok_and(|fd| shown.contains(&(pid, fd)));
                 match tables.find(netns, pid, inode) {
                     Some(ends) if !known && ends.remote.port() != 0 => plain.push(PlainEnd {
@@ -106,6 +103,7 @@ impl View {
                 }
             }
         }
+        plain.sort_by_key(|end| (end.pid, end.fd));
         Ok(Self { processes, plain })
     }
 

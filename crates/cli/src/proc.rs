@@ -5,20 +5,50 @@ use std::collections::HashMap;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use viaduct_control::counters::MEMFD_NAME;
 
 /// Processes there are now, by number.
 pub(crate) fn processes() -> Vec<u32> {
-    let mut pids: Vec<u32> = numbers(Path::new("/proc"));
+    let mut pids = numbers(Path::new("/proc"));
     pids.sort_unstable();
     pids
 }
 
-/// Open descriptors of `pid`; none if they may not be seen.
-pub(crate) fn descriptors(pid: u32) -> Vec<u32> {
-    let mut fds = numbers(&PathBuf::from(format!("/proc/{pid}/fd")));
-    fds.sort_unstable();
-    fds
+/// The descriptors of a process that matter here.
+#[derive(Debug, Default)]
+pub(crate) struct Descriptors {
+    /// Inodes of its sockets, by descriptor.
+    pub(crate) sockets: HashMap<u32, u64>,
+    /// Descriptors that look like counters, lowest first.
+    pub(crate) counters: Vec<u32>,
+}
+
+impl Descriptors {
+    /// Those of `pid`; none if they may not be seen.
+    pub(crate) fn of(pid: u32) -> Self {
+        let mut descriptors = Self::default();
+        let path = format!("/proc/{pid}/fd");
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let Ok(dir) = openat(rustix::fs::CWD, &path, flags, Mode::empty()) else {
+            return descriptors;
+        };
+        let counters = format!("/memfd:{MEMFD_NAME} (deleted)");
+        let mut buffer = Vec::new();
+        for fd in numbers(Path::new(&path)) {
+            let Ok(link) = readlinkat(&dir, fd.to_string(), std::mem::take(&mut buffer)) else {
+                continue;
+            };
+            if let Some(inode) = inode_in(link.as_bytes(), "socket:[") {
+                descriptors.sockets.insert(fd, inode);
+            } else if link.as_bytes() == counters.as_bytes() {
+                descriptors.counters.push(fd);
+            }
+            buffer = link.into_bytes();
+        }
+        descriptors.counters.sort_unstable();
+        descriptors
+    }
 }
 
 fn numbers(dir: &Path) -> Vec<u32> {
@@ -28,17 +58,6 @@ fn numbers(dir: &Path) -> Vec<u32> {
     entries
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .collect()
-}
-
-/// What descriptor `fd` of `pid` is, in the kernel's words.
-pub(crate) fn descriptor_link(pid: u32, fd: u32) -> Option<Vec<u8>> {
-    let link = readlinkat(rustix::fs::CWD, format!("/proc/{pid}/fd/{fd}"), Vec::new()).ok()?;
-    Some(link.into_bytes())
-}
-
-/// Inode of the socket that is descriptor `fd` of `pid`.
-pub(crate) fn socket_inode(pid: u32, fd: u32) -> Option<u64> {
-    inode_in(&descriptor_link(pid, fd)?, "socket:[")
 }
 
 /// Inode of the network namespace of `pid`.

@@ -49,6 +49,13 @@ fn a_name_without_slash_is_looked_up_as_a_shell_does() {
     let path = std::env::join_paths([&first.path, &second.path, Path::new("/bin"), Path::new("/usr/bin")]).unwrap();
     let text = succeed(viaduct(&first.path).env("PATH", &path).args(["run", "prog"]));
     assert_eq!(text, format!("found {}/prog\n", second.path.display()));
+    let mut here = viaduct(&second.path);
+    let text = succeed(
+        here.current_dir(&second.path)
+            .env("PATH", ":/bin:/usr/bin")
+            .args(["run", "prog"]),
+    );
+    assert_eq!(text, "found ./prog\n");
 }
 
 #[test]
