@@ -111,7 +111,8 @@ impl Settings {
         if let Some(path) = &config {
             layers.push(read(path)?.ok_or_else(|| anyhow!("{}: no such file", path.display()))?);
         }
-        if let Some(path) = user_file() {
+        // After `sudo -u` or `su` the home directory may be somebody else's; then so are the settings in it.
+        if let Some(path) = user_file().filter(|path| !is_hidden(path)) {
             layers.extend(read(&path)?);
         }
         layers.extend(read(Path::new(SYSTEM_FILE))?);
@@ -333,6 +334,10 @@ fn user_file() -> Option<PathBuf> {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let base = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")))?;
     Some(base.join("viaduct.toml"))
+}
+
+fn is_hidden(path: &Path) -> bool {
+    fs::metadata(path).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
 }
 
 fn default_dir() -> PathBuf {

@@ -3,6 +3,9 @@
 mod common;
 
 use common::{Dir, stderr, succeed, viaduct};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -153,6 +156,29 @@ fn the_users_file_is_checked_as_well() {
         .unwrap();
     assert_eq!(status.status.code(), Some(1));
     assert!(stderr(&status).contains(":2: "));
+}
+
+#[test]
+fn a_home_that_may_not_be_entered_holds_no_settings() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can be shut out by becoming another user");
+        return;
+    }
+    let home = Dir::new();
+    home.file("viaduct.toml", "nonsense = 1\n");
+    fs::set_permissions(&home.path, fs::Permissions::from_mode(0o700)).unwrap();
+    // The command itself must be where the other user may run it.
+    let open = Dir::new();
+    fs::set_permissions(&open.path, fs::Permissions::from_mode(0o755)).unwrap();
+    let program = open.path.join("viaduct");
+    fs::copy(env!("CARGO_BIN_EXE_viaduct"), &program).unwrap();
+    let mut command = Command::new(program);
+    command
+        .env("XDG_CONFIG_HOME", &home.path)
+        .env_remove("VIADUCT_DIR")
+        .uid(65534)
+        .gid(65534);
+    succeed(command.current_dir("/").args(["status", "--json"]));
 }
 
 #[test]
