@@ -29,25 +29,23 @@ pub(crate) const LOGICAL: usize = 2 * MAX_BLOCKS;
 /// Words of the bitmap of released logical blocks.
 pub(crate) const RELEASED_WORDS: usize = LOGICAL.div_ceil(64);
 
-/// The header page.
+/// The header page. Atomics throughout, so that a reference to it is sound whoever writes.
 #[derive(Debug)]
 #[cfg_attr(loom, derive(Default))]
-#[repr(C, align(64))]
+#[repr(C)]
 pub(crate) struct Header {
     pub(crate) magic: AtomicU64,
     pub(crate) version: AtomicU32,
     pub(crate) block_shift: AtomicU32,
     pub(crate) blocks: AtomicU32,
-    spare: AtomicU32,
     pub(crate) id: AtomicU64,
-    gap: [u64; 12],
     pub(crate) lanes: [Lane; 2],
 }
 
 /// One direction's words.
 #[derive(Debug)]
 #[cfg_attr(loom, derive(Default))]
-#[repr(C)]
+#[repr(C, align(128))]
 pub(crate) struct Lane {
     pub(crate) sender: SenderSignal,
     pub(crate) sender_own: SenderOwn,
@@ -55,7 +53,6 @@ pub(crate) struct Lane {
     /// Logical blocks given back before the head reached them. Receiver's own.
     pub(crate) released: Released,
     pub(crate) receiver_own: ReceiverOwn,
-    gap: Gap,
     /// Physical block of each logical block, by number modulo its length. Written by the
     /// sender before the tail that covers it, read by the receiver after that tail.
     pub(crate) table: [PlainU8; LOGICAL],
@@ -103,7 +100,6 @@ pub(crate) struct SenderOwn {
 pub(crate) struct ReceiverSignal {
     /// What the receiver sleeps with; taken by the sender.
     pub(crate) wait: AtomicU32,
-    spare: AtomicU32,
     pub(crate) words: [AtomicU64; WORDS],
 }
 
@@ -117,7 +113,7 @@ pub(crate) struct Released([PlainU64; RELEASED_WORDS]);
 /// blocks.
 #[derive(Debug)]
 #[cfg_attr(loom, derive(Default))]
-#[repr(C, align(64))]
+#[repr(C, align(128))]
 pub(crate) struct ReceiverOwn {
     /// Bytes consumed in order since the lane began.
     pub(crate) head: AtomicU64,
@@ -126,12 +122,6 @@ pub(crate) struct ReceiverOwn {
     /// The tail as the receiver last found it, checked then.
     pub(crate) seen: PlainU64,
 }
-
-/// Keeps the table off the receiver's line.
-#[derive(Debug)]
-#[cfg_attr(loom, derive(Default))]
-#[repr(C, align(64))]
-pub(crate) struct Gap([u64; 8]);
 
 impl Lane {
     /// Table entry of a logical block.

@@ -8,11 +8,12 @@ use crate::layout::{Lane, WORDS};
 use crate::sync::{AtomicU64, Pool, fence};
 use crate::violation::Violation;
 
-/// The receiving side of a lane. One user at a time.
+/// The receiving side of a lane. One user at a time, but for [`has_bytes`](Self::has_bytes),
+/// [`head`](Self::head), the bits and the words, which anyone may look at.
 ///
 /// Bytes are numbered from 0, the lane's first. The head is the number of the first byte
-/// not yet consumed. [`readable`](Self::readable) alone looks at what the sender has
-/// published; the other calls work on what it found last.
+/// not yet consumed. [`readable`](Self::readable) looks at what the sender has published
+/// and keeps it; the calls that move bytes work on what it found last.
 #[derive(Clone, Copy, Debug)]
 pub struct Receiver<'a> {
     lane: &'a Lane,
@@ -51,6 +52,14 @@ impl<'a> Receiver<'a> {
     pub fn published(&self) -> u64 {
         // Acquire as in `readable`.
         self.lane.sender.tail.load(Acquire)
+    }
+
+    /// Whether there is something to be read, be it a [`Violation`]. Keeps nothing, so
+    /// that who does not use the receiver may ask too.
+    #[inline]
+    pub fn has_bytes(&self) -> bool {
+        // Nothing is read on the strength of it, so no ordering is needed.
+        self.lane.sender.tail.load(Relaxed) != self.head()
     }
 
     /// Copies bytes from `offset` after the head on, without consuming them. Returns how

@@ -4,12 +4,14 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 use crate::buffer::Source;
 use crate::geometry::Geometry;
-use crate::layout::{LOGICAL, Lane, WORDS};
+use crate::layout::{LOGICAL, Lane, MAX_BLOCKS, WORDS};
 use crate::segment::Segment;
 use crate::sync::{AtomicU64, Pool, fence};
 use crate::violation::Violation;
 
-/// The sending side of a lane. One user at a time.
+/// The sending side of a lane. One user at a time, but for [`tail`](Self::tail),
+/// [`in_flight`](Self::in_flight), the bits and the words, which anyone may look at, and
+/// [`space`](Self::space), which to others is a hint.
 ///
 /// Bytes are numbered from 0, the lane's first. The tail is the number of the next byte.
 #[derive(Clone, Copy, Debug)]
@@ -40,14 +42,6 @@ impl<'a> Sender<'a> {
     /// [`Violation`] when the peer's words make no sense; nothing is published then.
     #[inline]
     pub fn append(&self, source: Source<'_>) -> Result<usize, Violation> {
-        let tail = self.tail();
-        let offset = self.geometry.offset_of(tail);
-        if offset != 0 && source.len() <= self.geometry.block_size() - offset {
-            let block = self.lane.table(self.geometry.block_of(tail)).get();
-            let n = self.pool.write(block.into(), offset, source);
-            self.publish(tail.wrapping_add(n as u64));
-            return Ok(n);
-        }
         self.append_many([source])
     }
 
@@ -56,6 +50,7 @@ impl<'a> Sender<'a> {
     ///
     /// # Errors
     /// [`Violation`] when the peer's words make no sense; nothing is published then.
+    #[inline]
     pub fn append_many<'s>(&self, sources: impl IntoIterator<Item = Source<'s>>) -> Result<usize, Violation> {
         let tail = self.tail();
         let mut done = 0;
@@ -73,7 +68,8 @@ impl<'a> Sender<'a> {
     }
 
     /// Bytes that could be appended now: in the current block, in free blocks, and in
-    /// blocks not yet in use, should the system have memory for them.
+    /// blocks not yet in use, should the system have memory for them. Where the peer's
+    /// words make no sense there is space, so that the caller appends and finds out.
     pub fn space(&self) -> usize {
         let own = &self.lane.sender_own;
         let tail = self.tail();
@@ -82,13 +78,13 @@ impl<'a> Sender<'a> {
             0 => (0, self.geometry.block_of(tail)),
             _ => (self.geometry.block_size() - offset, self.geometry.block_of(tail) + 1),
         };
-        let blocks = self.free_count() + self.pending().unwrap_or(0) + self.growable();
+        let blocks = self.free_count() + self.pending().unwrap_or(MAX_BLOCKS) + self.growable();
         let blocks = blocks.min(self.geometry.blocks());
         let ahead = next.wrapping_sub(own.known_head.get());
         let window = if ahead <= (LOGICAL - blocks.min(LOGICAL)) as u64 {
             blocks
         } else {
-            self.window(tail, next).unwrap_or(0)
+            self.window(tail, next).unwrap_or(LOGICAL)
         };
         rest + (blocks.min(window) << self.geometry.block_shift())
     }
@@ -174,7 +170,20 @@ impl<'a> Sender<'a> {
 
     /// Writes bytes from stream position `at` on without publishing them. Returns how
     /// many found room.
-    fn write(&self, mut at: u64, source: Source<'_>) -> Result<usize, Violation> {
+    #[inline(always)]
+    fn write(&self, at: u64, source: Source<'_>) -> Result<usize, Violation> {
+        let offset = self.geometry.offset_of(at);
+        if offset != 0 && source.len() <= self.geometry.block_size() - offset {
+            let block = self.lane.table(self.geometry.block_of(at)).get();
+            Ok(self.pool.write(block.into(), offset, source))
+        } else {
+            self.write_across(at, source)
+        }
+    }
+
+    /// The same where blocks end and begin.
+    #[inline(never)]
+    fn write_across(&self, mut at: u64, source: Source<'_>) -> Result<usize, Violation> {
         let mut done = 0;
         while done < source.len() {
             let rest = source.slice(done, usize::MAX);
@@ -274,18 +283,18 @@ impl<'a> Sender<'a> {
         let own = &self.lane.sender_own;
         let grown = self.grown();
         let room = self.geometry.blocks() - grown;
+        if room == 0 {
+            return 0;
+        }
         let wanted = want.div_ceil(self.geometry.block_size());
-        let step = wanted.max(grown / 2).clamp(1, room.max(1));
-        let step = if room == 0 {
-            return 0;
-        } else if self.segment.populate(self.number, grown, step) {
-            step
-        } else if step > 1 && self.segment.populate(self.number, grown, 1) {
-            1
-        } else {
-            own.starved.set(1);
-            return 0;
-        };
+        let mut step = wanted.max(grown / 2).clamp(1, room);
+        if !self.segment.populate(self.number, grown, step) {
+            step = 1;
+            if !self.segment.populate(self.number, grown, step) {
+                own.starved.set(1);
+                return 0;
+            }
+        }
         own.starved.set(0);
         // Out of the untouched first, on the free stack second: killed in between, blocks
         // are lost to the lane, not used twice.

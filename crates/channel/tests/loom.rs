@@ -169,8 +169,8 @@ fn the_table_is_not_overrun_by_blocks_released_in_the_middle() {
         bells.send(tx, b"aa");
         for n in 1..8 {
             bells.send(tx, b"..");
-            bells.await_bytes(rx, 2 * (n + 1) as usize);
-            assert_eq!(rx.release(2 * n, 2 * n + 2), 1);
+            bells.await_bytes(rx, 2 * (n + 1));
+            assert_eq!(rx.release(2 * n as u64, 2 * n as u64 + 2), 1);
         }
         let sender = {
             let bells = bells.clone();

@@ -152,6 +152,23 @@ fn bits_are_taken_once_and_only_those_left_can_be_disarmed() {
 }
 
 #[test]
+fn who_does_not_use_a_receiver_may_ask_for_bytes_and_disturbs_nothing() {
+    let (a, b) = Segment::heap(tiny());
+    let (tx, rx) = (a.sender(Side::First), b.receiver(Side::Second));
+    assert!(!rx.has_bytes());
+    assert_eq!(append(tx, b"one"), 3);
+    assert_eq!(rx.readable(), Ok(3));
+    assert_eq!(append(tx, b"two"), 3);
+    assert!(rx.has_bytes());
+    // Still what `readable` saw.
+    assert_eq!(rx.copy_out([0; 9][..].as_mut().into(), 0), 3);
+    assert_eq!(rx.consume(9), 0);
+    assert!(rx.has_bytes());
+    assert_eq!(read(rx, 9), b"two");
+    assert!(!rx.has_bytes());
+}
+
+#[test]
 fn words_are_seen_by_the_peer_and_kept_apart() {
     use core::sync::atomic::Ordering::Relaxed;
     let (a, b) = Segment::heap(tiny());
@@ -180,4 +197,26 @@ fn slices_of_buffers_stay_inside() {
     let dest = crate::Dest::from(&mut bytes[..]);
     assert_eq!(dest.slice(4, 9).len(), 2);
     assert!(dest.slice(usize::MAX, usize::MAX).is_empty());
+}
+
+#[test]
+fn threads_exchange_bytes_without_a_race() {
+    let (a, b) = Segment::heap(tiny());
+    let bytes: Vec<u8> = (0..=255).cycle().take(if cfg!(miri) { 400 } else { 200_000 }).collect();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut rest = &bytes[..];
+            while !rest.is_empty() {
+                let n = append(a.sender(Side::First), &rest[..rest.len().min(11)]);
+                rest = &rest[n..];
+                std::thread::yield_now();
+            }
+        });
+        let mut got = Vec::new();
+        while got.len() < bytes.len() {
+            got.extend(read(b.receiver(Side::Second), 13));
+            std::thread::yield_now();
+        }
+        assert_eq!(got, bytes);
+    });
 }

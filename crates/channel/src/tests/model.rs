@@ -128,7 +128,7 @@ impl Model {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 400 }, failure_persistence: None, ..Default::default() })]
 
     #[test]
     fn a_lane_is_a_queue_with_holes((geometry, steps) in story()) {
