@@ -1,0 +1,333 @@
+//! Ends matched by the kernel's own word.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use support::driver::join;
+use support::{Daemon, Driver, Guest, Host, connection, is_root, link, listener, nft, take_ticket, until};
+use viaduct_control::Reason;
+use viaduct_control::message::MODE_TICKET;
+
+/// A viaductd that takes tickets; `None` where it cannot, which is said.
+fn start(args: &[&str]) -> Option<Daemon> {
+    if !is_root() {
+        return None;
+    }
+    let daemon = Daemon::start(args);
+    assert_eq!(
+        daemon.stats().mode,
+        MODE_TICKET,
+        "viaductd could not attach its BPF program"
+    );
+    Some(daemon)
+}
+
+/// Two hosts on one wire, 10.9.0.1 and 10.9.0.2.
+fn two_hosts() -> (Host, Host) {
+    let (a, b) = (Host::new(), Host::new());
+    link((&a, "eth0", "10.9.0.1/24"), (&b, "eth0", "10.9.0.2/24"));
+    (a, b)
+}
+
+fn greeted(daemon: &Daemon, netns: Option<&str>, user: Option<u32>) -> Driver {
+    let mut driver = Driver::at(netns, user);
+    driver.hello(daemon.dir());
+    driver
+}
+
+#[test]
+fn a_connection_within_one_process() {
+    let Some(daemon) = start(&[]) else { return };
+    let mut guest = Guest::hello(daemon.dir());
+    let (opener, accepter) = connection(&listener());
+    guest.offer(1, &opener);
+    guest.offer(2, &accepter);
+    let pairs = [guest.expect_pair().0, guest.expect_pair().0];
+    assert_eq!(pairs.map(|pair| (pair.offer, pair.side)), [(1, 0), (2, 1)]);
+}
+
+/// Whatever has been sent, read or closed, and in whatever order the ends offer themselves.
+#[test]
+fn a_connection_is_known_at_any_time_of_its_life() {
+    let Some(daemon) = start(&[]) else { return };
+    let mut guest = Guest::hello(daemon.dir());
+    let listener = listener();
+    let mut name = 0;
+    let send_unread = |a: &mut TcpStream, b: &mut TcpStream| {
+        a.write_all(&[1; 50_000]).unwrap();
+        b.write_all(&[2; 7]).unwrap();
+    };
+    let exchange = |a: &mut TcpStream, b: &mut TcpStream| {
+        let mut buffer = [0; 1000];
+        for _ in 0..50 {
+            a.write_all(&buffer).unwrap();
+            b.read_exact(&mut buffer).unwrap();
+            b.write_all(&buffer[..10]).unwrap();
+            a.read_exact(&mut buffer[..10]).unwrap();
+        }
+    };
+    let half_close = |a: &mut TcpStream, _: &mut TcpStream| a.shutdown(Shutdown::Write).unwrap();
+    let other_half = |_: &mut TcpStream, b: &mut TcpStream| b.shutdown(Shutdown::Write).unwrap();
+    type Act<'a> = &'a dyn Fn(&mut TcpStream, &mut TcpStream);
+    let nothing = |_: &mut TcpStream, _: &mut TcpStream| ();
+    let befores: [Act<'_>; 3] = [&nothing, &send_unread, &exchange];
+    let betweens: [Act<'_>; 4] = [&nothing, &send_unread, &half_close, &other_half];
+    for before in befores {
+        for between in betweens {
+            for opener_first in [true, false] {
+                let (mut opener, mut accepter) = connection(&listener);
+                before(&mut opener, &mut accepter);
+                let (first, second) = if opener_first { (1, 2) } else { (2, 1) };
+                for (place, number) in [first, second].into_iter().enumerate() {
+                    let end: &TcpStream = if number == 1 { &opener } else { &accepter };
+                    guest.offer(name + number, end);
+                    if place == 0 {
+                        between(&mut opener, &mut accepter);
+                    }
+                }
+                let pairs = [guest.expect_pair().0.offer, guest.expect_pair().0.offer];
+                assert_eq!(pairs, [name + first, name + second]);
+                name += 2;
+            }
+        }
+    }
+}
+
+#[test]
+fn gigabytes_of_sequence_numbers_later() {
+    let Some(daemon) = start(&[]) else { return };
+    let mut guest = Guest::hello(daemon.dir());
+    let (mut opener, mut accepter) = connection(&listener());
+    // More than 2^32 bytes, so that the 32-bit numbers have wrapped and the 64-bit counts have not.
+    const TOTAL: u64 = (4 << 30) + 12345;
+    let sender = std::thread::spawn(move || {
+        let chunk = vec![0; 1 << 20];
+        let mut left = TOTAL;
+        while left > 0 {
+            let now = left.min(chunk.len() as u64) as usize;
+            accepter.write_all(&chunk[..now]).unwrap();
+            left -= now as u64;
+        }
+        accepter
+    });
+    let mut buffer = vec![0; 1 << 20];
+    let mut left = TOTAL;
+    while left > 0 {
+        left -= opener.read(&mut buffer).unwrap() as u64;
+    }
+    let accepter = sender.join().unwrap();
+    guest.offer(1, &opener);
+    guest.offer(2, &accepter);
+    assert_eq!(guest.expect_pair().0.offer, 1);
+    assert_eq!(guest.expect_pair().0.offer, 2);
+}
+
+#[test]
+fn ipv6_counts_too() {
+    let Some(daemon) = start(&[]) else { return };
+    let mut guest = Guest::hello(daemon.dir());
+    let Ok(listener) = std::net::TcpListener::bind("[::1]:0") else {
+        eprintln!("skipped: no IPv6");
+        return;
+    };
+    let (opener, accepter) = connection(&listener);
+    guest.offer(1, &opener);
+    guest.offer(2, &accepter);
+    guest.expect_pair();
+    guest.expect_pair();
+}
+
+#[test]
+fn two_namespaces_over_a_wire() {
+    let Some(daemon) = start(&[]) else { return };
+    let (a, b) = two_hosts();
+    let mut server = greeted(&daemon, Some(&a.name), None);
+    let mut client = greeted(&daemon, Some(&b.name), None);
+    join(&mut server, "10.9.0.1:80", &mut client, "10.9.0.1:80");
+    client.ask("offer 0 1 bell 1");
+    client.expect_nothing();
+    server.ask("offer 0 5 bell 1");
+    // Another namespace: nobody gets the other's bell.
+    let pids = (client.pid(), server.pid());
+    client.expect(&format!(
+        "pair 1 segment 1 side 0 bell 0 peer {} 0 descriptors 1",
+        pids.1
+    ));
+    server.expect(&format!(
+        "pair 5 segment 1 side 1 bell 0 peer {} 0 descriptors 1",
+        pids.0
+    ));
+}
+
+#[test]
+fn bells_are_given_within_one_user_and_namespace_only() {
+    let Some(daemon) = start(&[]) else { return };
+    for (user, given) in [(None, true), (Some(65534), false)] {
+        let mut server = greeted(&daemon, None, None);
+        let mut client = greeted(&daemon, None, user);
+        let at = server.ask("listen 127.0.0.1:0");
+        client.ask(&format!("connect {at}"));
+        server.ask("accept");
+        client.ask("offer 0 1 bell 1");
+        server.ask("offer 0 1 bell 1");
+        for end in [&mut client, &mut server] {
+            let event = end.expect("pair 1");
+            assert_eq!(event.ends_with("descriptors 2"), given, "{event}");
+        }
+    }
+}
+
+/// Two pairs of hosts, isolated from each other, whose connections have the same four addresses and ports at once.
+#[test]
+fn equal_addresses_in_other_namespaces_are_not_confused() {
+    let Some(daemon) = start(&[]) else { return };
+    let mut ends = Vec::new();
+    let hosts = [two_hosts(), two_hosts()];
+    for (a, b) in &hosts {
+        let mut server = greeted(&daemon, Some(&a.name), None);
+        let mut client = greeted(&daemon, Some(&b.name), None);
+        support::run(
+            "ip",
+            &[
+                "netns",
+                "exec",
+                &b.name,
+                "sysctl",
+                "-qw",
+                "net.ipv4.ip_local_port_range=40000 40001",
+            ],
+        );
+        join(&mut server, "10.9.0.1:80", &mut client, "10.9.0.1:80");
+        assert_eq!(client.ask("address 0"), "10.9.0.2:40000");
+        ends.push((server, client));
+    }
+    let (second, first) = (ends.pop().unwrap(), ends.pop().unwrap());
+    let ((mut server1, mut client1), (mut server2, mut client2)) = (first, second);
+    client1.ask("offer 0 11");
+    server2.ask("offer 0 22");
+    server2.expect_nothing();
+    client1.expect_nothing();
+    server1.ask("offer 0 12");
+    client1.expect(&format!("pair 11 segment 1 side 0 bell 0 peer {}", server1.pid()));
+    server1.expect(&format!("pair 12 segment 1 side 1 bell 0 peer {}", client1.pid()));
+    client2.ask("offer 0 21");
+    server2.expect(&format!("pair 22 segment 2 side 0 bell 0 peer {}", client2.pid()));
+    client2.expect(&format!("pair 21 segment 2 side 1 bell 0 peer {}", server2.pid()));
+}
+
+/// Destination and source both rewritten on the way, as for a published container port.
+#[test]
+fn address_translation_does_not_hide_a_connection() {
+    let Some(daemon) = start(&[]) else { return };
+    let (client_host, router, server_host) = (Host::new(), Host::new(), Host::new());
+    link((&client_host, "eth0", "10.1.0.2/24"), (&router, "left", "10.1.0.1/24"));
+    link((&router, "right", "10.2.0.1/24"), (&server_host, "eth0", "10.2.0.2/24"));
+    support::run(
+        "ip",
+        &["netns", "exec", &router.name, "sysctl", "-qw", "net.ipv4.ip_forward=1"],
+    );
+    nft(
+        &router,
+        "table ip nat {
+            chain pre { type nat hook prerouting priority -100; tcp dport 8080 dnat to 10.2.0.2:80; }
+            chain post { type nat hook postrouting priority 100; oifname right masquerade; }
+        }",
+    );
+    let mut server = greeted(&daemon, Some(&server_host.name), None);
+    let mut client = greeted(&daemon, Some(&client_host.name), None);
+    join(&mut server, "10.2.0.2:80", &mut client, "10.1.0.1:8080");
+    server.ask("offer 0 2");
+    client.ask("offer 0 1");
+    server.expect(&format!("pair 2 segment 1 side 0 bell 0 peer {}", client.pid()));
+    client.expect(&format!("pair 1 segment 1 side 1 bell 0 peer {}", server.pid()));
+}
+
+#[test]
+fn users_are_paired_and_each_is_charged() {
+    let Some(daemon) = start(&["--segments-per-user", "1"]) else {
+        return;
+    };
+    let mut server = greeted(&daemon, None, None);
+    let mut one = greeted(&daemon, None, Some(65533));
+    let mut other = greeted(&daemon, None, Some(65534));
+    let at = server.ask("listen 127.0.0.1:0");
+    one.ask(&format!("connect {at}"));
+    server.ask("accept");
+    other.ask(&format!("connect {at}"));
+    server.ask("accept");
+    server.ask("offer 0 1");
+    one.ask("offer 0 1");
+    one.expect(&format!("pair 1 segment 1 side 1 bell 0 peer {} 0", server.pid()));
+    server.expect(&format!("pair 1 segment 1 side 0 bell 0 peer {} 65533", one.pid()));
+    other.ask("offer 0 1");
+    server.ask("offer 1 2");
+    other.expect("refuse 1 limit-segments 5000");
+    server.expect("refuse 2 limit-segments 5000");
+    server.ask("detach 1");
+    until("the segment counts for one end only", || {
+        other.ask("offer 0 1");
+        server.ask("offer 1 2");
+        let events = (other.event(), server.event());
+        events.0.starts_with("pair 1") && events.1.starts_with("pair 2")
+    });
+}
+
+#[test]
+fn viaductd_may_be_killed_and_started_again() {
+    let Some(daemon) = start(&[]) else { return };
+    let guest = Guest::hello(daemon.dir());
+    let first_run = guest.welcome.instance;
+    let (opener, accepter) = connection(&listener());
+    let dir = daemon.kill();
+    guest.expect_hang_up();
+    assert!(
+        take_ticket(&opener, guest.welcome.nonce, 1).is_err(),
+        "the program outlived viaductd"
+    );
+    let daemon = Daemon::start_in(dir, &[]);
+    let mut guest = Guest::hello(daemon.dir());
+    assert_ne!(guest.welcome.instance, first_run);
+    guest.offer(1, &opener);
+    guest.offer(2, &accepter);
+    guest.expect_pair();
+    guest.expect_pair();
+}
+
+#[test]
+fn two_viaductds_do_not_disturb_each_other() {
+    let (Some(one), Some(other)) = (start(&[]), start(&[])) else {
+        return;
+    };
+    let (opener, accepter) = connection(&listener());
+    for daemon in [&one, &other] {
+        let mut guest = Guest::hello(daemon.dir());
+        guest.offer(1, &opener);
+        guest.offer(2, &accepter);
+        guest.expect_pair();
+        guest.expect_pair();
+    }
+}
+
+#[test]
+fn sockets_that_are_no_tcp_connection_get_no_ticket() {
+    let Some(daemon) = start(&[]) else { return };
+    let guest = Guest::hello(daemon.dir());
+    let listener = listener();
+    let udp: OwnedFd = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().into();
+    for end in [listener.as_fd(), udp.as_fd(), guest.socket.as_fd()] {
+        assert!(take_ticket(&end, guest.welcome.nonce, 1).is_err());
+    }
+}
+
+#[test]
+fn an_offer_without_a_ticket_is_refused() {
+    let Some(daemon) = start(&[]) else { return };
+    let mut guest = Guest::hello(daemon.dir());
+    let (opener, _accepter) = connection(&listener());
+    let mut offer = guest.honest_offer(1, &opener);
+    offer.flags = 0;
+    guest.send(&offer);
+    assert_eq!(guest.expect_refusal(), (1, Reason::NoTicket, 0));
+}
