@@ -2,8 +2,10 @@
 
 use crate::binaries::binary;
 use crate::processes::{signal, wait_until};
+use crate::program::tail;
 use crate::status::{self, Row};
 use nix::sys::signal::Signal;
+use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -11,6 +13,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tempfile::TempDir;
+
+const LOG: &str = "viaductd.log";
 
 /// A runtime directory with its viaductd, stopped and removed on drop.
 #[derive(Debug)]
@@ -90,12 +94,19 @@ impl Instance {
             .args(&self.arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
+            .stderr(self.log())
             .spawn()
             .expect("viaductd starts");
         *daemon = Some(child);
         let socket = self.dir().join("viaductd.sock");
         let answers = wait_until(Duration::from_secs(10), || socket.exists() && connects(&socket));
         assert!(answers, "viaductd does not answer in {}", self.dir().display());
+    }
+
+    /// What viaductd says goes to a file of the instance, shown if the test fails.
+    fn log(&self) -> Stdio {
+        let file = File::options().create(true).append(true).open(self.scratch(LOG));
+        file.map_or_else(|_| Stdio::null(), Stdio::from)
     }
 
     /// Kills viaductd without a word of warning.
@@ -161,6 +172,10 @@ impl Instance {
 impl Drop for Instance {
     fn drop(&mut self) {
         self.kill_daemon();
+        if std::thread::panicking() {
+            let log = std::fs::read_to_string(self.scratch(LOG)).unwrap_or_default();
+            eprintln!("viaductd's last words:\n{}", tail(&log));
+        }
     }
 }
 

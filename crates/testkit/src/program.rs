@@ -3,8 +3,10 @@
 use crate::binaries::{binary, find};
 use crate::host::Host;
 use crate::instance::Instance;
-use crate::processes::{family, is_listening, signal, wait_until};
+use crate::processes::{cpu_seconds, family, is_listening, signal, wait_until};
 use nix::sys::signal::Signal;
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
@@ -198,7 +200,8 @@ impl Outcome {
     }
 }
 
-fn tail(text: &str) -> &str {
+/// The end of a long text.
+pub(crate) fn tail(text: &str) -> &str {
     let mut from = text.len().saturating_sub(4000);
     while !text.is_char_boundary(from) {
         from += 1;
@@ -277,6 +280,21 @@ impl Program {
         status
     }
 
+    /// Waits for its end and returns the processor time it has used, in seconds.
+    ///
+    /// # Panics
+    /// If it does not end within `limit`.
+    pub fn processor_time(&self, limit: Duration) -> f64 {
+        let pid = Pid::from_raw(i32::try_from(self.pid()).unwrap_or(-1));
+        // Left unreaped, so that its times can still be read.
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        let ended = wait_until(limit, || {
+            !matches!(waitid(Id::Pid(pid), flags), Ok(WaitStatus::StillAlive))
+        });
+        assert!(ended, "{} still runs after {limit:?}", self.name);
+        cpu_seconds(self.pid())
+    }
+
     /// Waits for its end.
     ///
     /// # Panics
@@ -314,7 +332,7 @@ impl Drop for Program {
         if let Ok(group) = i32::try_from(self.pid())
             && self.is_running()
         {
-            let _ = nix::sys::signal::killpg(nix::unistd::Pid::from_raw(group), Signal::SIGKILL);
+            let _ = nix::sys::signal::killpg(Pid::from_raw(group), Signal::SIGKILL);
         }
         let _ = self.child.kill();
         let _ = self.child.wait();

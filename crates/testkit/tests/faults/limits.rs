@@ -53,6 +53,8 @@ fn viaductd_without_descriptors_leaves_connections_on_tcp() {
         server.assert_sound();
         instance.kill_daemon();
         instance.start_daemon();
+        // It answers before it has opened everything it will need.
+        std::thread::sleep(Duration::from_millis(100));
     }
 }
 
