@@ -275,6 +275,8 @@ body! {
         segment_bytes: u64,
         /// Most segments one user may hold.
         segments_per_user: u64,
+        /// Why viaductd takes no tickets: UTF-8, zero-padded; empty in ticket mode.
+        mode_reason: [u8; 120],
     }
 }
 

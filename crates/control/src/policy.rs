@@ -130,6 +130,14 @@ impl Default for Policy {
 }
 
 impl Policy {
+    /// Plain TCP for everything.
+    pub fn plain() -> Self {
+        Self {
+            path: PathPolicy::Tcp,
+            ..Self::default()
+        }
+    }
+
     /// Parses the four variables' values for the program named `program`.
     ///
     /// # Errors

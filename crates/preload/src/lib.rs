@@ -1,1 +1,19 @@
-//! Placeholder.
+//! The C symbols that intercept a program's socket calls.
+//!
+//! Each hook has the contract of the C library's function of its name, which every `# Safety` here means. A hook finds out whether the
+//! descriptor concerns Viaduct, and if not calls the function behind it; if so it hands over to `viaduct-socket`. No hook panics, and
+//! those that may wait can be unwound through by a cancelled thread.
+
+#![expect(
+    clippy::missing_safety_doc,
+    reason = "every hook has the contract of the C function of its name"
+)]
+#![expect(missing_docs, reason = "the C library documents these functions")]
+#![expect(unreachable_pub, reason = "the hooks are for the dynamic linker")]
+
+mod descriptors;
+mod files;
+mod options;
+mod process;
+mod transfer;
+mod wait;

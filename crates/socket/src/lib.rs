@@ -1,1 +1,49 @@
-//! Placeholder.
+//! BSD socket semantics over kernel connections and lanes.
+//!
+//! This crate lives in somebody else's process. It prints nothing, starts no thread, holds no lock while waiting, allocates nothing where
+//! bytes move, and does nothing before the first TCP connection. Where it does not understand, or viaductd is absent, the
+//! kernel connection carries on as always.
+//!
+//! | module | what it knows |
+//! |---|---|
+//! | [`lifecycle`] | descriptors: connect, accept, dup, close, fork, exit |
+//! | [`send()`], [`receive()`], [`file`] | the stream's bytes; [`demote`]: back to TCP |
+//! | [`epoll`], [`epoll_wait`], [`poll`] | readiness; `ready`: how it is computed |
+//! | [`options`], [`signals`] | calls whose meaning we keep |
+//! | `agent` | viaductd; `counters`: what `viaduct status` shows |
+//! | `conn`, `table`, `lock`, `bell`, `spin`, `wait` | the records and how threads wait |
+//! | [`sys`], [`real`] | the system-call corner |
+#![deny(unsafe_code)]
+
+mod agent;
+mod bell;
+pub mod conn;
+mod counters;
+mod demote;
+pub mod epoll;
+pub mod epoll_wait;
+pub mod file;
+mod kernel;
+pub mod lifecycle;
+mod list;
+mod lock;
+pub mod options;
+pub mod poll;
+mod ready;
+#[expect(unsafe_code, reason = "the C library's functions")]
+pub mod real;
+mod receive;
+mod send;
+pub mod signals;
+mod spin;
+#[expect(unsafe_code, reason = "the system-call corner")]
+pub mod sys;
+pub mod table;
+#[expect(unsafe_code, reason = "the program's buffers, on its word")]
+mod vector;
+mod wait;
+
+pub use conn::Conn;
+pub use receive::receive;
+pub use send::send;
+pub use vector::Vector;

@@ -1,1 +1,212 @@
-//! Placeholder.
+//! One direction of a connection as a sequence of stretches (law 2 of the design).
+//!
+//! A direction starts *raw*: the kernel connection carries the program's bytes. The sender alone changes that:
+//!
+//! * **promote**: the sender publishes, in the lane, "the raw stretch ends at kernel position X" and a new epoch. From X on the
+//!   stream's bytes are in the lane, and the kernel connection carries [marks](MARK_BELL), single bytes that are not part of
+//!   the stream.
+//! * **demote**: the sender sends [`MARK_BACK`] on the kernel connection. Everything published in the lane before it belongs
+//!   to the ended stretch; every kernel byte after it is raw again. The receiver acknowledges the epoch once it has taken
+//!   the last lane byte, and only then may the sender promote again. So one word pair suffices, and nothing is ever
+//!   announced twice.
+//!
+//! A *kernel position* counts the bytes of one direction of the TCP connection, marks included, from its first byte; both
+//! ends can ask the kernel for it (`TCP_INFO`), so bytes that passed before anyone counted do no harm.
+//!
+//! Law for receivers: while a promotion is possible ([`Outgoing::may_promote`] at the peer), never take more bytes from the
+//! kernel than were there *before* the epoch was last looked at. Marks are published after the epoch, so such bytes are raw.
+//!
+//! This crate makes no system calls and reads no clock; every word it reads may have been written by a hostile peer, whose
+//! worst is to garble its own connection.
+//!
+//! Words in the lane, by the side that writes them:
+//!
+//! | word | meaning |
+//! |---|---|
+//! | sender 0 | X of the newest epoch |
+//! | sender 1 | newest epoch, counted from 1 |
+//! | sender 3 | the sender's own [`Mode`], so that forked processes share it |
+//! | receiver 0 | 1: this end is attached, promotions may come |
+//! | receiver 1 | newest epoch whose stretch has ended and been read |
+//! | receiver 2 | 1: please demote, 0: as you like |
+//! | receiver 3 | epoch being read, bit 63: its [`MARK_BACK`] has been seen |
+#![forbid(unsafe_code)]
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use viaduct_channel::{Receiver, Sender};
+
+/// Mark: look at the lane. Carries no meaning beyond making the socket readable.
+pub const MARK_BELL: u8 = 0;
+/// Mark: the lane stretch ends with what has been published; raw bytes follow.
+pub const MARK_BACK: u8 = 1;
+
+const S_UNTIL: usize = 0;
+const S_EPOCH: usize = 1;
+const S_MODE: usize = 3;
+const R_READY: usize = 0;
+const R_ENDED: usize = 1;
+const R_REQUEST: usize = 2;
+const R_READING: usize = 3;
+const BACK_SEEN: u64 = 1 << 63;
+
+/// How the sender sends now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Bytes go to the kernel connection.
+    Raw,
+    /// Bytes go to the lane.
+    Lane,
+    /// [`MARK_BACK`] must be sent before anything else; then the mode is [`Mode::Raw`].
+    BackPending,
+}
+
+/// The sending half of one end. Used by one party at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct Outgoing<'a> {
+    lane: Sender<'a>,
+}
+
+impl<'a> Outgoing<'a> {
+    /// The half that sends on `lane`.
+    #[inline]
+    pub fn new(lane: Sender<'a>) -> Self {
+        Self { lane }
+    }
+
+    /// How bytes are sent now.
+    #[inline]
+    pub fn mode(&self) -> Mode {
+        match self.lane.word(S_MODE).load(Relaxed) {
+            1 => Mode::Lane,
+            2 => Mode::BackPending,
+            _ => Mode::Raw,
+        }
+    }
+
+    /// Whether the receiver is attached and has taken the whole of the last lane stretch, so that [`Outgoing::promote`] is allowed.
+    #[inline]
+    pub fn may_promote(&self) -> bool {
+        // Acquire pairs with the release in `Incoming::set_ready` and `Incoming::lane_drained`.
+        self.mode() == Mode::Raw
+            && self.lane.peer_word(R_READY).load(Acquire) == 1
+            && self.lane.peer_word(R_ENDED).load(Acquire) == self.lane.word(S_EPOCH).load(Relaxed)
+    }
+
+    /// Whether the receiver asks for TCP.
+    #[inline]
+    pub fn peer_wants_raw(&self) -> bool {
+        self.lane.peer_word(R_REQUEST).load(Relaxed) == 1
+    }
+
+    /// Declares that the raw stretch ends at kernel position `until` and the lane goes on from there. A mark must follow on
+    /// the kernel connection, to wake a receiver that waits there.
+    pub fn promote(&self, until: u64) {
+        let epoch = self.lane.word(S_EPOCH).load(Relaxed);
+        self.lane.word(S_UNTIL).store(until, Relaxed);
+        self.lane.word(S_MODE).store(1, Relaxed);
+        // Release pairs with the acquire in `Incoming::source`: who sees the epoch sees X.
+        self.lane.word(S_EPOCH).store(epoch.wrapping_add(1), Release);
+    }
+
+    /// Ends the lane stretch; [`MARK_BACK`] is now owed to the kernel connection.
+    pub fn demote(&self) {
+        if self.mode() == Mode::Lane {
+            self.lane.word(S_MODE).store(2, Relaxed);
+        }
+    }
+
+    /// [`MARK_BACK`] has been handed to the kernel.
+    pub fn back_sent(&self) {
+        self.lane.word(S_MODE).store(0, Relaxed);
+    }
+}
+
+/// Where the next bytes of the stream come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The kernel connection, all that it has. What was there before this answer was raw.
+    Raw,
+    /// The kernel connection, up to position X and no further.
+    RawUntil(u64),
+    /// The lane; the kernel connection carries marks.
+    Lane,
+    /// The lane, for what is left there; the kernel connection is raw again after that.
+    LaneThenRaw,
+}
+
+/// The receiving half of one end. Used by one party at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct Incoming<'a> {
+    lane: Receiver<'a>,
+}
+
+impl<'a> Incoming<'a> {
+    /// The half that receives on `lane`.
+    #[inline]
+    pub fn new(lane: Receiver<'a>) -> Self {
+        Self { lane }
+    }
+
+    /// Tells the sender that this end is attached and follows the receivers' law.
+    pub fn set_ready(&self) {
+        // Release pairs with `Outgoing::may_promote`.
+        self.lane.word(R_READY).store(1, Release);
+    }
+
+    /// Tells the sender to promote no more; a stretch that has begun goes on.
+    pub fn set_unready(&self) {
+        self.lane.word(R_READY).store(0, Release);
+    }
+
+    /// Asks the sender for TCP, or takes that back.
+    pub fn request_raw(&self, raw: bool) {
+        self.lane.word(R_REQUEST).store(u64::from(raw), Relaxed);
+    }
+
+    /// Where the next bytes come from.
+    #[inline]
+    pub fn source(&self) -> Source {
+        let reading = self.lane.word(R_READING).load(Relaxed);
+        if reading != 0 {
+            return if reading & BACK_SEEN == 0 {
+                Source::Lane
+            } else {
+                Source::LaneThenRaw
+            };
+        }
+        // Acquire pairs with the release in `Outgoing::promote`.
+        let epoch = self.lane.peer_word(S_EPOCH).load(Acquire);
+        if epoch == self.lane.word(R_ENDED).load(Relaxed) {
+            Source::Raw
+        } else {
+            Source::RawUntil(self.lane.peer_word(S_UNTIL).load(Relaxed))
+        }
+    }
+
+    /// All raw bytes up to X have been received: the lane is next.
+    pub fn enter_lane(&self) {
+        let epoch = self.lane.word(R_ENDED).load(Relaxed).wrapping_add(1) & !BACK_SEEN;
+        self.lane.word(R_READING).store(epoch, Relaxed);
+    }
+
+    /// Takes marks that were peeked from the kernel connection in [`Source::Lane`]; answers how many of them may be
+    /// discarded there. The rest, after a [`MARK_BACK`], is raw.
+    pub fn marks(&self, marks: &[u8]) -> usize {
+        match marks.iter().position(|mark| *mark == MARK_BACK) {
+            Some(index) => {
+                let reading = self.lane.word(R_READING).load(Relaxed);
+                self.lane.word(R_READING).store(reading | BACK_SEEN, Relaxed);
+                index + 1
+            }
+            None => marks.len(),
+        }
+    }
+
+    /// In [`Source::LaneThenRaw`], once the lane is empty: the stretch has ended, raw is next.
+    pub fn lane_drained(&self) {
+        let epoch = self.lane.word(R_READING).load(Relaxed) & !BACK_SEEN;
+        self.lane.word(R_READING).store(0, Relaxed);
+        // Release pairs with `Outgoing::may_promote`: who sees the acknowledgement may overwrite X.
+        self.lane.word(R_ENDED).store(epoch, Release);
+    }
+}

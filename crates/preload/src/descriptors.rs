@@ -1,0 +1,240 @@
+//! Calls by which descriptors come and go.
+
+use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
+use libc::{FILE, sockaddr, socklen_t};
+use viaduct_socket::{lifecycle, real, sys, table};
+
+/// Defines hooks of calls that make one descriptor of a kind that is none of ours.
+macro_rules! creators {
+    ($($name:ident($($argument:ident: $type:ty),*);)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> c_int {
+                // SAFETY: the program's own call.
+                let fd = unsafe { real::$name($($argument),*) };
+                lifecycle::fresh(fd);
+                fd
+            }
+        )*
+    };
+}
+
+creators! {
+    socket(domain: c_int, kind: c_int, protocol: c_int);
+    open(path: *const c_char, flags: c_int, mode: c_uint);
+    open64(path: *const c_char, flags: c_int, mode: c_uint);
+    openat(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint);
+    openat64(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint);
+    creat(path: *const c_char, mode: c_uint);
+    eventfd(value: c_uint, flags: c_int);
+    timerfd_create(clock: c_int, flags: c_int);
+    signalfd(fd: c_int, mask: *const c_void, flags: c_int);
+    memfd_create(name: *const c_char, flags: c_uint);
+    inotify_init();
+    inotify_init1(flags: c_int);
+}
+
+/// Defines hooks of calls that make two descriptors.
+macro_rules! pair_creators {
+    ($($name:ident($($argument:ident: $type:ty),*) into $ends:ident;)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> c_int {
+                // SAFETY: the program's own call.
+                let result = unsafe { real::$name($($argument),*) };
+                if result == 0 {
+                    // SAFETY: the call has written both.
+                    unsafe {
+                        lifecycle::fresh(*$ends);
+                        lifecycle::fresh(*$ends.add(1));
+                    }
+                }
+                result
+            }
+        )*
+    };
+}
+
+pair_creators! {
+    pipe(ends: *mut c_int) into ends;
+    pipe2(ends: *mut c_int, flags: c_int) into ends;
+    socketpair(domain: c_int, kind: c_int, protocol: c_int, ends: *mut c_int) into ends;
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the program's own call.
+    let result = unsafe { real::connect(fd, address, len) };
+    let errno = sys::errno();
+    if result == 0 || errno == libc::EINPROGRESS {
+        lifecycle::connected(fd, result != 0);
+        sys::set_errno(errno);
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: the program's own call.
+    let new = unsafe { real::accept(fd, address, len) };
+    if new >= 0 {
+        lifecycle::accepted(new, false);
+    }
+    new
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+    // SAFETY: the program's own call.
+    let new = unsafe { real::accept4(fd, address, len, flags) };
+    if new >= 0 {
+        lifecycle::accepted(new, flags & libc::SOCK_NONBLOCK != 0);
+    }
+    new
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    match table::connection(fd) {
+        // SAFETY: the program's own call.
+        Some(conn) => lifecycle::shut_down(conn, how, || unsafe { real::shutdown(fd, how) }),
+        // SAFETY: the program's own call.
+        None => unsafe { real::shutdown(fd, how) },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+    if lifecycle::hidden(fd) {
+        sys::set_errno(libc::EBADF);
+        return -1;
+    }
+    lifecycle::closing(fd);
+    // SAFETY: the program's own call.
+    unsafe { real::close(fd) }
+}
+
+const CLOSE_RANGE_UNSHARE: c_int = 2;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    let (from, to) = (c_int::try_from(first), c_int::try_from(last).unwrap_or(c_int::MAX));
+    match from {
+        Ok(from) if first <= last && flags & !CLOSE_RANGE_UNSHARE == 0 => {
+            lifecycle::closing_range(from, to, |from, to| {
+                // SAFETY: the program's own call, in parts.
+                unsafe { real::close_range(from.cast_unsigned(), to.cast_unsigned(), flags) }
+            })
+        }
+        // SAFETY: the program's own call; CLOSE_RANGE_CLOEXEC closes nothing now, and ours are so already.
+        _ => unsafe { real::close_range(first, last, flags) },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
+    // SAFETY: as for `close_range`.
+    unsafe { close_range(first.max(0).cast_unsigned(), c_uint::MAX, 0) };
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
+    // SAFETY: the program's stream.
+    let fd = if stream.is_null() {
+        -1
+    } else {
+        unsafe { libc::fileno(stream) }
+    };
+    if fd >= 0 {
+        lifecycle::closing(fd);
+    }
+    // SAFETY: the program's own call.
+    unsafe { real::fclose(stream) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
+    if let Some(conn) = table::connection(fd)
+        && !lifecycle::to_stdio(conn)
+    {
+        sys::set_errno(libc::EAGAIN);
+        return core::ptr::null_mut();
+    }
+    // SAFETY: the program's own call.
+    unsafe { real::fdopen(fd, mode) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn dup(old: c_int) -> c_int {
+    if lifecycle::hidden(old) {
+        sys::set_errno(libc::EBADF);
+        return -1;
+    }
+    // SAFETY: the program's own call.
+    let new = unsafe { real::dup(old) };
+    lifecycle::duplicated(old, new);
+    new
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
+    // SAFETY: the program's own call.
+    unsafe { duplicate_onto(old, new, || real::dup2(old, new)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    // SAFETY: the program's own call.
+    unsafe { duplicate_onto(old, new, || real::dup3(old, new, flags)) }
+}
+
+fn duplicate_onto(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    if lifecycle::hidden(old) || lifecycle::hidden(new) {
+        sys::set_errno(libc::EBADF);
+        return -1;
+    }
+    if old != new && sys::is_open(old) {
+        lifecycle::closing(new);
+    }
+    let result = call();
+    lifecycle::duplicated(old, result);
+    result
+}
+
+/// `fcntl` takes its argument as the machine passes a word, whatever it is.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+    // SAFETY: the program's own call.
+    unsafe { control(fd, command, argument, || real::fcntl(fd, command, argument)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+    // SAFETY: the program's own call.
+    unsafe { control(fd, command, argument, || real::fcntl64(fd, command, argument)) }
+}
+
+fn control(fd: c_int, command: c_int, argument: c_ulong, call: impl FnOnce() -> c_int) -> c_int {
+    if lifecycle::hidden(fd) {
+        sys::set_errno(libc::EBADF);
+        return -1;
+    }
+    let result = call();
+    if result < 0 {
+        return result;
+    }
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => lifecycle::duplicated(fd, result),
+        libc::F_SETFL => {
+            if let Some(conn) = table::connection(fd) {
+                let flags = argument as c_int;
+                viaduct_socket::options::blocking_changed(conn, flags & libc::O_NONBLOCK != 0);
+                if flags & libc::O_ASYNC != 0 {
+                    viaduct_socket::options::signal_driven(conn);
+                }
+            }
+        }
+        _ => {}
+    }
+    result
+}

@@ -1,0 +1,43 @@
+//! Calls that move bytes between files, pipes and sockets inside the kernel.
+
+use core::ffi::{c_int, c_uint};
+use libc::{off_t, size_t, ssize_t};
+use viaduct_socket::{file, lifecycle, real, sys, table};
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+    // SAFETY: the program's own call.
+    let direct = || unsafe { real::sendfile(out, input, offset, count) };
+    match table::connection(out) {
+        // SAFETY: the program's offset, or null.
+        Some(conn) => file::send(conn, input, unsafe { offset.as_mut() }, count, direct),
+        None => direct(),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sendfile64(out: c_int, input: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+    // SAFETY: as for `sendfile`.
+    unsafe { sendfile(out, input, offset, count) }
+}
+
+/// Brings sockets among the descriptors back to TCP; false if one is not there yet.
+fn plain(fds: [c_int; 2]) -> bool {
+    fds.into_iter().filter_map(table::connection).all(lifecycle::to_kernel)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn splice(
+    input: c_int,
+    input_offset: *mut off_t,
+    output: c_int,
+    output_offset: *mut off_t,
+    len: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    if !plain([input, output]) {
+        return sys::fail(libc::EAGAIN);
+    }
+    // SAFETY: the program's own call.
+    unsafe { real::splice(input, input_offset, output, output_offset, len, flags) }
+}

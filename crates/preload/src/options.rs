@@ -1,0 +1,96 @@
+//! Options and `ioctl`.
+
+use core::ffi::{c_int, c_ulong, c_void};
+use libc::socklen_t;
+use viaduct_socket::options::{self, Verdict};
+use viaduct_socket::{real, table};
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    // SAFETY: the program's own call.
+    let direct = || unsafe { real::setsockopt(fd, level, name, value, len) };
+    let Some(conn) = table::connection(fd) else {
+        return direct();
+    };
+    let len = if value.is_null() { 0 } else { len as usize };
+    // SAFETY: the program vouches for `len` bytes.
+    let number = (len >= size_of::<c_int>()).then(|| unsafe { value.cast::<c_int>().read_unaligned() });
+    // SAFETY: likewise.
+    let time = (len >= size_of::<libc::timeval>()).then(|| unsafe { value.cast::<libc::timeval>().read_unaligned() });
+    match options::setting(conn, level, name, number, time) {
+        Verdict::Done if number.is_some() => 0,
+        _ => direct(),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    // SAFETY: the program's own call.
+    let direct = || unsafe { real::getsockopt(fd, level, name, value, len) };
+    let Some(conn) = table::connection(fd) else {
+        return direct();
+    };
+    if value.is_null() || len.is_null() {
+        return direct();
+    }
+    match options::getting(conn, level, name) {
+        // SAFETY: the program vouches for the length and that many bytes.
+        Verdict::Answer(answer) => unsafe {
+            let room = (*len as usize).min(size_of::<c_int>());
+            core::ptr::copy_nonoverlapping((&raw const answer).cast::<u8>(), value.cast::<u8>(), room);
+            *len = room as socklen_t;
+            0
+        },
+        _ => direct(),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
+    // SAFETY: the program's own call.
+    let direct = || unsafe { real::ioctl(fd, request, argument) };
+    let Some(conn) = table::connection(fd) else {
+        return direct();
+    };
+    let place = core::ptr::with_exposed_provenance_mut::<c_int>(argument as usize);
+    if place.is_null() {
+        return direct();
+    }
+    let answer = match request {
+        libc::FIONREAD => options::readable_bytes(conn),
+        libc::TIOCOUTQ => options::unsent_bytes(conn),
+        libc::FIONBIO => {
+            let result = direct();
+            if result == 0 {
+                // SAFETY: the kernel has read it too.
+                options::blocking_changed(conn, unsafe { *place } != 0);
+            }
+            return result;
+        }
+        libc::FIOASYNC => {
+            options::signal_driven(conn);
+            None
+        }
+        _ => None,
+    };
+    match answer {
+        Some(bytes) => {
+            // SAFETY: the program vouches for one int.
+            unsafe { *place = bytes };
+            0
+        }
+        None => direct(),
+    }
+}

@@ -1,0 +1,93 @@
+//! Processes, signals and raw system calls.
+
+use core::ffi::{c_char, c_int, c_long};
+use libc::pid_t;
+use viaduct_socket::{lifecycle, real, signals, sys};
+
+/// A child of `vfork` would run our hooks on its parent's memory; a forked one has its own. POSIX allows the exchange.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn vfork() -> pid_t {
+    // SAFETY: no arguments.
+    unsafe { real::fork() }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sigaction(
+    signal: c_int,
+    action: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    // SAFETY: the program's own call.
+    let result = unsafe { real::sigaction(signal, action, old) };
+    // SAFETY: null or the program's action.
+    if let (0, Some(action)) = (result, unsafe { action.as_ref() }) {
+        let handled = action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
+        signals::installed(signal, handled, action.sa_flags);
+    }
+    result
+}
+
+/// Raw system calls pass, except that a program that asks for io_uring is told that the kernel has none: what it would do there could not
+/// be seen.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn syscall(
+    number: c_long,
+    a: c_long,
+    b: c_long,
+    c: c_long,
+    d: c_long,
+    e: c_long,
+    f: c_long,
+) -> c_long {
+    if number == libc::SYS_io_uring_setup {
+        sys::set_errno(libc::ENOSYS);
+        return -1;
+    }
+    // SAFETY: the program's own call.
+    unsafe { real::syscall(number, a, b, c, d, e, f) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn execve(
+    path: *const c_char,
+    arguments: *const *const c_char,
+    environment: *const *const c_char,
+) -> c_int {
+    lifecycle::executing();
+    // SAFETY: the program's own call.
+    unsafe { real::execve(path, arguments, environment) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn execv(path: *const c_char, arguments: *const *const c_char) -> c_int {
+    lifecycle::executing();
+    // SAFETY: the program's own call.
+    unsafe { real::execv(path, arguments) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn execvp(file: *const c_char, arguments: *const *const c_char) -> c_int {
+    lifecycle::executing();
+    // SAFETY: the program's own call.
+    unsafe { real::execvp(file, arguments) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn execvpe(
+    file: *const c_char,
+    arguments: *const *const c_char,
+    environment: *const *const c_char,
+) -> c_int {
+    lifecycle::executing();
+    // SAFETY: the program's own call.
+    unsafe { real::execvpe(file, arguments, environment) }
+}
+
+/// Runs when the process ends in an orderly way.
+extern "C" fn exiting() {
+    lifecycle::exiting();
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = exiting;

@@ -1,0 +1,301 @@
+//! Calls that move bytes.
+
+use core::ffi::{c_int, c_uint, c_void};
+use libc::{iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+use viaduct_socket::{Vector, real, receive, send as send_on, sys, table};
+
+/// The list of one buffer.
+fn one(buffer: *const c_void, len: size_t) -> [iovec; 1] {
+    [iovec {
+        iov_base: buffer.cast_mut(),
+        iov_len: len,
+    }]
+}
+
+/// The program's list of buffers; `None` where the kernel would call it invalid.
+unsafe fn list<'a>(parts: *const iovec, count: usize) -> Option<Vector<'a>> {
+    if parts.is_null() && count > 0 || count > 1024 {
+        return None;
+    }
+    if count == 0 {
+        // SAFETY: no buffers.
+        return Some(unsafe { Vector::new(&[]) });
+    }
+    // SAFETY: the program vouches for its list.
+    Some(unsafe { Vector::new(core::slice::from_raw_parts(parts, count)) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
+    // SAFETY: the program's own call.
+    let direct = || unsafe { real::read(fd, buffer, count) };
+    let parts = one(buffer.cast_const(), count);
+    match table::connection(fd) {
+        // SAFETY: the program's buffer.
+        Some(conn) => receive(conn, unsafe { Vector::new(&parts) }, 0, direct),
+        None => direct(),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __read_chk(fd: c_int, buffer: *mut c_void, count: size_t, size: size_t) -> ssize_t {
+    if count > size {
+        overflow();
+    }
+    // SAFETY: as for `read`.
+    unsafe { read(fd, buffer, count) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: the program's own call.
+    let direct = || unsafe { real::readv(fd, parts, count) };
+    // SAFETY: the program's list.
+    match (table::connection(fd), unsafe {
+        list(parts, count.try_into().unwrap_or(usize::MAX))
+    }) {
+        (Some(conn), Some(vector)) => receive(conn, vector, 0, direct),
+        _ => direct(),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the program's own call.
+    let direct = || unsafe { real::recv(fd, buffer, len, flags) };
+    let parts = one(buffer.cast_const(), len);
+    match table::connection(fd) {
+        // SAFETY: the program's buffer.
+        Some(conn) => receive(conn, unsafe { Vector::new(&parts) }, flags, direct),
+        None => direct(),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __recv_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: size_t,
+    size: size_t,
+    flags: c_int,
+) -> ssize_t {
+    if len > size {
+        overflow();
+    }
+    // SAFETY: as for `recv`.
+    unsafe { recv(fd, buffer, len, flags) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn recvfrom(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    address: *mut sockaddr,
+    address_len: *mut socklen_t,
+) -> ssize_t {
+    // SAFETY: the program's own call.
+    let direct = || unsafe { real::recvfrom(fd, buffer, len, flags, address, address_len) };
+    let parts = one(buffer.cast_const(), len);
+    let Some(conn) = table::connection(fd) else {
+        return direct();
+    };
+    // SAFETY: the program's buffer.
+    let received = receive(conn, unsafe { Vector::new(&parts) }, flags, direct);
+    if received >= 0 && !address.is_null() && !address_len.is_null() {
+        // A stream names no sender.
+        // SAFETY: the program's length.
+        unsafe { *address_len = 0 };
+    }
+    received
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __recvfrom_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: size_t,
+    size: size_t,
+    flags: c_int,
+    address: *mut sockaddr,
+    address_len: *mut socklen_t,
+) -> ssize_t {
+    if len > size {
+        overflow();
+    }
+    // SAFETY: as for `recvfrom`.
+    unsafe { recvfrom(fd, buffer, len, flags, address, address_len) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    let mut kernel = false;
+    let mut direct = || {
+        kernel = true;
+        // SAFETY: the program's own call.
+        unsafe { real::recvmsg(fd, message, flags) }
+    };
+    let Some(conn) = table::connection(fd) else {
+        return direct();
+    };
+    if message.is_null() {
+        return direct();
+    }
+    // SAFETY: the program's header and list.
+    let Some(vector) = (unsafe { list((*message).msg_iov, (*message).msg_iovlen) }) else {
+        return direct();
+    };
+    let received = receive(conn, vector, flags, &mut direct);
+    if received >= 0 && !kernel {
+        // SAFETY: the program's header.
+        unsafe { plain_header(message) };
+    }
+    received
+}
+
+/// What the kernel puts into a header that received stream bytes.
+unsafe fn plain_header(message: *mut msghdr) {
+    // SAFETY: the program's header.
+    unsafe {
+        (*message).msg_namelen = 0;
+        (*message).msg_controllen = 0;
+        (*message).msg_flags = 0;
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut libc::timespec,
+) -> c_int {
+    if table::connection(fd).is_none() || messages.is_null() {
+        // SAFETY: the program's own call.
+        return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+    }
+    let mut flags = flags;
+    // SAFETY: the program vouches for `count` messages.
+    each_message(messages, count, |message| unsafe {
+        let received = recvmsg(fd, &raw mut (*message).msg_hdr, flags & !libc::MSG_WAITFORONE);
+        if flags & libc::MSG_WAITFORONE != 0 {
+            flags |= libc::MSG_DONTWAIT;
+        }
+        received
+    })
+}
+
+/// Handles messages one by one until one fails or ends the stream; the number handled, or -1 if the first failed.
+fn each_message(messages: *mut mmsghdr, count: c_uint, mut handle: impl FnMut(*mut mmsghdr) -> ssize_t) -> c_int {
+    let mut done = 0;
+    for index in 0..count.min(1024) {
+        let message = messages.wrapping_add(index as usize);
+        let moved = handle(message);
+        let Ok(len) = c_uint::try_from(moved) else { break };
+        // SAFETY: one of the program's messages.
+        unsafe { (*message).msg_len = len };
+        done += 1;
+        if len == 0 {
+            break;
+        }
+    }
+    if done == 0 && count > 0 { -1 } else { done }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t {
+    // SAFETY: the program's own call.
+    let direct = || unsafe { real::write(fd, buffer, count) };
+    let parts = one(buffer, count);
+    match table::connection(fd) {
+        // SAFETY: the program's buffer.
+        Some(conn) => send_on(conn, unsafe { Vector::new(&parts) }, 0, direct),
+        None => direct(),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: the program's own call.
+    let direct = || unsafe { real::writev(fd, parts, count) };
+    // SAFETY: the program's list.
+    match (table::connection(fd), unsafe {
+        list(parts, count.try_into().unwrap_or(usize::MAX))
+    }) {
+        (Some(conn), Some(vector)) => send_on(conn, vector, 0, direct),
+        _ => direct(),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the program's own call.
+    let direct = || unsafe { real::send(fd, buffer, len, flags) };
+    let parts = one(buffer, len);
+    match table::connection(fd) {
+        // SAFETY: the program's buffer.
+        Some(conn) => send_on(conn, unsafe { Vector::new(&parts) }, flags, direct),
+        None => direct(),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sendto(
+    fd: c_int,
+    buffer: *const c_void,
+    len: size_t,
+    flags: c_int,
+    address: *const sockaddr,
+    address_len: socklen_t,
+) -> ssize_t {
+    // SAFETY: the program's own call.
+    let direct = || unsafe { real::sendto(fd, buffer, len, flags, address, address_len) };
+    let parts = one(buffer, len);
+    match table::connection(fd) {
+        // SAFETY: the program's buffer.
+        Some(conn) => send_on(conn, unsafe { Vector::new(&parts) }, flags, direct),
+        None => {
+            let sent = direct();
+            if flags & libc::MSG_FASTOPEN != 0 && sent >= 0 {
+                viaduct_socket::lifecycle::fast_opened(fd);
+            }
+            sent
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the program's own call.
+    let direct = || unsafe { real::sendmsg(fd, message, flags) };
+    let Some(conn) = table::connection(fd) else {
+        return direct();
+    };
+    if message.is_null() {
+        return direct();
+    }
+    // SAFETY: the program's header and list.
+    match unsafe { list((*message).msg_iov, (*message).msg_iovlen) } {
+        Some(vector) => send_on(conn, vector, flags, direct),
+        None => direct(),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+    if table::connection(fd).is_none() || messages.is_null() {
+        // SAFETY: the program's own call.
+        return unsafe { real::sendmmsg(fd, messages, count, flags) };
+    }
+    // SAFETY: the program vouches for `count` messages.
+    each_message(messages, count, |message| unsafe {
+        sendmsg(fd, &raw const (*message).msg_hdr, flags)
+    })
+}
+
+/// A fortified call found the program's buffer too small: ends the process as the C library does.
+pub(crate) fn overflow() -> ! {
+    sys::abort()
+}

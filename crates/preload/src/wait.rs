@@ -1,0 +1,367 @@
+//! Calls that wait for descriptors.
+
+use core::ffi::{c_int, c_long};
+use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+use viaduct_socket::epoll_wait::Timeout;
+use viaduct_socket::poll::{self, Wait};
+use viaduct_socket::sys::{self, Events};
+use viaduct_socket::{epoll, epoll_wait as waiting, real, table};
+
+/// Nanoseconds of a timeout in milliseconds; negative: for ever.
+fn from_ms(ms: c_int) -> Option<u64> {
+    u64::try_from(ms).ok().map(|ms| ms * 1_000_000)
+}
+
+/// Nanoseconds of a timeout; null: for ever. `Err`: not a time.
+unsafe fn from_timespec(time: *const timespec) -> Result<Option<u64>, ()> {
+    // SAFETY: null or the program's time.
+    let Some(time) = (unsafe { time.as_ref() }) else {
+        return Ok(None);
+    };
+    match (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec)) {
+        (Ok(seconds), Ok(ns)) if ns < 1_000_000_000 => {
+            Ok(Some(seconds.saturating_mul(1_000_000_000).saturating_add(ns)))
+        }
+        _ => Err(()),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn poll(entries: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
+    // SAFETY: the program vouches for its entries.
+    let outcome = unsafe { poll_with(entries, count, from_ms(timeout_ms), core::ptr::null()) };
+    // SAFETY: the program's own call.
+    outcome.unwrap_or_else(|| unsafe { real::poll(entries, count, timeout_ms) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __poll_chk(
+    entries: *mut pollfd,
+    count: nfds_t,
+    timeout_ms: c_int,
+    size: usize,
+) -> c_int {
+    if size / size_of::<pollfd>() < count as usize {
+        crate::transfer::overflow();
+    }
+    // SAFETY: as for `poll`.
+    unsafe { poll(entries, count, timeout_ms) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn ppoll(
+    entries: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the program's timeout.
+    let outcome = match unsafe { from_timespec(timeout) } {
+        // SAFETY: the program vouches for its entries and mask.
+        Ok(ns) => unsafe { poll_with(entries, count, ns, mask) },
+        Err(()) => None,
+    };
+    // SAFETY: the program's own call.
+    outcome.unwrap_or_else(|| unsafe { real::ppoll(entries, count, timeout, mask) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __ppoll_chk(
+    entries: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    size: usize,
+) -> c_int {
+    if size / size_of::<pollfd>() < count as usize {
+        crate::transfer::overflow();
+    }
+    // SAFETY: as for `ppoll`.
+    unsafe { ppoll(entries, count, timeout, mask) }
+}
+
+/// Polls where a lane is concerned; `None`: the program's own call will do.
+unsafe fn poll_with(
+    entries: *mut pollfd,
+    count: nfds_t,
+    timeout_ns: Option<u64>,
+    mask: *const sigset_t,
+) -> Option<c_int> {
+    let count = usize::try_from(count).ok()?;
+    if entries.is_null() || count == 0 || count > 1 << 20 {
+        return None;
+    }
+    // SAFETY: the program vouches for `count` entries.
+    let entries = unsafe { core::slice::from_raw_parts_mut(entries, count) };
+    if !poll::concerns(entries.iter().map(|entry| entry.fd)) {
+        return None;
+    }
+    Some(match poll::poll(entries, Wait { timeout_ns, mask }) {
+        Ok(ready) => c_int::try_from(ready).unwrap_or(c_int::MAX),
+        Err(errno) => {
+            sys::set_errno(errno);
+            -1
+        }
+    })
+}
+
+/// The three sets of a `select`, as bits.
+struct Sets {
+    sets: [*mut c_long; 3],
+    count: usize,
+}
+
+/// What each set waits for, and what makes a descriptor count in it.
+const ASKED: [i16; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
+const COUNTS: [i16; 3] = [
+    libc::POLLIN | libc::POLLHUP | libc::POLLERR,
+    libc::POLLOUT | libc::POLLERR,
+    libc::POLLPRI,
+];
+const BITS: usize = c_long::BITS as usize;
+
+impl Sets {
+    fn has(&self, set: usize, fd: usize) -> bool {
+        let set = self.sets[set];
+        // SAFETY: the program's set reaches to its highest descriptor.
+        !set.is_null() && unsafe { *set.add(fd / BITS) } >> (fd % BITS) & 1 != 0
+    }
+
+    fn put(&self, set: usize, fd: usize, on: bool) {
+        let set = self.sets[set];
+        if !set.is_null() {
+            let bit = 1 << (fd % BITS);
+            // SAFETY: as in `has`.
+            unsafe {
+                let word = set.add(fd / BITS);
+                *word = if on { *word | bit } else { *word & !bit };
+            }
+        }
+    }
+
+    fn asked(&self, fd: usize) -> i16 {
+        (0..3)
+            .filter(|set| self.has(*set, fd))
+            .fold(0, |asked, set| asked | ASKED[set])
+    }
+
+    fn descriptors(&self) -> impl Iterator<Item = usize> {
+        (0..self.count).filter(|fd| self.asked(*fd) != 0)
+    }
+}
+
+/// Selects where a lane is concerned; `None`: the program's own call will do.
+unsafe fn select_with(sets: &Sets, timeout_ns: Option<u64>, mask: *const sigset_t) -> Option<c_int> {
+    let fds = || sets.descriptors().filter_map(|fd| c_int::try_from(fd).ok());
+    if !poll::concerns(fds()) {
+        return None;
+    }
+    let mut entries: Vec<pollfd> = fds()
+        .map(|fd| pollfd {
+            fd,
+            events: sets.asked(fd as usize),
+            revents: 0,
+        })
+        .collect();
+    if entries.iter().any(|entry| !sys::is_open(entry.fd)) {
+        // The kernel says EBADF and leaves the sets alone.
+        return None;
+    }
+    if let Err(errno) = poll::poll(&mut entries, Wait { timeout_ns, mask }) {
+        sys::set_errno(errno);
+        return Some(-1);
+    }
+    let mut count = 0;
+    for entry in &entries {
+        let fd = entry.fd as usize;
+        for set in 0..3 {
+            if sets.has(set, fd) {
+                let on = entry.revents & COUNTS[set] != 0;
+                sets.put(set, fd, on);
+                count += c_int::from(on);
+            }
+        }
+    }
+    Some(count)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn select(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    // SAFETY: the program's own call.
+    let direct = || unsafe { real::select(count, read, write, except, timeout) };
+    let sets = Sets {
+        sets: [read.cast(), write.cast(), except.cast()],
+        count: usize::try_from(count).unwrap_or(0),
+    };
+    // SAFETY: null or the program's time.
+    let ns = match unsafe { timeout.as_ref() } {
+        None => None,
+        Some(time) => match (u64::try_from(time.tv_sec), u64::try_from(time.tv_usec)) {
+            (Ok(seconds), Ok(us)) => Some(
+                seconds
+                    .saturating_mul(1_000_000_000)
+                    .saturating_add(us.saturating_mul(1000)),
+            ),
+            _ => return direct(),
+        },
+    };
+    let from = sys::now_ns();
+    // SAFETY: the program's sets.
+    let Some(result) = (unsafe { select_with(&sets, ns, core::ptr::null()) }) else {
+        return direct();
+    };
+    if let Some(ns) = ns {
+        // Linux tells how much of the time was left.
+        let left = ns.saturating_sub(sys::now_ns().saturating_sub(from));
+        // SAFETY: the program's time, which is not null.
+        unsafe {
+            (*timeout).tv_sec = i64::try_from(left / 1_000_000_000).unwrap_or(0);
+            (*timeout).tv_usec = i64::try_from(left % 1_000_000_000 / 1000).unwrap_or(0);
+        }
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pselect(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    let sets = Sets {
+        sets: [read.cast(), write.cast(), except.cast()],
+        count: usize::try_from(count).unwrap_or(0),
+    };
+    // SAFETY: the program's timeout.
+    let outcome = match unsafe { from_timespec(timeout) } {
+        // SAFETY: the program's sets and mask.
+        Ok(ns) => unsafe { select_with(&sets, ns, mask) },
+        Err(()) => None,
+    };
+    // SAFETY: the program's own call.
+    outcome.unwrap_or_else(|| unsafe { real::pselect(count, read, write, except, timeout, mask) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
+    // SAFETY: the program's own call.
+    let fd = unsafe { real::epoll_create(size) };
+    viaduct_socket::lifecycle::fresh(fd);
+    if fd >= 0 {
+        epoll::created(fd);
+    }
+    fd
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
+    // SAFETY: the program's own call.
+    let fd = unsafe { real::epoll_create1(flags) };
+    viaduct_socket::lifecycle::fresh(fd);
+    if fd >= 0 {
+        epoll::created(fd);
+    }
+    fd
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    // SAFETY: the program's own call.
+    let direct = || unsafe { real::epoll_ctl(set, operation, fd, event) };
+    let Some(index) = table::epoll_set(set) else {
+        return direct();
+    };
+    // SAFETY: null (for a deletion) or the program's event.
+    let (events, data) = match unsafe { event.as_ref() } {
+        Some(event) => (event.events, event.u64),
+        None if operation == libc::EPOLL_CTL_DEL => (0, 0),
+        None => return direct(),
+    };
+    c_int::try_from(epoll::control(index, operation, fd, events, data, || direct() as isize)).unwrap_or(-1)
+}
+
+/// The parts that all kinds of waiting in a set share.
+unsafe fn wait_in_set(
+    set: c_int,
+    events: *mut epoll_event,
+    room: c_int,
+    timeout: Timeout,
+    mask: *const sigset_t,
+    direct: impl FnOnce() -> c_int,
+) -> c_int {
+    let (Some(index), Ok(room @ 1..)) = (table::epoll_set(set), usize::try_from(room)) else {
+        return direct();
+    };
+    if events.is_null() {
+        return direct();
+    }
+    // SAFETY: the program vouches for its buffer.
+    let mut events = unsafe { Events::new(events, room) };
+    c_int::try_from(waiting::wait(index, &mut events, timeout, mask, || direct() as isize)).unwrap_or(-1)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn epoll_wait(
+    set: c_int,
+    events: *mut epoll_event,
+    room: c_int,
+    timeout_ms: c_int,
+) -> c_int {
+    let timeout = Timeout {
+        ns: from_ms(timeout_ms),
+        fine: false,
+    };
+    // SAFETY: the program's own call.
+    unsafe {
+        wait_in_set(set, events, room, timeout, core::ptr::null(), || {
+            real::epoll_wait(set, events, room, timeout_ms)
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn epoll_pwait(
+    set: c_int,
+    events: *mut epoll_event,
+    room: c_int,
+    timeout_ms: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    let timeout = Timeout {
+        ns: from_ms(timeout_ms),
+        fine: false,
+    };
+    // SAFETY: the program's own call.
+    unsafe {
+        wait_in_set(set, events, room, timeout, mask, || {
+            real::epoll_pwait(set, events, room, timeout_ms, mask)
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn epoll_pwait2(
+    set: c_int,
+    events: *mut epoll_event,
+    room: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the program's own call.
+    let direct = || unsafe { real::epoll_pwait2(set, events, room, timeout, mask) };
+    // SAFETY: the program's timeout.
+    match unsafe { from_timespec(timeout) } {
+        // SAFETY: the program's buffer and mask.
+        Ok(ns) => unsafe { wait_in_set(set, events, room, Timeout { ns, fine: true }, mask, direct) },
+        Err(()) => direct(),
+    }
+}

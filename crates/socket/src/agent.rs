@@ -1,0 +1,487 @@
+//! This process's dealings with viaductd.
+//!
+//! The connection to it is opened when the first TCP connection has shown itself worth it. Everything here is done without
+//! waiting, but for the one answer that opens the connection, which is awaited for at most [`WELCOME_MS`]. Where viaductd is absent, slow
+//! or gone, connections stay as they are.
+
+use crate::conn::{self, Conn, Phase};
+use crate::sys::{self, raw};
+use crate::{bell, counters, epoll, lock, table};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
+use std::os::fd::AsFd;
+use viaduct_channel::{Segment, Side};
+use viaduct_control::message::{
+    self, Body, Detach, Hello, Kind, MODE_TICKET, OFFER_HAS_BELL, OFFER_HAS_TICKET, Offer, PAIR_HAS_BELL, Packet, Pair,
+    Refuse, TICKET_LEVEL, Welcome, Withdraw,
+};
+use viaduct_control::policy::{
+    OFFER_VARIABLE, OfferPolicy, PATH_VARIABLE, PathPolicy, Policy, RULES_VARIABLE, SPIN_VARIABLE,
+};
+use viaduct_control::{PROTOCOL_VERSION, Reason, counters as layout, runtime};
+
+/// How long viaductd may take to welcome a process.
+const WELCOME_MS: u64 = 50;
+/// How long `--offer wait` holds `connect` and `accept`.
+const WAIT_MS: u64 = 50;
+/// After viaductd could not be reached, it is left alone this long.
+const RETRY_NS: u64 = 500_000_000;
+
+static POLICY: AtomicPtr<Policy> = AtomicPtr::new(core::ptr::null_mut());
+/// Owner of the connection to viaductd, as in [`lock`].
+static OWNER: AtomicU32 = AtomicU32::new(0);
+static FD: AtomicI32 = AtomicI32::new(-1);
+/// Counts connections made to viaductd.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+static MODE: AtomicU32 = AtomicU32::new(0);
+static NONCE: AtomicU32 = AtomicU32::new(0);
+static RETRY_AT_NS: AtomicU64 = AtomicU64::new(0);
+static LAST_REFUSAL: AtomicU32 = AtomicU32::new(Reason::NoDaemon as u32);
+static MAIL_SEEN: AtomicU64 = AtomicU64::new(0);
+static TICKETS: AtomicU32 = AtomicU32::new(0);
+
+/// Bells of peers that viaductd has given us, by the name it gave them.
+const PEER_BELLS: usize = 4096;
+static PEER_BELL_NAME: [AtomicU64; PEER_BELLS] = [const { AtomicU64::new(0) }; PEER_BELLS];
+static PEER_BELL_FD: [AtomicI32; PEER_BELLS] = [const { AtomicI32::new(-1) }; PEER_BELLS];
+
+/// The policy `viaduct run` set. One that does not parse is plain TCP: `viaduct run` has already refused it.
+#[inline]
+pub(crate) fn policy() -> &'static Policy {
+    // Acquire pairs with the release in `parse_policy`.
+    match sys::leaked_record(POLICY.load(Acquire)) {
+        Some(policy) => policy,
+        None => parse_policy(),
+    }
+}
+
+#[cold]
+fn parse_policy() -> &'static Policy {
+    let name = counters::program_name();
+    let end = name.iter().position(|byte| *byte == 0).unwrap_or(0);
+    let program = name
+        .get(..end)
+        .and_then(|name| core::str::from_utf8(name).ok())
+        .unwrap_or("");
+    let parsed = Policy::parse(program, |variable| {
+        sys::environment(match variable {
+            PATH_VARIABLE => c"VIADUCT_PATH",
+            SPIN_VARIABLE => c"VIADUCT_SPIN",
+            OFFER_VARIABLE => c"VIADUCT_OFFER",
+            RULES_VARIABLE => c"VIADUCT_RULES",
+            _ => return None,
+        })
+    });
+    let policy = parsed.unwrap_or_else(|_| Policy::plain());
+    let fresh = Box::leak(Box::new(policy));
+    match POLICY.compare_exchange(core::ptr::null_mut(), fresh, Release, Acquire) {
+        Ok(_) => fresh,
+        Err(winner) => sys::leaked_record(winner).unwrap_or(fresh),
+    }
+}
+
+/// The runtime directory, from the environment.
+fn directory() -> &'static str {
+    sys::environment(c"VIADUCT_DIR")
+        .filter(|dir| !dir.is_empty())
+        .unwrap_or("/run/viaduct")
+}
+
+/// Names the runtime directory in the counters.
+pub(crate) fn instance() -> u64 {
+    runtime::instance_id(directory().as_bytes())
+}
+
+/// Moves a descriptor of ours out of the program's way and hides it.
+pub(crate) fn hide(fd: i32) -> i32 {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    sys::descriptor_limit(&mut limit);
+    let limit = usize::try_from(limit.rlim_cur).unwrap_or(1024).min(1 << 20);
+    // High numbers cost the kernel a table of that size, so not higher than most programs ever go.
+    let high = (limit / 2).min(16 << 10);
+    let moved = raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, high)
+        .ok()
+        .and_then(|fd| i32::try_from(fd).ok());
+    let fd = match moved {
+        Some(moved) => {
+            raw::close(fd);
+            moved
+        }
+        None => fd,
+    };
+    table::set_private(fd);
+    fd
+}
+
+fn unhide(fd: i32) {
+    if fd >= 0 {
+        table::take(fd);
+        raw::close(fd);
+    }
+}
+
+/// The number of the connection to viaductd that stands now; 0 if none does.
+pub(crate) fn probe() -> u32 {
+    let fd = FD.load(Acquire);
+    if fd < 0 {
+        return 0;
+    }
+    let mut byte = [0; 1];
+    match raw::recv(fd, &mut byte, libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+        Err(libc::EAGAIN) => {}
+        Ok(len) if len > 0 => {}
+        _ => disconnect(fd),
+    }
+    if FD.load(Acquire) < 0 {
+        0
+    } else {
+        GENERATION.load(Acquire)
+    }
+}
+
+fn disconnect(fd: i32) {
+    if FD.compare_exchange(fd, -1, AcqRel, Relaxed).is_ok() {
+        unhide(fd);
+    }
+}
+
+/// Opens the connection to viaductd if none stands.
+fn connect() -> Result<i32, Reason> {
+    let fd = FD.load(Acquire);
+    if fd >= 0 {
+        return Ok(fd);
+    }
+    let now = sys::now_ns();
+    if now < RETRY_AT_NS.load(Relaxed) {
+        return Err(last_refusal());
+    }
+    RETRY_AT_NS.store(now + RETRY_NS, Relaxed);
+    let result = open_connection();
+    if let Err(reason) = result {
+        LAST_REFUSAL.store(reason as u32, Relaxed);
+    }
+    result
+}
+
+fn last_refusal() -> Reason {
+    u16::try_from(LAST_REFUSAL.load(Relaxed))
+        .ok()
+        .and_then(Reason::from_number)
+        .unwrap_or(Reason::NoDaemon)
+}
+
+fn open_connection() -> Result<i32, Reason> {
+    counters::ensure();
+    let mut path = [0_u8; 108];
+    let mut len = 0;
+    for part in [directory(), "/", runtime::SOCKET_NAME] {
+        let place = path.get_mut(len..len + part.len()).ok_or(Reason::NoDaemon)?;
+        place.copy_from_slice(part.as_bytes());
+        len += part.len();
+    }
+    let fd = sys::connect_packet_socket(path.get(..len).unwrap_or(&[])).map_err(|errno| match errno {
+        libc::EMFILE | libc::ENFILE => Reason::NoDescriptors,
+        _ => Reason::NoDaemon,
+    })?;
+    let region = counters::fd();
+    if region < 0 {
+        raw::close(fd);
+        return Err(Reason::NoMemory);
+    }
+    // Mail from an earlier viaductd does not count.
+    let mail = counters::header()
+        .and_then(|words| words.get(layout::MAIL))
+        .map_or(0, |mail| mail.load(Relaxed));
+    MAIL_SEEN.store(mail + 1, Relaxed);
+    let hello = Hello {
+        version: PROTOCOL_VERSION,
+        pid: raw::getpid(),
+        program: counters::program_name(),
+    };
+    let welcome = sys::send_packet(fd, Packet::new(&hello).as_bytes(), Some(region))
+        .ok()
+        .and_then(|()| await_welcome(fd));
+    match welcome {
+        Some(welcome) if welcome.version == PROTOCOL_VERSION => {
+            MODE.store(welcome.mode, Relaxed);
+            NONCE.store(welcome.nonce, Relaxed);
+            bell::reset_given();
+            let fd = hide(fd);
+            GENERATION.fetch_add(1, Relaxed);
+            FD.store(fd, Release);
+            Ok(fd)
+        }
+        other => {
+            raw::close(fd);
+            Err(if other.is_some() {
+                Reason::Version
+            } else {
+                Reason::NoDaemon
+            })
+        }
+    }
+}
+
+fn await_welcome(fd: i32) -> Option<Welcome> {
+    let until = sys::now_ns() + WELCOME_MS * 1_000_000;
+    let mut packet = [0; message::MAX_PACKET];
+    loop {
+        match sys::receive_packet(fd, &mut packet) {
+            Ok((len, descriptors)) => {
+                descriptors.into_iter().for_each(|fd| drop(sys::own_descriptor(fd)));
+                return message::decode(packet.get(..len)?);
+            }
+            Err(libc::EAGAIN) => {
+                let left = until.saturating_sub(sys::now_ns());
+                if left == 0 {
+                    return None;
+                }
+                sys::wait_readable_quietly(fd, left);
+            }
+            Err(_) => return None,
+        }
+    }
+}
+
+fn send<B: Body>(body: &B, descriptor: Option<i32>) -> Result<(), Reason> {
+    let fd = FD.load(Acquire);
+    if fd < 0 {
+        return Err(Reason::NoDaemon);
+    }
+    match sys::send_packet(fd, Packet::new(body).as_bytes(), descriptor) {
+        Ok(()) => Ok(()),
+        // viaductd is behind with reading: ask again later.
+        Err(libc::EAGAIN | libc::ENOBUFS) => Err(Reason::NotYet),
+        Err(_) => {
+            disconnect(fd);
+            Err(Reason::NoDaemon)
+        }
+    }
+}
+
+/// Offers a connection that has carried `messages` messages and `volume` bytes. `Ok(None)`: it is not worth it yet, or
+/// viaductd is busy.
+pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<Option<u32>, Reason> {
+    let policy = policy();
+    if policy.path == PathPolicy::Tcp {
+        conn.set_flag(conn::BANNED, true);
+        return Err(Reason::PolicyTcp);
+    }
+    let Some((local, remote)) = sys::addresses(conn.fd()) else {
+        return Ok(None);
+    };
+    let Some(when) = policy.offer_for(&local, &remote) else {
+        conn.set_flag(conn::BANNED, true);
+        return Err(Reason::RuleTcp);
+    };
+    let worth_it = messages >= 16 || volume >= 64 << 10;
+    let asked_for = when != OfferPolicy::Auto || policy.path == PathPolicy::Shm || conn.wanted() == layout::Wanted::Shm;
+    if !worth_it && !asked_for {
+        return Ok(None);
+    }
+    // A signal handler that interrupted this very work leaves it to the next call.
+    let Some(_owner) = lock::acquire(&OWNER) else {
+        return Ok(None);
+    };
+    connect()?;
+    let mut offer = Offer {
+        offer: conn.id(),
+        cookie: 0,
+        netns: 0,
+        bell: 0,
+        local,
+        remote,
+        ticket_sequence: 0,
+        flags: 0,
+    };
+    let _ = raw::getsockopt(conn.fd(), libc::SOL_SOCKET, libc::SO_COOKIE, &mut offer.cookie);
+    // SO_NETNS_COOKIE; the C library's headers have no name for it yet.
+    let _ = raw::getsockopt(conn.fd(), libc::SOL_SOCKET, 71, &mut offer.netns);
+    counters::addresses(conn, &offer);
+    let bell = epoll::bell_of(conn).or_else(bell::of_thread);
+    let mut descriptor = None;
+    if let Some(bell) = bell {
+        conn.set_own_bell(bell.number());
+        offer.bell = bell.number().into();
+        if bell.give() {
+            descriptor = Some(bell.fd());
+            offer.flags |= OFFER_HAS_BELL;
+        }
+    }
+    if MODE.load(Relaxed) == MODE_TICKET {
+        let sequence = TICKETS.fetch_add(1, Relaxed) & 0xffff;
+        let mut answer = [0_u8; 8];
+        let level = (TICKET_LEVEL | sequence).cast_signed();
+        if raw::getsockopt(conn.fd(), level, NONCE.load(Relaxed).cast_signed(), &mut answer).is_err() {
+            return Err(Reason::NoTicket);
+        }
+        offer.ticket_sequence = sequence;
+        offer.flags |= OFFER_HAS_TICKET;
+    }
+    conn.set_phase(Phase::Offered);
+    match send(&offer, descriptor) {
+        Ok(()) => {
+            counters::add_total(layout::OFFERS, 1);
+            Ok(Some(GENERATION.load(Relaxed)))
+        }
+        Err(reason) => {
+            conn.set_phase(Phase::Plain);
+            if let Some(bell) = bell {
+                bell.take_back();
+            }
+            if reason == Reason::NotYet {
+                Ok(None)
+            } else {
+                Err(reason)
+            }
+        }
+    }
+}
+
+/// Takes an offer back.
+pub(crate) fn withdraw(id: u64) {
+    let _ = send(&Withdraw { offer: id }, None);
+}
+
+/// Tells viaductd that a segment is unmapped.
+pub(crate) fn detached(segment: u64) {
+    if segment != 0 {
+        let _ = send(&Detach { segment }, None);
+    }
+}
+
+/// Whether viaductd has written; costs one load.
+#[inline]
+pub(crate) fn has_mail() -> bool {
+    FD.load(Relaxed) >= 0
+        && counters::header()
+            .and_then(|words| words.get(layout::MAIL))
+            .is_some_and(|mail| mail.load(Acquire) != MAIL_SEEN.load(Relaxed))
+}
+
+/// Reads what viaductd has written. Must not be called while a direction is owned.
+#[cold]
+pub(crate) fn deliver() {
+    let Some(_owner) = lock::try_acquire(&OWNER) else {
+        return;
+    };
+    let fd = FD.load(Acquire);
+    let Some(mail) = counters::header().and_then(|words| words.get(layout::MAIL)) else {
+        return;
+    };
+    MAIL_SEEN.store(mail.load(Acquire), Relaxed);
+    let mut packet = [0; message::MAX_PACKET];
+    while fd >= 0 {
+        match sys::receive_packet(fd, &mut packet) {
+            Ok((0, _)) => return disconnect(fd),
+            Ok((len, descriptors)) => handle(packet.get(..len).unwrap_or(&[]), descriptors),
+            Err(libc::EAGAIN | libc::EINTR) => return,
+            Err(_) => return disconnect(fd),
+        }
+    }
+}
+
+fn handle(packet: &[u8], descriptors: [i32; 2]) {
+    let [first, second] = descriptors.map(sys::own_descriptor);
+    match message::kind_of(packet) {
+        Some(Kind::Pair) => {
+            if let Some(pair) = message::decode::<Pair>(packet) {
+                let bell = (pair.flags & PAIR_HAS_BELL != 0).then_some(second).flatten();
+                let bell = peer_bell(pair.bell, bell.map(std::os::fd::IntoRawFd::into_raw_fd));
+                if !attach(&pair, first.as_ref().map(AsFd::as_fd), bell) {
+                    detached(pair.segment);
+                }
+            }
+        }
+        Some(Kind::Refuse) => {
+            if let Some(refuse) = message::decode::<Refuse>(packet)
+                && let Some(conn) = conn::by_id(refuse.offer).filter(|conn| conn.phase() == Phase::Offered)
+            {
+                let reason = u16::try_from(refuse.reason).ok().and_then(Reason::from_number);
+                conn.refused(reason.unwrap_or(Reason::Ambiguous), refuse.retry_ms);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn attach(pair: &Pair, segment: Option<std::os::fd::BorrowedFd<'_>>, bell: i32) -> bool {
+    let Some(conn) = conn::by_id(pair.offer).filter(|conn| conn.phase() == Phase::Offered) else {
+        return false;
+    };
+    let Some(segment) = segment.and_then(|fd| Segment::map(fd).ok()) else {
+        conn.refused(Reason::NoMemory, 5000);
+        return false;
+    };
+    let side = if pair.side == 0 { Side::First } else { Side::Second };
+    let attached = conn.attach(segment, pair.segment, side, bell, pair.peer_pid);
+    if attached {
+        counters::add_total(layout::PAIRS, 1);
+        epoll::attached(conn);
+    }
+    attached
+}
+
+/// The descriptor of the peer's bell `name`: the one that has just come, or the one that came before.
+fn peer_bell(name: u64, fresh: Option<i32>) -> i32 {
+    if name == 0 {
+        return -1;
+    }
+    for (known, fd) in PEER_BELL_NAME.iter().zip(&PEER_BELL_FD) {
+        let known_name = known.load(Relaxed);
+        if known_name == name {
+            if let Some(fresh) = fresh {
+                raw::close(fresh);
+            }
+            return fd.load(Relaxed);
+        }
+        if known_name == 0 {
+            let Some(fresh) = fresh else { return -1 };
+            fd.store(hide(fresh), Relaxed);
+            known.store(name, Relaxed);
+            return fd.load(Relaxed);
+        }
+    }
+    if let Some(fresh) = fresh {
+        raw::close(fresh);
+    }
+    -1
+}
+
+/// For `--offer wait`: offers a fresh connection and waits until it is attached at both ends, or refused, or time is up.
+pub(crate) fn offer_and_wait(conn: &'static Conn) {
+    let until = sys::now_ns() + WAIT_MS * 1_000_000;
+    conn.note_traffic(0);
+    let id = conn.id();
+    while conn.id() == id {
+        deliver();
+        let done = match conn.phase() {
+            Phase::Plain => true,
+            Phase::Offered => false,
+            Phase::Attached => conn.own_receive(id).is_none_or(|guard| {
+                conn.segment(&guard)
+                    .is_none_or(|segment| viaduct_stream::Outgoing::new(segment.sender(conn.side())).may_promote())
+            }),
+        };
+        let left = until.saturating_sub(sys::now_ns());
+        if done || left == 0 {
+            return;
+        }
+        if conn.phase() == Phase::Offered {
+            sys::wait_readable_quietly(FD.load(Relaxed), left);
+        } else {
+            raw::sched_yield();
+        }
+    }
+}
+
+/// In a forked child: the connection to viaductd and the bells are the parent's.
+pub(crate) fn after_fork() {
+    let fd = FD.swap(-1, Relaxed);
+    unhide(fd);
+    OWNER.store(0, Relaxed);
+    RETRY_AT_NS.store(0, Relaxed);
+}

@@ -1,0 +1,183 @@
+//! This process's counters region: see [`viaduct_control::counters`].
+
+use crate::conn::{self, Conn};
+use crate::sys::{self, raw};
+use crate::table;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
+use std::os::fd::IntoRawFd;
+use viaduct_channel::Mapping;
+use viaduct_control::counters::{self as layout, HEADER_WORDS, REGION_WORDS, SLOT_WORDS, SLOTS, slot};
+
+static REGION: AtomicPtr<Mapping> = AtomicPtr::new(core::ptr::null_mut());
+static REGION_FD: AtomicI32 = AtomicI32::new(-1);
+/// Slots whose memory is known to exist.
+static POPULATED: AtomicUsize = AtomicUsize::new(0);
+/// 0: not tried; 1: being made or failed.
+static STARTED: AtomicU32 = AtomicU32::new(0);
+
+/// Slots populated in one step: four pages' worth.
+const STEP: usize = 64;
+
+fn words() -> Option<&'static [AtomicU64]> {
+    // Acquire pairs with the release in `start`.
+    sys::leaked_record(REGION.load(Acquire)).map(Mapping::words)
+}
+
+/// The slot of `conn`, if it has one.
+#[inline]
+pub(crate) fn slot_of(conn: &Conn) -> Option<&'static [AtomicU64; SLOT_WORDS]> {
+    let base = layout::slot_base(conn.index());
+    words()?.get(base..base + SLOT_WORDS)?.try_into().ok()
+}
+
+/// The region's header.
+pub(crate) fn header() -> Option<&'static [AtomicU64]> {
+    words()?.get(..HEADER_WORDS)
+}
+
+/// The region's memfd, to be shown to viaductd; -1 for none.
+pub(crate) fn fd() -> i32 {
+    REGION_FD.load(Relaxed)
+}
+
+/// Adds to a word of the slot of `conn`. Only one thread at a time counts in a word, so it need not be indivisible.
+#[inline]
+pub(crate) fn add(conn: &Conn, word: usize, amount: u64) {
+    if let Some(words) = slot_of(conn)
+        && let Some(word) = words.get(word)
+    {
+        word.store(word.load(Relaxed).wrapping_add(amount), Relaxed);
+    }
+}
+
+/// Adds to a word of the header.
+pub(crate) fn add_total(word: usize, amount: u64) {
+    if let Some(word) = header().and_then(|words| words.get(word)) {
+        word.fetch_add(amount, Relaxed);
+    }
+}
+
+/// Makes the region, once, before the first connection.
+fn start() {
+    if STARTED.swap(1, AcqRel) != 0 {
+        return;
+    }
+    let Ok((mapping, fd)) = Mapping::create(c"viaduct-counters", REGION_WORDS * 8) else {
+        return;
+    };
+    if !mapping.populate(0..HEADER_WORDS * 8) {
+        return;
+    }
+    let words = mapping.words();
+    let put = |index: usize, value: u64| {
+        if let Some(word) = words.get(index) {
+            word.store(value, Relaxed);
+        }
+    };
+    put(layout::PID, raw::getpid().into());
+    put(layout::INSTANCE, crate::agent::instance());
+    for (index, chunk) in program_name().chunks_exact(8).enumerate() {
+        put(
+            layout::PROGRAM + index,
+            u64::from_ne_bytes(chunk.try_into().unwrap_or_default()),
+        );
+    }
+    put(layout::MAGIC_WORD, layout::MAGIC);
+    let fd = crate::agent::hide(fd.into_raw_fd());
+    REGION_FD.store(fd, Relaxed);
+    POPULATED.store(0, Relaxed);
+    REGION.store(Box::leak(Box::new(mapping)), Release);
+    for conn in conn::all() {
+        publish(conn);
+    }
+}
+
+/// The program's name as the kernel has it, zero-padded.
+pub(crate) fn program_name() -> [u8; 64] {
+    let mut name = [0; 64];
+    sys::executable_name(&mut name);
+    name
+}
+
+/// Begins the slot of a new connection.
+pub(crate) fn open(conn: &Conn) {
+    if STARTED.load(Relaxed) == 0 {
+        start();
+    } else {
+        publish(conn);
+    }
+}
+
+fn publish(conn: &Conn) {
+    let index = conn.index();
+    if index >= SLOTS || !populate(index) {
+        add_total(layout::UNSHOWN, 1);
+        return;
+    }
+    let Some(words) = slot_of(conn) else { return };
+    for word in words {
+        word.store(0, Relaxed);
+    }
+    words[slot::CREATED_NS].store(sys::now_ns(), Relaxed);
+    conn.show();
+    words[slot::CONNECTION].store(conn.id(), Release);
+    if let Some(used) = header().and_then(|words| words.get(layout::SLOTS_USED)) {
+        used.fetch_max(index as u64 + 1, Relaxed);
+    }
+}
+
+fn populate(index: usize) -> bool {
+    let have = POPULATED.load(Relaxed);
+    if index < have {
+        return true;
+    }
+    let Some(mapping) = sys::leaked_record(REGION.load(Acquire)) else {
+        return false;
+    };
+    let want = (index / STEP + 1) * STEP;
+    let range = layout::slot_base(have) * 8..(layout::slot_base(want) * 8).min(mapping.len());
+    let done = mapping.populate(range);
+    if done {
+        POPULATED.fetch_max(want, Relaxed);
+    }
+    done
+}
+
+/// Ends the slot of a connection.
+pub(crate) fn close(conn: &Conn) {
+    if let Some(words) = slot_of(conn) {
+        words[slot::CONNECTION].store(0, Release);
+    }
+}
+
+/// In a forked child: the region is the parent's; the child begins its own with its first new connection or offer.
+pub(crate) fn after_fork() {
+    REGION.store(core::ptr::null_mut(), Relaxed);
+    let fd = REGION_FD.swap(-1, Relaxed);
+    if fd >= 0 {
+        table::take(fd);
+        raw::close(fd);
+    }
+    STARTED.store(0, Relaxed);
+}
+
+/// Makes sure the region exists (in a child that only uses connections it inherited).
+pub(crate) fn ensure() {
+    if STARTED.load(Relaxed) == 0 {
+        start();
+    }
+}
+
+/// Notes what the offer says about a connection.
+pub(crate) fn addresses(conn: &Conn, offer: &viaduct_control::message::Offer) {
+    let Some(words) = slot_of(conn) else { return };
+    words[slot::COOKIE].store(offer.cookie, Relaxed);
+    words[slot::NETNS].store(offer.netns, Relaxed);
+    for (base, address) in [(slot::LOCAL, &offer.local), (slot::REMOTE, &offer.remote)] {
+        let (high, low) = address.ip.split_at(8);
+        words[base].store(u64::from_ne_bytes(high.try_into().unwrap_or_default()), Relaxed);
+        words[base + 1].store(u64::from_ne_bytes(low.try_into().unwrap_or_default()), Relaxed);
+        words[base + 2].store(address.port.into(), Relaxed);
+    }
+}

@@ -1,0 +1,111 @@
+//! Back to TCP, because the program does what only TCP carries.
+
+use crate::conn::{self, Conn, Phase};
+use crate::lock::Guard;
+use crate::send;
+use crate::sys::{self, raw};
+use viaduct_channel::Segment;
+use viaduct_control::Reason;
+use viaduct_stream::{Incoming, Mode, Outgoing, Source};
+
+/// How long a call waits for its own and the peer's direction to be back on TCP.
+const PATIENCE_NS: u64 = 200_000_000;
+
+/// Bans the connection from lanes, brings the sending direction back to TCP and asks the peer to do the same. A direction whose stretch
+/// has not ended yet goes on correctly; it is just not on TCP yet.
+pub(crate) fn ban(conn: &'static Conn, reason: Reason) {
+    conn.set_flag(conn::BANNED, true);
+    if conn.phase() != Phase::Attached {
+        conn.set_reason(reason);
+        return;
+    }
+    let id = conn.id();
+    if let Some(receive) = conn.own_receive(id)
+        && let Some(segment) = conn.segment(&receive)
+    {
+        let incoming = Incoming::new(segment.receiver(conn.side()));
+        incoming.set_unready();
+        incoming.request_raw(true);
+    }
+    if let Some(guard) = conn.own_send(id)
+        && let Some(segment) = conn.segment(&guard)
+    {
+        end_stretch(conn, &guard, segment, reason);
+    }
+    conn.set_reason(reason);
+}
+
+fn end_stretch(conn: &Conn, guard: &Guard<'_>, segment: &Segment, reason: Reason) {
+    let out = Outgoing::new(segment.sender(conn.side()));
+    if out.mode() == Mode::Lane {
+        // The peer may sleep; it should see the request.
+        send::ring(conn, guard, crate::bell::BY_SOCKET);
+        send::demote(conn, &out, reason);
+    }
+    if out.mode() == Mode::BackPending {
+        let _ = send::send_back(conn, &out);
+    }
+}
+
+/// Whether the sending direction is raw.
+pub(crate) fn sends_raw(conn: &Conn, id: u64) -> bool {
+    conn.own_send(id).is_none_or(|guard| {
+        conn.segment(&guard)
+            .is_none_or(|segment| Outgoing::new(segment.sender(conn.side())).mode() == Mode::Raw)
+    })
+}
+
+/// Whether the receiving direction is raw and no promotion has been announced.
+pub(crate) fn receives_raw(conn: &Conn, id: u64) -> bool {
+    conn.own_receive(id).is_none_or(|guard| {
+        conn.segment(&guard)
+            .is_none_or(|segment| Incoming::new(segment.receiver(conn.side())).source() == Source::Raw)
+    })
+}
+
+fn patiently(mut done: impl FnMut() -> bool) -> bool {
+    let until = sys::now_ns() + PATIENCE_NS;
+    while !done() {
+        if sys::now_ns() > until {
+            return false;
+        }
+        raw::sched_yield();
+    }
+    true
+}
+
+/// Brings both directions back to TCP, patiently; false if one is not there yet.
+pub(crate) fn bring_back(conn: &'static Conn, reason: Reason) -> bool {
+    ban(conn, reason);
+    let id = conn.id();
+    conn.phase() != Phase::Attached || patiently(|| sends_raw(conn, id) && receives_raw(conn, id))
+}
+
+/// Makes a send that only TCP can carry.
+#[cold]
+pub(crate) fn send_on_tcp(conn: &'static Conn, reason: Reason, direct: impl FnOnce() -> isize) -> isize {
+    ban(conn, reason);
+    let id = conn.id();
+    let raw = patiently(|| {
+        if let Some(guard) = conn.own_send(id)
+            && let Some(segment) = conn.segment(&guard)
+        {
+            end_stretch(conn, &guard, segment, reason);
+        }
+        sends_raw(conn, id)
+    });
+    if raw { direct() } else { sys::fail(libc::EAGAIN) }
+}
+
+/// Makes a receive that only TCP can serve.
+#[cold]
+pub(crate) fn receive_on_tcp(conn: &'static Conn, reason: Reason, direct: impl FnOnce() -> isize) -> isize {
+    ban(conn, reason);
+    let id = conn.id();
+    // What the lane still holds comes first in the stream, but this call cannot serve it.
+    if receives_raw(conn, id) {
+        direct()
+    } else {
+        sys::fail(libc::EAGAIN)
+    }
+}

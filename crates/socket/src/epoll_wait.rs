@@ -1,0 +1,186 @@
+//! Waiting in an epoll set.
+
+use crate::epoll::{self, Set, Tagged};
+use crate::spin::Spinner;
+use crate::sys::{self, Events, raw};
+use crate::{agent, ready, real};
+use core::sync::atomic::Ordering::{AcqRel, Relaxed};
+
+/// While lanes keep a set busy, the kernel's own events are fetched at least this often, in microseconds.
+const KERNEL_LOOK_US: u64 = 20;
+/// A sleep in which somebody waits for room in a lane is not longer than this.
+const CAP_NS: u64 = 20_000_000;
+
+/// Until when to wait, as the program said.
+#[derive(Clone, Copy, Debug)]
+pub struct Timeout {
+    /// Nanoseconds; `None`: for ever.
+    pub ns: Option<u64>,
+    /// Whether the program thinks in nanoseconds (`epoll_pwait2`), else in milliseconds.
+    pub fine: bool,
+}
+
+/// Waits in set `index` for events of the kernel and of lanes; `direct` is the program's own call into the same buffer.
+pub fn wait(
+    index: usize,
+    events: &mut Events,
+    timeout: Timeout,
+    mask: *const libc::sigset_t,
+    direct: impl FnOnce() -> isize,
+) -> isize {
+    if agent::has_mail() {
+        agent::deliver();
+    }
+    let Some(set) = epoll::set(index) else { return direct() };
+    if set.emulated.load(Relaxed) == 0 {
+        set.sleepers.fetch_add(1, AcqRel);
+        let result = direct();
+        set.sleepers.fetch_sub(1, AcqRel);
+        let Ok(count @ 1..) = usize::try_from(result) else {
+            return result;
+        };
+        events.filled_by_kernel(count);
+        // Events of ours: the first connection was attached while we slept.
+        if !translate(set, events, 0) || events.used() > 0 {
+            return events.used().cast_signed();
+        }
+    }
+    emulated(set, events, timeout, mask)
+}
+
+fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *const libc::sigset_t) -> isize {
+    let deadline = timeout.ns.map(|ns| sys::now_ns().saturating_add(ns));
+    loop {
+        collect(set, events, timeout.ns == Some(0));
+        if events.used() > 0 || timeout.ns == Some(0) {
+            return events.used().cast_signed();
+        }
+        let mut spinner = Spinner::new();
+        while spinner.again() {
+            if stirs(set) {
+                spinner.paid();
+                break;
+            }
+        }
+        collect(set, events, true);
+        if events.used() > 0 {
+            return events.used().cast_signed();
+        }
+        match sleep(set, events, deadline, timeout.fine, mask) {
+            Ok(true) => {}
+            Ok(false) => return 0,
+            Err(errno) => return sys::fail(errno),
+        }
+        if events.used() > 0 {
+            return events.used().cast_signed();
+        }
+        if agent::has_mail() {
+            agent::deliver();
+        }
+    }
+}
+
+/// Takes the kernel's events, if it is time to ask for them, and then those of the lanes.
+fn collect(set: &'static Set, events: &mut Events, ask: bool) {
+    let now = sys::ticks();
+    if ask || now.wrapping_sub(set.kernel_looked.load(Relaxed)) > KERNEL_LOOK_US * sys::ticks_per_us() {
+        set.kernel_looked.store(now, Relaxed);
+        let from = events.used();
+        if events.fetch(|room| raw::epoll_now(set.fd(), room)) > 0 {
+            translate(set, events, from);
+        }
+    }
+    let Some(owner) = set.own() else { return };
+    // Served members go to the end of the list, so everyone gets a turn even where the program takes few events at a time.
+    let mut left = set.hot.len();
+    let mut next = set.hot.first();
+    while let (Some(number), true) = (next, left > 0 && events.room() > 0) {
+        left -= 1;
+        next = set.hot_after(number);
+        let Some(member) = epoll::member(number) else { break };
+        let Some(conn) = member.conn() else { continue };
+        let mask = ready::report(&owner, member, conn);
+        if mask != 0 {
+            events.push(mask, member.data());
+            set.serve(number, member);
+        }
+    }
+}
+
+/// Whether a lane of a hot member has moved; a glance without reporting.
+#[inline]
+fn stirs(set: &'static Set) -> bool {
+    let Some(owner) = set.own() else { return true };
+    set.hot_members()
+        .any(|(_, member)| member.conn().is_some_and(|conn| ready::stirs(&owner, member, conn)))
+}
+
+/// Sleeps in the kernel; `Ok(false)`: time is up.
+fn sleep(
+    set: &'static Set,
+    events: &mut Events,
+    deadline: Option<u64>,
+    fine: bool,
+    mask: *const libc::sigset_t,
+) -> Result<bool, sys::Errno> {
+    let mut capped = false;
+    {
+        let Some(owner) = set.own() else {
+            return Err(libc::EINTR);
+        };
+        if epoll::arm(set, &owner, &mut capped) {
+            return Ok(true);
+        }
+        set.sleepers.fetch_add(1, AcqRel);
+    }
+    let left = deadline.map(|deadline| deadline.saturating_sub(sys::now_ns()));
+    let bound = if capped {
+        Some(left.map_or(CAP_NS, |left| left.min(CAP_NS)))
+    } else {
+        left
+    };
+    let from = events.used();
+    let result = real::epoll_sleep(set.fd(), events, bound, fine, mask);
+    let others = set.sleepers.fetch_sub(1, AcqRel) > 1;
+    {
+        let Some(owner) = set.own() else {
+            return Err(libc::EINTR);
+        };
+        for (_, member) in set.hot_members() {
+            let Some(conn) = member.conn() else { continue };
+            if !others {
+                ready::disarm(&owner, conn);
+            }
+            if capped {
+                ready::relieve(conn);
+            }
+        }
+    }
+    let count = result?;
+    if count > 0 {
+        translate(set, events, from);
+        return Ok(true);
+    }
+    Ok(left.is_none_or(|left| bound != Some(left) || left > 0 && deadline.is_some_and(|at| sys::now_ns() < at)))
+}
+
+/// Takes our own registrations' events out of what the kernel wrote from `from` on; true if there were any.
+fn translate(set: &'static Set, events: &mut Events, from: usize) -> bool {
+    let mut ours = false;
+    let owner = set.own();
+    events.retain(from, |data| match epoll::whose(data) {
+        Tagged::Foreign => true,
+        Tagged::Bell => {
+            ours = true;
+            false
+        }
+        Tagged::Member(number) => {
+            ours = true;
+            if owner.is_some() {
+                epoll::signalled(set, number);
+            }
+            false
+        }
+    });
+    ours
+}

@@ -1,0 +1,73 @@
+//! `sendfile` onto a lane.
+
+use crate::agent;
+use crate::conn::{Conn, Phase};
+use crate::send as sending;
+use crate::sys::{self, raw};
+use crate::vector::Vector;
+use libc::{c_int, iovec, off_t};
+
+/// Bytes read from the file in one step, on the stack.
+const STEP: usize = 16 << 10;
+
+/// `sendfile(conn, input, offset, count)`; `direct` is the program's own call.
+pub fn send(
+    conn: &'static Conn,
+    input: c_int,
+    offset: Option<&mut off_t>,
+    count: usize,
+    direct: impl FnOnce() -> isize,
+) -> isize {
+    if agent::has_mail() {
+        agent::deliver();
+    }
+    if conn.phase() != Phase::Attached {
+        // No bytes of the program's own: what counts is what the kernel says it sent.
+        return sending::send(conn, Vector::NONE, 0, direct);
+    }
+    let from = match &offset {
+        Some(offset) => **offset,
+        None => match sys::file_position(input) {
+            Ok(position) => position,
+            Err(errno) => return sys::fail(errno),
+        },
+    };
+    let mut done = 0;
+    let mut errno = 0;
+    while done < count {
+        let mut buffer = [0_u8; STEP];
+        let want = buffer.len().min(count - done);
+        let at = from + off_t::try_from(done).unwrap_or(off_t::MAX);
+        let read = match raw::pread(input, buffer.get_mut(..want).unwrap_or(&mut []), at) {
+            Ok(0) => break,
+            Ok(read) => read,
+            Err(error) => {
+                errno = error;
+                break;
+            }
+        };
+        let part = [iovec {
+            iov_base: buffer.as_mut_ptr().cast(),
+            iov_len: read,
+        }];
+        let sent = sending::send(conn, Vector::own(&part), 0, || sys::fail(libc::EAGAIN));
+        let Ok(sent) = usize::try_from(sent) else {
+            errno = sys::errno();
+            break;
+        };
+        done += sent;
+        if sent < read {
+            break;
+        }
+    }
+    let to = from + off_t::try_from(done).unwrap_or(0);
+    match offset {
+        Some(offset) => *offset = to,
+        None => sys::set_file_position(input, to),
+    }
+    if done == 0 && errno != 0 {
+        sys::fail(errno)
+    } else {
+        done.cast_signed()
+    }
+}

@@ -1,0 +1,158 @@
+//! What the kernel says of a connection: its byte counts, and raw calls on its stream.
+
+use crate::sys::{Errno, raw};
+use crate::vector::Vector;
+use libc::{c_int, iovec};
+
+/// The start of `struct tcp_info` (linux/tcp.h), up to the last field used here.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct TcpInfo {
+    state: u8,
+    bytes: [u8; 7],
+    words: [u32; 24],
+    pacing_rate: u64,
+    max_pacing_rate: u64,
+    bytes_acked: u64,
+    bytes_received: u64,
+    segs_out: u32,
+    segs_in: u32,
+    notsent_bytes: u32,
+    min_rtt: u32,
+    data_segs_in: u32,
+    data_segs_out: u32,
+    delivery_rate: u64,
+    busy_time: u64,
+    rwnd_limited: u64,
+    sndbuf_limited: u64,
+    delivered: u32,
+    delivered_ce: u32,
+    bytes_sent: u64,
+    bytes_retrans: u64,
+}
+
+const ESTABLISHED: u8 = 1;
+const FIN_WAIT1: u8 = 4;
+const FIN_WAIT2: u8 = 5;
+const CLOSE_WAIT: u8 = 8;
+
+fn tcp_info(fd: c_int) -> Option<TcpInfo> {
+    let mut info = TcpInfo {
+        state: 0,
+        bytes: [0; 7],
+        words: [0; 24],
+        pacing_rate: 0,
+        max_pacing_rate: 0,
+        bytes_acked: 0,
+        bytes_received: 0,
+        segs_out: 0,
+        segs_in: 0,
+        notsent_bytes: 0,
+        min_rtt: 0,
+        data_segs_in: 0,
+        data_segs_out: 0,
+        delivery_rate: 0,
+        busy_time: 0,
+        rwnd_limited: 0,
+        sndbuf_limited: 0,
+        delivered: 0,
+        delivered_ce: 0,
+        bytes_sent: 0,
+        bytes_retrans: 0,
+    };
+    let len = raw::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info).ok()?;
+    (len >= size_of::<TcpInfo>()).then_some(info)
+}
+
+/// Whether the connection is established in the direction this end sends.
+pub(crate) fn may_send(fd: c_int) -> bool {
+    tcp_info(fd).is_some_and(|info| matches!(info.state, ESTABLISHED | CLOSE_WAIT))
+}
+
+/// Kernel position at which the next byte this end hands to the kernel will stand. `None` where the kernel's counts do not agree,
+/// or the connection is not open for sending. The caller owns the sending direction.
+pub(crate) fn send_position(fd: c_int) -> Option<u64> {
+    for _ in 0..16 {
+        let before = tcp_info(fd)?;
+        let queued = u64::try_from(raw::ioctl_get(fd, SIOCOUTQ).ok()?).ok()?;
+        let after = tcp_info(fd)?;
+        if !matches!(after.state, ESTABLISHED | CLOSE_WAIT) {
+            return None;
+        }
+        if before.bytes_acked != after.bytes_acked {
+            continue;
+        }
+        let position = after
+            .bytes_sent
+            .wrapping_sub(after.bytes_retrans)
+            .wrapping_add(after.notsent_bytes.into());
+        // The active opener's SYN counts one in `bytes_acked`.
+        let acked = after.bytes_acked.wrapping_add(queued);
+        return (acked == position || acked == position.wrapping_add(1)).then_some(position);
+    }
+    None
+}
+
+const SIOCOUTQ: libc::c_long = 0x5411;
+const FIONREAD: libc::c_long = 0x541b;
+
+/// Bytes that wait in the kernel to be received.
+pub(crate) fn queued(fd: c_int) -> usize {
+    raw::ioctl_get(fd, FIONREAD)
+        .ok()
+        .and_then(|bytes| usize::try_from(bytes).ok())
+        .unwrap_or(0)
+}
+
+/// Kernel position of the next byte to be received. The caller owns the receiving direction. `None` while bytes arrive
+/// faster than they can be counted.
+pub(crate) fn receive_position(fd: c_int) -> Option<u64> {
+    for _ in 0..16 {
+        let before = tcp_info(fd)?;
+        let waiting = queued(fd) as u64;
+        let after = tcp_info(fd)?;
+        if before.bytes_received == after.bytes_received && before.state == after.state {
+            // A FIN counts one in `bytes_received`, but never waits among the bytes.
+            let fin = u64::from(!matches!(after.state, ESTABLISHED | FIN_WAIT1 | FIN_WAIT2));
+            return Some(after.bytes_received.wrapping_sub(fin).wrapping_sub(waiting));
+        }
+    }
+    None
+}
+
+/// Parts handed to the kernel in one raw call; the rest waits for the next.
+const PARTS: usize = 16;
+
+fn message(parts: &mut [iovec]) -> libc::msghdr {
+    libc::msghdr {
+        msg_name: core::ptr::null_mut(),
+        msg_namelen: 0,
+        msg_iov: parts.as_mut_ptr(),
+        msg_iovlen: parts.len(),
+        msg_control: core::ptr::null_mut(),
+        msg_controllen: 0,
+        msg_flags: 0,
+    }
+}
+
+const NO_PART: iovec = iovec {
+    iov_base: core::ptr::null_mut(),
+    iov_len: 0,
+};
+
+/// Receives at most `limit` raw bytes into the program's buffers from `skip` on, without waiting.
+pub(crate) fn receive(fd: c_int, vector: Vector<'_>, skip: usize, limit: usize, flags: c_int) -> Result<usize, Errno> {
+    let mut parts = [NO_PART; PARTS];
+    let used = vector.copy_parts(skip, limit, &mut parts);
+    let mut message = message(parts.get_mut(..used).unwrap_or(&mut []));
+    crate::sys::message_call(libc::SYS_recvmsg, fd, &mut message, flags | libc::MSG_DONTWAIT)
+}
+
+/// Sends the program's bytes from `skip` on raw, without waiting and without a signal.
+pub(crate) fn send(fd: c_int, vector: Vector<'_>, skip: usize, flags: c_int) -> Result<usize, Errno> {
+    let mut parts = [NO_PART; PARTS];
+    let used = vector.copy_parts(skip, usize::MAX, &mut parts);
+    let mut message = message(parts.get_mut(..used).unwrap_or(&mut []));
+    let flags = flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    crate::sys::message_call(libc::SYS_sendmsg, fd, &mut message, flags)
+}

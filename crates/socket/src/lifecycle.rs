@@ -1,0 +1,251 @@
+//! Descriptors coming and going: what each call means for the records of connections and sets.
+
+use crate::conn::{self, Conn, Phase};
+use crate::epoll;
+use crate::sys::raw;
+use crate::table::{self, Entry};
+use crate::{agent, bell, counters, demote, lock};
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::Relaxed;
+use libc::c_int;
+use viaduct_control::Reason;
+use viaduct_control::policy::OfferPolicy;
+
+/// A descriptor has just been created by a call that knows nothing of what the number stood for: whatever that was has been
+/// closed unseen.
+pub fn fresh(fd: c_int) {
+    if fd >= 0 {
+        forget(fd);
+    }
+}
+
+/// Forgets what `fd` stood for.
+fn forget(fd: c_int) {
+    match table::take(fd) {
+        Entry::Connection(conn) => conn.release(fd),
+        Entry::Epoll(index) => epoll::release(index),
+        Entry::Unknown | Entry::Private => {}
+    }
+}
+
+/// Whether the program may close or replace `fd`: not if it is ours, which to the program does not exist.
+#[inline]
+pub fn hidden(fd: c_int) -> bool {
+    table::is_private(fd)
+}
+
+/// The program is about to close `fd`, or to put something else in its place.
+#[inline]
+pub fn closing(fd: c_int) {
+    if !matches!(table::lookup(fd), Entry::Unknown) {
+        forget(fd);
+    }
+}
+
+/// The program is about to close every descriptor from `first` to `last`. Calls `close` with each range in which nothing is ours.
+pub fn closing_range(first: c_int, last: c_int, mut close: impl FnMut(c_int, c_int) -> c_int) -> c_int {
+    let mut from = first;
+    let mut next = first;
+    let mut result = 0;
+    while let Some(fd) = table::next_known(next, last) {
+        if table::is_private(fd) {
+            if from < fd && close(from, fd - 1) != 0 {
+                result = -1;
+            }
+            from = fd + 1;
+        } else {
+            forget(fd);
+        }
+        let Some(after) = fd.checked_add(1) else { break };
+        next = after;
+    }
+    if from <= last && close(from, last) != 0 {
+        result = -1;
+    }
+    result
+}
+
+/// `new` refers to what `old` refers to.
+pub fn duplicated(old: c_int, new: c_int) {
+    if new < 0 || new == old {
+        return;
+    }
+    fresh(new);
+    match table::lookup(old) {
+        Entry::Connection(conn) => {
+            conn.hold();
+            if !table::set_connection(new, conn.index()) {
+                conn.release(new);
+            }
+        }
+        Entry::Epoll(index) => {
+            epoll::hold(index);
+            if !table::set_epoll(new, index) {
+                epoll::release(index);
+            }
+        }
+        Entry::Unknown | Entry::Private => {}
+    }
+}
+
+/// The program has connected `fd`, or is about to know (`EINPROGRESS`).
+pub fn connected(fd: c_int, pending: bool) {
+    start();
+    if table::connection(fd).is_some() {
+        return;
+    }
+    if !is_tcp(fd) {
+        return;
+    }
+    let nonblocking =
+        raw::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|flags| flags & libc::O_NONBLOCK.cast_unsigned() as usize != 0);
+    if let Some(conn) = conn::open(fd, conn::ACTIVE | nagle(fd), nonblocking) {
+        recall_options(conn);
+        if !pending {
+            settle(conn);
+        }
+    }
+}
+
+/// The program has accepted `fd`; `nonblocking` as its call asked.
+pub fn accepted(fd: c_int, nonblocking: bool) {
+    start();
+    fresh(fd);
+    if !is_tcp(fd) {
+        return;
+    }
+    if let Some(conn) = conn::open(fd, conn::NAGLE, nonblocking) {
+        recall_options(conn);
+        settle(conn);
+    }
+}
+
+fn nagle(fd: c_int) -> u32 {
+    let mut on: c_int = 0;
+    let known = raw::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &mut on).is_ok();
+    if known && on == 0 { conn::NAGLE } else { 0 }
+}
+
+/// Options that were set before the record began (on the listener, or before connect).
+fn recall_options(conn: &Conn) {
+    for (name, place) in [
+        (libc::SO_RCVTIMEO, &conn.receive_timeout_ns),
+        (libc::SO_SNDTIMEO, &conn.send_timeout_ns),
+    ] {
+        let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
+        if raw::getsockopt(conn.fd(), libc::SOL_SOCKET, name, &mut time).is_ok() {
+            place.store(nanoseconds(time), Relaxed);
+        }
+    }
+}
+
+/// A timeout option in nanoseconds; 0: none.
+pub(crate) fn nanoseconds(time: libc::timeval) -> u64 {
+    u64::try_from(time.tv_sec).unwrap_or(0).saturating_mul(1_000_000_000)
+        + u64::try_from(time.tv_usec).unwrap_or(0).saturating_mul(1000)
+}
+
+/// A connection stands: with `--offer wait`, hold the call until it is decided how it goes on.
+fn settle(conn: &'static Conn) {
+    conn.set_flag(conn::ESTABLISHED, true);
+    if agent::policy().offer == OfferPolicy::Wait {
+        agent::offer_and_wait(conn);
+    }
+}
+
+/// Whether `fd` is a TCP socket.
+fn is_tcp(fd: c_int) -> bool {
+    let mut domain: c_int = 0;
+    let mut protocol: c_int = 0;
+    raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, &mut domain).is_ok()
+        && raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, &mut protocol).is_ok()
+        && matches!(domain, libc::AF_INET | libc::AF_INET6)
+        && protocol == libc::IPPROTO_TCP
+}
+
+/// The program shuts a direction down; `direct` is its own call.
+pub fn shut_down(conn: &'static Conn, how: c_int, direct: impl FnOnce() -> c_int) -> c_int {
+    // Marks and FIN must not overtake each other.
+    let guard = if conn.phase() == Phase::Attached {
+        conn.own_send(conn.id())
+    } else {
+        None
+    };
+    if guard.is_none() {
+        shutting_plain(conn);
+    }
+    let result = direct();
+    if result == 0 && how != libc::SHUT_WR {
+        conn.set_flag(conn::SHUT_READ, true);
+    }
+    drop(guard);
+    result
+}
+
+/// A connection that shuts down before it has a lane is not worth one.
+fn shutting_plain(conn: &'static Conn) {
+    if conn.phase() == Phase::Offered {
+        // Not worth a segment any more.
+        agent::withdraw(conn.id());
+        conn.set_phase(Phase::Plain);
+    }
+    if conn.phase() != Phase::Attached {
+        conn.set_flag(conn::BANNED, true);
+    }
+}
+
+static STARTED: AtomicU32 = AtomicU32::new(0);
+
+/// Before the first connection: has `fork` tell us.
+fn start() {
+    if STARTED.load(Relaxed) == 0 && STARTED.swap(1, Relaxed) == 0 {
+        crate::sys::at_fork(conn::after_fork_in_parent, after_fork_in_child);
+    }
+}
+
+fn after_fork_in_child() {
+    lock::after_fork();
+    agent::after_fork();
+    bell::after_fork();
+    epoll::after_fork();
+    counters::after_fork();
+    conn::after_fork_in_child();
+}
+
+/// The connection was opened by a send; where its bytes stand is not known well enough for a lane.
+pub fn fast_opened(fd: c_int) {
+    connected(fd, false);
+    if let Some(conn) = table::connection(fd) {
+        demote::ban(conn, Reason::FastOpen);
+    }
+}
+
+/// The program makes a stdio stream of the socket, whose calls are not seen; false if it is still on a lane.
+pub fn to_stdio(conn: &'static Conn) -> bool {
+    demote::bring_back(conn, Reason::Stdio)
+}
+
+/// The program has the kernel move the socket's bytes; false if it is still on a lane.
+pub fn to_kernel(conn: &'static Conn) -> bool {
+    demote::bring_back(conn, Reason::Splice)
+}
+
+/// The process is about to become another program. A socket that is its standard input or output is meant for that program, which may
+/// not run under Viaduct.
+pub fn executing() {
+    for fd in 0..3 {
+        if let Some(conn) = table::connection(fd) {
+            demote::bring_back(conn, Reason::ForeignProcess);
+        }
+    }
+}
+
+/// Before the process ends in an orderly way: its connections are closed by the kernel, which is to see what `close` would have
+/// shown it.
+pub fn exiting() {
+    for conn in conn::all().filter(|conn| conn.phase() == Phase::Attached) {
+        if let Some(guard) = conn.own_receive(conn.id()) {
+            crate::receive::settle(conn, &guard);
+        }
+    }
+}

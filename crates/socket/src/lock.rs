@@ -1,0 +1,122 @@
+//! Ownership words: who uses a direction of a connection now.
+//!
+//! The words live in anonymous shared memory, so that a process and its forked children exclude each other, and out of the
+//! peer's reach. A word holds the number of the thread that owns it. A thread that finds its own number there has
+//! been interrupted by a signal whose handler uses the same direction; it must not wait. A word held by a thread that no
+//! longer exists is taken over: the channel's stores are ordered so that a user killed midway does no harm.
+//!
+//! No word is held while waiting.
+
+use crate::sys::{self, raw};
+use core::cell::Cell;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicPtr, AtomicU32};
+
+/// The two ownership words of a connection end, on a cache line of their own.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub(crate) struct Locks {
+    pub(crate) send: AtomicU32,
+    pub(crate) receive: AtomicU32,
+}
+
+thread_local! {
+    static TID: Cell<u32> = const { Cell::new(0) };
+}
+
+/// The calling thread's number.
+#[inline]
+pub(crate) fn tid() -> u32 {
+    let known = TID.get();
+    if known != 0 {
+        return known;
+    }
+    let tid = raw::gettid();
+    TID.set(tid);
+    tid
+}
+
+/// In a forked child: the thread has another number now.
+pub(crate) fn after_fork() {
+    TID.set(0);
+    REGION.store(core::ptr::null_mut(), Relaxed);
+}
+
+/// Ownership of one direction, given up on drop.
+#[derive(Debug)]
+pub(crate) struct Guard<'a> {
+    word: &'a AtomicU32,
+}
+
+impl Drop for Guard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // Release pairs with the acquire in `acquire`.
+        self.word.store(0, Release);
+    }
+}
+
+/// Takes a word; `None` if this very thread holds it already.
+#[inline]
+pub(crate) fn acquire(word: &AtomicU32) -> Option<Guard<'_>> {
+    let tid = tid();
+    if word.compare_exchange(0, tid, Acquire, Relaxed).is_ok() {
+        return Some(Guard { word });
+    }
+    acquire_contended(word, tid)
+}
+
+/// Takes a word if it is free.
+#[inline]
+pub(crate) fn try_acquire(word: &AtomicU32) -> Option<Guard<'_>> {
+    word.compare_exchange(0, tid(), Acquire, Relaxed)
+        .is_ok()
+        .then_some(Guard { word })
+}
+
+#[cold]
+fn acquire_contended(word: &AtomicU32, tid: u32) -> Option<Guard<'_>> {
+    let mut rounds = 0_u32;
+    loop {
+        let owner = word.load(Relaxed);
+        if owner == tid {
+            return None;
+        }
+        if owner == 0 {
+            if word.compare_exchange(0, tid, Acquire, Relaxed).is_ok() {
+                return Some(Guard { word });
+            }
+        } else if rounds % 1024 == 1023
+            && !raw::thread_alive(owner)
+            && word.compare_exchange(owner, tid, Acquire, Relaxed).is_ok()
+        {
+            return Some(Guard { word });
+        }
+        rounds = rounds.wrapping_add(1);
+        if rounds < 64 {
+            core::hint::spin_loop();
+        } else {
+            raw::sched_yield();
+        }
+    }
+}
+
+/// The region of this process's words; null before the first connection and after fork.
+static REGION: AtomicPtr<Locks> = AtomicPtr::new(core::ptr::null_mut());
+
+/// The words of connection record `index`, of `count` in all; `None` if there is no memory for them.
+pub(crate) fn locks_of(index: usize, count: usize) -> Option<&'static Locks> {
+    if index >= count {
+        return None;
+    }
+    let mut region = REGION.load(Acquire);
+    if region.is_null() {
+        let fresh = raw::anonymous_shared(count * size_of::<Locks>()).ok()?.cast::<Locks>();
+        // Release pairs with the acquire above. A loser's region is never used; it costs address space only.
+        region = match REGION.compare_exchange(core::ptr::null_mut(), fresh, Release, Acquire) {
+            Ok(_) => fresh,
+            Err(winner) => winner,
+        };
+    }
+    Some(sys::shared_record(region, index))
+}

@@ -1,0 +1,95 @@
+//! Options, `fcntl` and `ioctl` where they touch what we keep.
+
+use crate::conn::{self, Conn, Phase};
+use crate::lifecycle::nanoseconds;
+use crate::{demote, receive};
+use core::sync::atomic::Ordering::Relaxed;
+use libc::c_int;
+use viaduct_control::Reason;
+
+/// What becomes of an option call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The kernel's business.
+    Pass,
+    /// Done without the kernel.
+    Done,
+    /// Answered with this integer.
+    Answer(c_int),
+}
+
+/// The program sets an option; called before the kernel is told. `value`: its first integer, `time`: its value as a time.
+pub fn setting(
+    conn: &'static Conn,
+    level: c_int,
+    name: c_int,
+    value: Option<c_int>,
+    time: Option<libc::timeval>,
+) -> Verdict {
+    let on = value.unwrap_or(0) != 0;
+    match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => {
+            if let Some(time) = time {
+                conn.receive_timeout_ns.store(nanoseconds(time), Relaxed);
+            }
+        }
+        (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => {
+            if let Some(time) = time {
+                conn.send_timeout_ns.store(nanoseconds(time), Relaxed);
+            }
+        }
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if value.unwrap_or(1) > 1 => demote::ban(conn, Reason::ReceiveLowWater),
+        (libc::SOL_SOCKET, libc::SO_ZEROCOPY) if on => demote::ban(conn, Reason::ZeroCopy),
+        (libc::SOL_SOCKET, libc::SO_OOBINLINE) if on => demote::ban(conn, Reason::UrgentData),
+        (libc::SOL_SOCKET, libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING | libc::SO_PEEK_OFF)
+            if on =>
+        {
+            demote::ban(conn, Reason::SocketOption);
+        }
+        (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => demote::ban(conn, Reason::TransportLayer),
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => {
+            conn.set_flag(conn::NAGLE, !on);
+            // Bells may not be held back.
+            if conn.phase() == Phase::Attached {
+                return Verdict::Done;
+            }
+        }
+        (libc::IPPROTO_TCP, libc::TCP_CORK) if conn.phase() == Phase::Attached => return Verdict::Done,
+        _ => {}
+    }
+    Verdict::Pass
+}
+
+/// The program asks for an option.
+pub fn getting(conn: &'static Conn, level: c_int, name: c_int) -> Verdict {
+    if conn.phase() != Phase::Attached {
+        return Verdict::Pass;
+    }
+    match (level, name) {
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Verdict::Answer((!conn.flag(conn::NAGLE)).into()),
+        (libc::SOL_SOCKET, libc::SO_ERROR) if conn.has_error() => Verdict::Answer(conn.take_error()),
+        _ => Verdict::Pass,
+    }
+}
+
+/// `F_SETFL` has succeeded, or `FIONBIO`.
+pub fn blocking_changed(conn: &Conn, nonblocking: bool) {
+    conn.set_nonblocking(nonblocking);
+}
+
+/// The program asks to be sent signals for the descriptor, which only the kernel can.
+pub fn signal_driven(conn: &'static Conn) {
+    demote::ban(conn, Reason::UnseenWait);
+}
+
+/// `FIONREAD`; `None`: the kernel's business.
+pub fn readable_bytes(conn: &'static Conn) -> Option<c_int> {
+    (conn.phase() == Phase::Attached).then(|| receive::readable_bytes(conn, conn.id()))
+}
+
+/// `SIOCOUTQ`; `None`: the kernel's business.
+pub fn unsent_bytes(conn: &'static Conn) -> Option<c_int> {
+    (conn.phase() == Phase::Attached)
+        .then(|| crate::send::unsent_bytes(conn, conn.id()))
+        .flatten()
+}

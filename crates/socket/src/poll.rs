@@ -1,0 +1,256 @@
+//! `poll` and `select` over connections that may be on lanes.
+
+use crate::conn::{self, Conn, Phase};
+use crate::lock::Guard;
+use crate::spin::Spinner;
+use crate::sys::{self, raw};
+use crate::{agent, bell, epoll, ready, real, table, wait};
+use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDHUP, c_int, pollfd};
+
+/// A sleep in which somebody waits for room in a lane is not longer than this.
+const CAP_NS: u64 = 20_000_000;
+/// Entries handled without the heap.
+const ENTRIES: usize = 128;
+
+/// How to wait.
+#[derive(Clone, Copy, Debug)]
+pub struct Wait {
+    /// Nanoseconds; `None`: for ever.
+    pub timeout_ns: Option<u64>,
+    /// Signal mask during the wait, or null.
+    pub mask: *const libc::sigset_t,
+}
+
+/// Whether any of the descriptors is on a lane or about to be; if not, the program's own call will do.
+pub fn concerns(fds: impl Iterator<Item = c_int>) -> bool {
+    if agent::has_mail() {
+        agent::deliver();
+    }
+    let mut attached = false;
+    for fd in fds {
+        if let Some(index) = table::epoll_set(fd) {
+            epoll::nest(index);
+        } else if let Some(conn) = table::connection(fd) {
+            if !conn.flag(conn::SEEN_WAIT) {
+                conn.set_flag(conn::SEEN_WAIT, true);
+            }
+            attached |= conn.phase() == Phase::Attached;
+        }
+    }
+    attached
+}
+
+fn attached(fd: c_int) -> Option<&'static Conn> {
+    table::connection(fd).filter(|conn| conn.phase() == Phase::Attached)
+}
+
+/// Looks at one connection; `None` if it is closed meanwhile.
+fn look(conn: &'static Conn, events: i16, kernel: bool) -> Option<i16> {
+    let guard = conn.own_receive(conn.id())?;
+    drop(guard);
+    let interest = u32::from(events.cast_unsigned());
+    let mask = with_proof(conn, |proof| ready::look(conn, proof, interest, kernel))?;
+    i16::try_from(mask & 0x7fff).ok()
+}
+
+/// Runs `body` while the sending direction is owned, so that the lane stays.
+fn with_proof<R>(conn: &'static Conn, body: impl FnOnce(&Guard<'static>) -> R) -> Option<R> {
+    let guard = conn.own_send(conn.id())?;
+    conn.segment(&guard)?;
+    Some(body(&guard))
+}
+
+/// Waits until an entry is ready, as `poll` does, and fills in `revents`. The program's entries are only read and written here.
+///
+/// # Errors
+/// As `poll`.
+pub fn poll(entries: &mut [pollfd], how: Wait) -> Result<usize, sys::Errno> {
+    const NONE: pollfd = pollfd {
+        fd: -1,
+        events: 0,
+        revents: 0,
+    };
+    let mut small = [NONE; ENTRIES + 1];
+    match small.get_mut(..=entries.len()) {
+        Some(shadow) => wait_loop(entries, shadow, how),
+        None => wait_loop(entries, &mut vec![NONE; entries.len() + 1], how),
+    }
+}
+
+fn wait_loop(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> Result<usize, sys::Errno> {
+    let deadline = how.timeout_ns.map(|ns| sys::now_ns().saturating_add(ns));
+    let mut spinner = Spinner::new();
+    loop {
+        let ready = glance(entries, shadow, false)?;
+        if ready > 0 || how.timeout_ns == Some(0) {
+            return if ready > 0 {
+                Ok(ready)
+            } else {
+                glance(entries, shadow, true)
+            };
+        }
+        if !spinner.again() {
+            break;
+        }
+        while spinner.again() {
+            if entries
+                .iter()
+                .any(|entry| attached(entry.fd).is_some_and(|conn| stirs(conn, entry.events)))
+            {
+                spinner.paid();
+                break;
+            }
+        }
+    }
+    loop {
+        let capped = match arm(entries) {
+            Armed::Ready => None,
+            Armed::Asleep { capped } => Some(capped),
+        };
+        let ready = glance(entries, shadow, true)?;
+        if ready > 0 {
+            disarm(entries);
+            return Ok(ready);
+        }
+        let Some(capped) = capped else { continue };
+        let left = deadline.map(|deadline| deadline.saturating_sub(sys::now_ns()));
+        let bound = if capped {
+            Some(left.map_or(CAP_NS, |left| left.min(CAP_NS)))
+        } else {
+            left
+        };
+        prepare(entries, shadow);
+        let woken = real::ppoll_masked(shadow, bound.map(sys::timespec).as_ref(), how.mask);
+        let rang = shadow.last().filter(|bell| bell.revents != 0).map(|bell| bell.fd);
+        if let Some(bell) = rang {
+            raw::eventfd_reset(bell);
+        }
+        disarm(entries);
+        woken?;
+        if capped {
+            entries
+                .iter()
+                .filter_map(|entry| attached(entry.fd))
+                .for_each(ready::relieve);
+        }
+        if agent::has_mail() {
+            agent::deliver();
+        }
+        let ready = glance(entries, shadow, true)?;
+        if ready > 0 || deadline.is_some_and(|deadline| sys::now_ns() >= deadline) {
+            return Ok(ready);
+        }
+    }
+}
+
+fn stirs(conn: &'static Conn, events: i16) -> bool {
+    look(conn, events & (POLLIN | POLLOUT), false).is_none_or(|mask| mask != 0)
+}
+
+/// Fills the kernel's view of the entries: connections on lanes are only watched for marks and the end.
+fn prepare(entries: &[pollfd], shadow: &mut [pollfd]) {
+    let bell = bell::of_thread().map_or(-1, bell::Bell::fd);
+    for (place, entry) in shadow.iter_mut().zip(entries) {
+        let events = match attached(entry.fd) {
+            // Room on the kernel connection only counts where it carries the bytes.
+            Some(conn) if crate::demote::sends_raw(conn, conn.id()) => entry.events | POLLIN,
+            Some(_) => entry.events & (POLLIN | POLLPRI | POLLRDHUP) | POLLIN,
+            None => entry.events,
+        };
+        *place = pollfd {
+            fd: entry.fd,
+            events,
+            revents: 0,
+        };
+    }
+    if let Some(place) = shadow.get_mut(entries.len()) {
+        *place = pollfd {
+            fd: bell,
+            events: POLLIN,
+            revents: 0,
+        };
+    }
+}
+
+/// Computes `revents` of all entries without waiting. With `kernel` false, connections on lanes are only looked at in memory; the
+/// kernel is still asked for the others, so that nobody is starved.
+fn glance(entries: &mut [pollfd], shadow: &mut [pollfd], kernel: bool) -> Result<usize, sys::Errno> {
+    let count = entries.len();
+    let plain = entries
+        .iter()
+        .any(|entry| entry.fd >= 0 && attached(entry.fd).is_none());
+    let shadow = shadow.get_mut(..count).unwrap_or(&mut []);
+    if plain {
+        for (place, entry) in shadow.iter_mut().zip(entries.iter()) {
+            let fd = if attached(entry.fd).is_some() { -1 } else { entry.fd };
+            *place = pollfd {
+                fd,
+                events: entry.events,
+                revents: 0,
+            };
+        }
+        let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        real::ppoll_masked(shadow, Some(&zero), core::ptr::null())?;
+    }
+    let mut ready = 0;
+    for (index, entry) in entries.iter_mut().enumerate() {
+        entry.revents = match attached(entry.fd) {
+            Some(conn) => look(conn, entry.events, kernel).unwrap_or(0),
+            None if entry.fd >= 0 => shadow.get(index).map_or(0, |place| place.revents),
+            None => 0,
+        };
+        ready += usize::from(entry.revents != 0);
+    }
+    Ok(ready)
+}
+
+/// What arming for a sleep found.
+enum Armed {
+    /// Something is ready: do not sleep.
+    Ready,
+    /// All are armed; the sleep must be short if `capped`.
+    Asleep { capped: bool },
+}
+
+fn arm(entries: &[pollfd]) -> Armed {
+    let mut capped = false;
+    for entry in entries {
+        let Some(conn) = attached(entry.fd) else { continue };
+        let bit = wait::bit_for(conn);
+        let ready = with_proof(conn, |proof| {
+            let Some(segment) = conn.segment(proof) else {
+                return false;
+            };
+            if entry.events & POLLIN != 0 {
+                let lane = segment.receiver(conn.side());
+                lane.arm(bit);
+                if lane.published() != lane.head() {
+                    return true;
+                }
+            }
+            if entry.events & POLLOUT != 0 {
+                let lane = segment.sender(conn.side());
+                if !lane.has_space() {
+                    lane.arm_credit(bit);
+                    capped = true;
+                    return lane.has_space();
+                }
+            }
+            false
+        });
+        if ready == Some(true) {
+            return Armed::Ready;
+        }
+    }
+    Armed::Asleep { capped }
+}
+
+fn disarm(entries: &[pollfd]) {
+    for conn in entries.iter().filter_map(|entry| attached(entry.fd)) {
+        with_proof(conn, |proof| {
+            if let Some(segment) = conn.segment(proof) {
+                segment.receiver(conn.side()).disarm(bell::BY_BELL | bell::BY_SOCKET);
+            }
+        });
+    }
+}

@@ -1,0 +1,196 @@
+//! Readiness of an attached connection as its program sees it, in epoll's terms.
+
+use crate::conn::{self, Conn};
+use crate::epoll::{EDGE, FIRED, FRESH, KERNEL, Member, Set};
+use crate::lock::Guard;
+use crate::receive::{self, Found};
+use crate::sys::raw;
+use crate::{bell, send};
+use core::sync::atomic::Ordering::Relaxed;
+use libc::{EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP};
+use viaduct_control::Reason;
+use viaduct_stream::{Incoming, Mode, Outgoing, Source};
+
+pub(crate) const IN: u32 = (EPOLLIN | libc::EPOLLRDNORM).cast_unsigned();
+pub(crate) const OUT: u32 = (EPOLLOUT | libc::EPOLLWRNORM).cast_unsigned();
+pub(crate) const RDHUP: u32 = EPOLLRDHUP.cast_unsigned();
+pub(crate) const ALWAYS: u32 = (EPOLLERR | EPOLLHUP).cast_unsigned();
+const PRI: u32 = EPOLLPRI.cast_unsigned();
+const ERR: u32 = EPOLLERR.cast_unsigned();
+const HUP: u32 = EPOLLHUP.cast_unsigned();
+
+/// What `conn` is ready for among `interest`. `kernel`: the kernel may know more than the lane, ask it.
+#[inline]
+pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, kernel: bool) -> u32 {
+    let Some(segment) = conn.segment(proof) else { return 0 };
+    let mut mask = 0;
+    if interest & IN != 0 {
+        let lane = segment.receiver(conn.side());
+        if Incoming::new(lane).source() == Source::Lane && lane.published() != lane.head() {
+            mask |= IN;
+        } else if kernel || conn.flag(conn::PEER_FIN) || conn.has_error() {
+            mask |= look_closely(conn);
+        }
+    }
+    if interest & OUT != 0 {
+        let lane = segment.sender(conn.side());
+        if conn.flag(conn::DEAD) || Outgoing::new(lane).mode() == Mode::Lane && lane.has_space() {
+            mask |= OUT;
+        } else if Outgoing::new(lane).mode() != Mode::Lane {
+            mask |= u32::from(raw::poll_now(conn.fd(), libc::POLLOUT).cast_unsigned()) & (OUT | ALWAYS);
+        }
+    }
+    if kernel {
+        let asked = libc::POLLRDHUP | libc::POLLPRI;
+        let events = u32::from(raw::poll_now(conn.fd(), asked).cast_unsigned());
+        conn.set_flag(conn::PEER_FIN, events & RDHUP != 0 || conn.flag(conn::PEER_FIN));
+        mask |= events & (RDHUP | PRI | ALWAYS);
+    }
+    if conn.flag(conn::PEER_FIN) {
+        mask |= RDHUP;
+    }
+    mask & (interest | ALWAYS)
+}
+
+/// Readiness to receive, with the marks looked at and stretches entered and left.
+fn look_closely(conn: &'static Conn) -> u32 {
+    match receive::look(conn, conn.id()) {
+        Ok(Found::Bytes(_)) => IN,
+        Ok(Found::Nothing) => 0,
+        Ok(Found::End) => IN | RDHUP,
+        Err(errno) => {
+            conn.set_error(errno);
+            IN | ERR | HUP
+        }
+    }
+}
+
+/// What to report of a member now, in the mode it was registered with; 0 for nothing. The set is owned.
+#[inline]
+pub(crate) fn report(owner: &Guard<'_>, member: &Member, conn: &'static Conn) -> u32 {
+    let flags = member.flags.load(Relaxed);
+    if flags & FIRED != 0 {
+        return 0;
+    }
+    let interest = member.events.load(Relaxed);
+    let mask = look(conn, owner, interest, flags & KERNEL != 0);
+    if flags & KERNEL != 0 && mask & (IN | RDHUP | PRI | ALWAYS) == 0 {
+        member.flags.fetch_and(!KERNEL, Relaxed);
+    }
+    if mask == 0 {
+        return 0;
+    }
+    if interest & EPOLLET.cast_unsigned() != 0 {
+        let position = published(conn, owner);
+        let arrived = flags & (FRESH | EDGE) != 0 || position != member.reported.load(Relaxed);
+        let news_in = mask & (IN | RDHUP | PRI | ALWAYS) != 0 && arrived;
+        let news_out = mask & OUT != 0 && (flags & FRESH != 0 || conn.flag(conn::OUT_WANTED));
+        if !news_in && !news_out {
+            return 0;
+        }
+        member.reported.store(position, Relaxed);
+        member.flags.fetch_and(!(FRESH | EDGE), Relaxed);
+        if mask & OUT != 0 {
+            conn.set_flag(conn::OUT_WANTED, false);
+        }
+    }
+    if interest & EPOLLONESHOT.cast_unsigned() != 0 {
+        member.flags.fetch_or(FIRED, Relaxed);
+    }
+    mask
+}
+
+fn published<P>(conn: &Conn, proof: &P) -> u64 {
+    conn.segment(proof)
+        .map_or(0, |segment| segment.receiver(conn.side()).published())
+}
+
+/// Arms a hot member for a sleep; true if it turns out to be ready. `capped` is set when the sleep must not be long.
+pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static Conn, capped: &mut bool) -> bool {
+    if member.has(FIRED) {
+        return false;
+    }
+    let interest = member.events.load(Relaxed);
+    let edge = interest & EPOLLET.cast_unsigned() != 0;
+    let Some(segment) = conn.segment(owner) else {
+        return false;
+    };
+    let bit = set.bit_for(conn);
+    if interest & IN != 0 {
+        let lane = segment.receiver(conn.side());
+        let known = |at: u64| if edge { member.reported.load(Relaxed) } else { at };
+        if Incoming::new(lane).source() == Source::Lane {
+            lane.arm(bit);
+            if lane.published() != known(lane.head()) {
+                return true;
+            }
+        }
+    }
+    if interest & OUT != 0 && (!edge || conn.flag(conn::OUT_WANTED)) {
+        let lane = segment.sender(conn.side());
+        if Outgoing::new(lane).mode() == Mode::Lane && !lane.has_space() {
+            lane.arm_credit(bit);
+            *capped = true;
+            return lane.has_space();
+        }
+    }
+    false
+}
+
+/// Takes back what [`arm`] left.
+pub(crate) fn disarm(owner: &Guard<'_>, conn: &'static Conn) {
+    if let Some(segment) = conn.segment(owner) {
+        segment.receiver(conn.side()).disarm(bell::BY_BELL);
+    }
+}
+
+/// Arms a member that nobody polls any more to be woken by a mark; true if it has bytes after all.
+pub(crate) fn arm_cold<P>(proof: &P, conn: &'static Conn) -> bool {
+    let Some(segment) = conn.segment(proof) else {
+        return false;
+    };
+    let lane = segment.receiver(conn.side());
+    if Incoming::new(lane).source() != Source::Lane {
+        return false;
+    }
+    lane.arm(bell::BY_SOCKET);
+    lane.published() != lane.head()
+}
+
+/// After a capped sleep: a member whose peer has taken nothing off a full lane goes back to the kernel's buffers.
+pub(crate) fn relieve(conn: &'static Conn) {
+    let id = conn.id();
+    let Some(guard) = conn.own_send(id) else { return };
+    let Some(segment) = conn.segment(&guard) else { return };
+    let lane = segment.sender(conn.side());
+    let out = Outgoing::new(lane);
+    if out.mode() == Mode::Lane && !lane.has_space() && conn.stuck_at(lane.in_flight(), lane.tail()) {
+        send::demote(conn, &out, Reason::LaneStall);
+        conn.note_stall();
+        // The mark that ends the stretch; if the kernel's buffer is full, the next send makes up for it.
+        let _ = send::send_back(conn, &out);
+    }
+}
+
+/// Whether a hot member's lane has moved since it was last looked at.
+#[inline]
+pub(crate) fn stirs(owner: &Guard<'_>, member: &Member, conn: &'static Conn) -> bool {
+    let Some(segment) = conn.segment(owner) else {
+        return false;
+    };
+    let interest = member.events.load(Relaxed);
+    let edge = interest & EPOLLET.cast_unsigned() != 0;
+    if interest & IN != 0 {
+        let lane = segment.receiver(conn.side());
+        if lane.published()
+            != if edge {
+                member.reported.load(Relaxed)
+            } else {
+                lane.head()
+            }
+        {
+            return !member.has(FIRED);
+        }
+    }
+    interest & OUT != 0 && conn.flag(conn::OUT_WANTED) && segment.sender(conn.side()).has_space()
+}

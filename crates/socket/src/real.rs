@@ -1,0 +1,190 @@
+//! The C library's own functions, found behind ours.
+//!
+//! A second corner of `unsafe`: each function here is the one the program would have called without us, with the same contract. They are
+//! declared as able to unwind, because a cancelled thread unwinds through them.
+
+use crate::sys::{Errno, Events, errno, next_symbol, raw, timespec};
+use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
+use core::sync::atomic::AtomicPtr;
+use libc::{
+    epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pid_t, pollfd, sigset_t, size_t, sockaddr, socklen_t,
+    ssize_t, timeval,
+};
+
+macro_rules! real {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(
+            /// The C library's function of this name; `ENOSYS` where it has none.
+            ///
+            /// # Safety
+            /// As for the function.
+            #[inline]
+            pub unsafe fn $name($($argument: $type),*) -> $result {
+                static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+                const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => c"",
+                };
+                let function = next_symbol(&SLOT, NAME);
+                if function.is_null() {
+                    crate::sys::set_errno(libc::ENOSYS);
+                    return -1;
+                }
+                // SAFETY: the symbol is the C library's, whose declaration this is.
+                let function = unsafe {
+                    core::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> $result>(function)
+                };
+                // SAFETY: passed on to the caller.
+                unsafe { function($($argument),*) }
+            }
+        )*
+    };
+}
+
+real! {
+    read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t;
+    readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
+    recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t;
+    recvfrom(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int, address: *mut sockaddr, address_len: *mut socklen_t) -> ssize_t;
+    recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
+    recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut libc::timespec) -> c_int;
+    write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t;
+    writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
+    send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t;
+    sendto(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int, address: *const sockaddr, address_len: socklen_t) -> ssize_t;
+    sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+    sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;
+    sendfile(out: c_int, input: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
+    splice(input: c_int, input_offset: *mut off_t, output: c_int, output_offset: *mut off_t, len: size_t, flags: c_uint) -> ssize_t;
+    socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
+    accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    shutdown(fd: c_int, how: c_int) -> c_int;
+    close(fd: c_int) -> c_int;
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    dup(fd: c_int) -> c_int;
+    dup2(old: c_int, new: c_int) -> c_int;
+    dup3(old: c_int, new: c_int, flags: c_int) -> c_int;
+    fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
+    fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
+    ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int;
+    getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
+    setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
+    poll(entries: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int;
+    ppoll(entries: *mut pollfd, count: nfds_t, timeout: *const libc::timespec, mask: *const sigset_t) -> c_int;
+    select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int;
+    pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const libc::timespec, mask: *const sigset_t) -> c_int;
+    epoll_create(size: c_int) -> c_int;
+    epoll_create1(flags: c_int) -> c_int;
+    epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
+    epoll_wait(set: c_int, events: *mut epoll_event, room: c_int, timeout_ms: c_int) -> c_int;
+    epoll_pwait(set: c_int, events: *mut epoll_event, room: c_int, timeout_ms: c_int, mask: *const sigset_t) -> c_int;
+    epoll_pwait2(set: c_int, events: *mut epoll_event, room: c_int, timeout: *const libc::timespec, mask: *const sigset_t) -> c_int;
+    open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int;
+    open64(path: *const c_char, flags: c_int, mode: c_uint) -> c_int;
+    openat(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int;
+    openat64(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int;
+    creat(path: *const c_char, mode: c_uint) -> c_int;
+    eventfd(value: c_uint, flags: c_int) -> c_int;
+    timerfd_create(clock: c_int, flags: c_int) -> c_int;
+    signalfd(fd: c_int, mask: *const c_void, flags: c_int) -> c_int;
+    memfd_create(name: *const c_char, flags: c_uint) -> c_int;
+    inotify_init() -> c_int;
+    inotify_init1(flags: c_int) -> c_int;
+    pipe(ends: *mut c_int) -> c_int;
+    socketpair(domain: c_int, kind: c_int, protocol: c_int, ends: *mut c_int) -> c_int;
+    fclose(stream: *mut libc::FILE) -> c_int;
+    execv(path: *const c_char, arguments: *const *const c_char) -> c_int;
+    execvp(file: *const c_char, arguments: *const *const c_char) -> c_int;
+    execvpe(file: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    fork() -> pid_t;
+    sigaction(signal: c_int, action: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;
+    syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
+    execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    pipe2(ends: *mut c_int, flags: c_int) -> c_int;
+}
+
+/// The C library's `fdopen`; null with `ENOSYS` where it has none.
+///
+/// # Safety
+/// As for the function.
+pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
+    static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+    let function = next_symbol(&SLOT, c"fdopen");
+    if function.is_null() {
+        crate::sys::set_errno(libc::ENOSYS);
+        return core::ptr::null_mut();
+    }
+    // SAFETY: the symbol is the C library's, whose declaration this is.
+    let function = unsafe {
+        core::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn(c_int, *const c_char) -> *mut libc::FILE>(
+            function,
+        )
+    };
+    // SAFETY: passed on to the caller.
+    unsafe { function(fd, mode) }
+}
+
+/// `ppoll` on entries of our own. A cancellation point.
+pub(crate) fn ppoll_wait(entries: &mut [pollfd], timeout: Option<&libc::timespec>) -> Result<usize, Errno> {
+    let timeout = timeout.map_or(core::ptr::null(), core::ptr::from_ref);
+    // SAFETY: the entries and the timeout outlive the call; no mask.
+    let count = unsafe {
+        ppoll(
+            entries.as_mut_ptr(),
+            entries.len() as nfds_t,
+            timeout,
+            core::ptr::null(),
+        )
+    };
+    usize::try_from(count).map_err(|_| errno())
+}
+
+/// Waits in a set for events behind those already in `events`. A cancellation point, except with a fine timeout.
+pub(crate) fn epoll_sleep(
+    set: c_int,
+    events: &mut Events,
+    timeout_ns: Option<u64>,
+    fine: bool,
+    mask: *const sigset_t,
+) -> Result<usize, Errno> {
+    let (at, room) = events.free();
+    let room_int = c_int::try_from(room).unwrap_or(c_int::MAX);
+    let count = match timeout_ns {
+        Some(ns) if fine => {
+            let timeout = timespec(ns);
+            let place = (&raw const timeout).expose_provenance();
+            let arguments = [
+                set as usize,
+                at.expose_provenance(),
+                room,
+                place,
+                mask.expose_provenance(),
+                8,
+            ];
+            // SAFETY: the program's buffer and mask, and a timeout that outlives the call.
+            unsafe { raw::call(libc::SYS_epoll_pwait2, arguments) }?
+        }
+        _ => {
+            let ms = timeout_ns.map_or(-1, |ns| c_int::try_from(ns.div_ceil(1_000_000)).unwrap_or(c_int::MAX));
+            // SAFETY: the program's buffer and mask.
+            let count = unsafe { epoll_pwait(set, at, room_int, ms, mask) };
+            usize::try_from(count).map_err(|_| errno())?
+        }
+    };
+    events.filled_by_kernel(count);
+    Ok(count)
+}
+
+/// `ppoll` on entries of our own under the program's signal mask. A cancellation point.
+pub(crate) fn ppoll_masked(
+    entries: &mut [pollfd],
+    timeout: Option<&libc::timespec>,
+    mask: *const sigset_t,
+) -> Result<usize, Errno> {
+    let timeout = timeout.map_or(core::ptr::null(), core::ptr::from_ref);
+    // SAFETY: the entries and the timeout outlive the call; the mask is null or the program's.
+    let count = unsafe { ppoll(entries.as_mut_ptr(), entries.len() as nfds_t, timeout, mask) };
+    usize::try_from(count).map_err(|_| errno())
+}

@@ -1,0 +1,553 @@
+//! Receiving: the stream's next bytes, wherever they travelled.
+
+use crate::conn::{self, Conn, DirectCall, Phase};
+use crate::lock::Guard;
+use crate::spin::Spinner;
+use crate::sys::{self, Errno, raw};
+use crate::vector::Vector;
+use crate::wait::{self, Deadline, Woken};
+use crate::{agent, bell, counters, epoll, kernel, ready, send};
+use core::sync::atomic::Ordering::Relaxed;
+use libc::c_int;
+use viaduct_channel::Receiver;
+use viaduct_control::Reason;
+use viaduct_control::counters::slot;
+use viaduct_stream::{Incoming, Mode, Outgoing, Source};
+
+/// Flags this module knows; any other sends the connection back to TCP.
+const PLAIN_FLAGS: c_int = libc::MSG_PEEK
+    | libc::MSG_WAITALL
+    | libc::MSG_DONTWAIT
+    | libc::MSG_TRUNC
+    | libc::MSG_NOSIGNAL
+    | libc::MSG_CMSG_CLOEXEC
+    | libc::MSG_WAITFORONE;
+/// A reader that never waits looks this often, in microseconds, whether the kernel connection has ended.
+const CHECK_US: u64 = 50;
+
+/// What one look at the stream found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// So many bytes were received.
+    Bytes(usize),
+    /// Nothing yet.
+    Nothing,
+    /// The stream has ended.
+    End,
+}
+
+/// Receives on `conn`; `direct` is the program's own call, to be made as it is when the connection is plain.
+#[inline]
+pub fn receive(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl FnOnce() -> isize) -> isize {
+    if agent::has_mail() {
+        agent::deliver();
+    }
+    if conn.phase() != Phase::Attached {
+        if let Some(call) = DirectCall::receive(conn) {
+            let received = direct();
+            call.end();
+            if received > 0 && flags & libc::MSG_PEEK == 0 {
+                counters::add(conn, slot::BYTES_RECEIVED, received.cast_unsigned() as u64);
+                conn.note_traffic(received.cast_unsigned());
+            }
+            return received;
+        }
+    }
+    attached(conn, vector, flags, direct)
+}
+
+fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl FnOnce() -> isize) -> isize {
+    let total = vector.len();
+    if flags & libc::MSG_ERRQUEUE != 0 || total == 0 {
+        return direct();
+    }
+    if flags & !PLAIN_FLAGS != 0 {
+        return crate::demote::receive_on_tcp(conn, Reason::UrgentData, direct);
+    }
+    let nonblocking = flags & libc::MSG_DONTWAIT != 0 || conn.nonblocking();
+    let want = if flags & libc::MSG_WAITALL != 0 && !nonblocking {
+        total
+    } else {
+        1
+    };
+    let id = conn.id();
+    let mut done = 0;
+    let mut deadline = None;
+    let error = loop {
+        match attempt(conn, id, vector, done, flags, nonblocking) {
+            Ok(Found::Bytes(bytes)) if flags & libc::MSG_PEEK == 0 => {
+                done += bytes;
+                if done >= want {
+                    break 0;
+                }
+                continue;
+            }
+            // Peeking with MSG_WAITALL waits until all could be received.
+            Ok(Found::Bytes(bytes)) if bytes >= want => {
+                done = bytes;
+                break 0;
+            }
+            Ok(Found::Bytes(_) | Found::Nothing) => {}
+            Ok(Found::End) => {
+                if flags & libc::MSG_PEEK != 0 && want > 1 {
+                    done = peek_rest(conn, id, vector);
+                }
+                break 0;
+            }
+            Err(errno) => break errno,
+        }
+        if nonblocking {
+            if announce(conn, id) {
+                continue;
+            }
+            break libc::EAGAIN;
+        }
+        let timeout = conn.receive_timeout_ns.load(Relaxed);
+        let deadline = *deadline.get_or_insert_with(|| Deadline::after(timeout));
+        match wait_for_bytes(conn, id, deadline) {
+            Ok(Woken::Look) => {}
+            Ok(woken) => break wait::errno_of(woken),
+            Err(errno) => break errno,
+        }
+    };
+    if done > 0 || error == 0 {
+        if error != 0 && !matches!(error, libc::EAGAIN | libc::EINTR) {
+            conn.set_error(error);
+        }
+        return done.cast_signed();
+    }
+    sys::fail(error)
+}
+
+/// The program found nothing and will not wait here. Unless it waits where the lane is looked at, the next bytes must announce
+/// themselves on the kernel connection. True if there are some already.
+fn announce(conn: &'static Conn, id: u64) -> bool {
+    if epoll::covers(conn) {
+        return false;
+    }
+    let Some(guard) = conn.own_receive(id) else {
+        return false;
+    };
+    ready::arm_cold(&guard, conn)
+}
+
+/// What a waiting peek gets when the stream ends first.
+#[cold]
+fn peek_rest(conn: &Conn, id: u64, vector: Vector<'_>) -> usize {
+    match attempt(conn, id, vector, 0, libc::MSG_PEEK, true) {
+        Ok(Found::Bytes(bytes)) => bytes,
+        _ => 0,
+    }
+}
+
+/// Receives what is there now.
+#[inline]
+fn attempt(
+    conn: &Conn,
+    id: u64,
+    vector: Vector<'_>,
+    skip: usize,
+    flags: c_int,
+    nonblocking: bool,
+) -> Result<Found, Errno> {
+    let Some(guard) = conn.own_receive(id) else {
+        return Err(if conn.id() == id { libc::EAGAIN } else { libc::EBADF });
+    };
+    let Some(segment) = conn.segment(&guard) else {
+        return Err(libc::EBADF);
+    };
+    let lane = segment.receiver(conn.side());
+    let incoming = Incoming::new(lane);
+    loop {
+        match incoming.source() {
+            Source::Lane => {
+                let found = from_lane(conn, &lane, vector, skip, flags)?;
+                if found != Found::Nothing {
+                    return Ok(found);
+                }
+                // A waiter looks at the kernel connection before it sleeps.
+                if !nonblocking || !(conn.due_for_check(CHECK_US) || conn.flag(conn::PEER_FIN) || conn.has_error()) {
+                    return Ok(Found::Nothing);
+                }
+                match look_at_marks(conn, &incoming, &lane)? {
+                    Marks::Changed => {}
+                    Marks::None => return Ok(Found::Nothing),
+                    Marks::End => return Ok(Found::End),
+                }
+            }
+            Source::LaneThenRaw => {
+                let found = from_lane(conn, &lane, vector, skip, flags)?;
+                if found != Found::Nothing {
+                    return Ok(found);
+                }
+                incoming.lane_drained();
+                conn.show();
+            }
+            Source::RawUntil(until) => {
+                if !approach(conn, &incoming, until)? {
+                    let Some(position) = kernel::receive_position(conn.fd()) else {
+                        return Ok(Found::Nothing);
+                    };
+                    let left = usize::try_from(until.saturating_sub(position)).unwrap_or(usize::MAX);
+                    return raw_receive(conn, vector, skip, left, flags);
+                }
+            }
+            Source::Raw => {
+                conn.pay_ready(&guard);
+                let waiting = kernel::queued(conn.fd());
+                // Only bytes that were there before this second look are surely raw.
+                if waiting > 0 && incoming.source() != Source::Raw {
+                    continue;
+                }
+                if waiting > 0 {
+                    return raw_receive(conn, vector, skip, waiting, flags);
+                }
+                return end_of_raw(conn, &incoming);
+            }
+        }
+    }
+}
+
+/// What a receive would find now, without receiving.
+pub(crate) fn look(conn: &Conn, id: u64) -> Result<Found, Errno> {
+    let Some(guard) = conn.own_receive(id) else {
+        return Ok(Found::Nothing);
+    };
+    let Some(segment) = conn.segment(&guard) else {
+        return Ok(Found::Nothing);
+    };
+    let lane = segment.receiver(conn.side());
+    let incoming = Incoming::new(lane);
+    loop {
+        match incoming.source() {
+            Source::Lane if lane.published() != lane.head() => return Ok(Found::Bytes(1)),
+            Source::Lane => match look_at_marks(conn, &incoming, &lane)? {
+                Marks::Changed if lane.published() == lane.head() && incoming.source() == Source::Lane => {
+                    return Ok(Found::Nothing);
+                }
+                Marks::Changed => {}
+                Marks::None => return Ok(Found::Nothing),
+                Marks::End => return Ok(Found::End),
+            },
+            Source::LaneThenRaw if lane.published() != lane.head() => return Ok(Found::Bytes(1)),
+            Source::LaneThenRaw => {
+                incoming.lane_drained();
+                conn.show();
+            }
+            Source::RawUntil(until) => {
+                if !approach(conn, &incoming, until)? {
+                    return Ok(if kernel::queued(conn.fd()) > 0 {
+                        Found::Bytes(1)
+                    } else {
+                        Found::Nothing
+                    });
+                }
+            }
+            Source::Raw => {
+                conn.pay_ready(&guard);
+                let waiting = kernel::queued(conn.fd());
+                if incoming.source() != Source::Raw {
+                    continue;
+                }
+                return if waiting > 0 {
+                    Ok(Found::Bytes(1))
+                } else {
+                    end_of_raw(conn, &incoming)
+                };
+            }
+        }
+    }
+}
+
+/// Where a promotion to the lane at position `until` stands: true once all raw bytes have been received and the lane is
+/// entered.
+fn approach(conn: &Conn, incoming: &Incoming<'_>, until: u64) -> Result<bool, Errno> {
+    match kernel::receive_position(conn.fd()) {
+        Some(position) if position == until => {
+            incoming.enter_lane();
+            conn.show();
+            Ok(true)
+        }
+        // Beyond X there are only marks, which are never received before X is reached.
+        Some(position) if position > until => Err(send::violated(conn)),
+        _ => Ok(false),
+    }
+}
+
+/// Nothing waits in a raw stretch: is that the end, an error, or just not yet?
+fn end_of_raw(conn: &Conn, incoming: &Incoming<'_>) -> Result<Found, Errno> {
+    let mut byte = [0; 1];
+    match raw::recv(conn.fd(), &mut byte, libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+        Ok(0) if incoming.source() == Source::Raw => Ok(Found::End),
+        Ok(_) | Err(libc::EAGAIN | libc::EINTR) => Ok(Found::Nothing),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn raw_receive(conn: &Conn, vector: Vector<'_>, skip: usize, limit: usize, flags: c_int) -> Result<Found, Errno> {
+    match kernel::receive(
+        conn.fd(),
+        vector,
+        skip,
+        limit,
+        flags & (libc::MSG_PEEK | libc::MSG_TRUNC),
+    ) {
+        Ok(0) => Ok(Found::End),
+        Ok(bytes) => {
+            if flags & libc::MSG_PEEK == 0 {
+                counters::add(conn, slot::BYTES_RECEIVED, bytes as u64);
+            }
+            Ok(Found::Bytes(bytes))
+        }
+        Err(libc::EAGAIN) => Ok(Found::Nothing),
+        Err(errno) => Err(errno),
+    }
+}
+
+#[inline]
+fn from_lane(conn: &Conn, lane: &Receiver<'_>, vector: Vector<'_>, skip: usize, flags: c_int) -> Result<Found, Errno> {
+    let readable = match lane.readable() {
+        Ok(readable) => readable,
+        Err(_) => return Err(send::violated(conn)),
+    };
+    if readable == 0 {
+        return Ok(Found::Nothing);
+    }
+    let mut bytes = 0;
+    if flags & libc::MSG_TRUNC != 0 {
+        // As TCP does: the bytes are received, but not copied.
+        bytes = readable.min(vector.len().saturating_sub(skip));
+    } else {
+        for dest in vector.dests(skip, readable) {
+            bytes += lane.copy_out(dest, bytes);
+        }
+    }
+    if flags & libc::MSG_PEEK == 0 {
+        consume(conn, lane, bytes);
+    }
+    Ok(Found::Bytes(bytes))
+}
+
+#[inline]
+fn consume(conn: &Conn, lane: &Receiver<'_>, bytes: usize) {
+    counters::add(conn, slot::BYTES_RECEIVED, bytes as u64);
+    counters::add(conn, slot::FAST_BYTES_RECEIVED, bytes as u64);
+    if lane.consume(bytes) != 0 {
+        let bits = lane.take_credit_wait();
+        if bits != 0 {
+            ring_for_credit(conn, bits);
+        }
+    }
+}
+
+/// Wakes a sender that waits for blocks. By bell, or by a mark where our own sending direction is on the lane; else the sender finds
+/// out by itself, since it never sleeps long.
+#[cold]
+fn ring_for_credit(conn: &Conn, bits: u32) {
+    if bits & bell::BY_BELL != 0 && conn.peer_bell() >= 0 && raw::eventfd_ring(conn.peer_bell()).is_ok() {
+        counters::add(conn, slot::BELLS_SENT, 1);
+        return;
+    }
+    if let Some(send) = conn.try_own_send()
+        && let Some(segment) = conn.segment(&send)
+        && Outgoing::new(segment.sender(conn.side())).mode() == Mode::Lane
+    {
+        send::ring(conn, &send, bell::BY_SOCKET);
+    }
+}
+
+/// What the marks on the kernel connection said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Marks {
+    /// Nothing new.
+    None,
+    /// There were marks, or the lane has bytes: look again.
+    Changed,
+    /// The connection has ended, and the lane is empty.
+    End,
+}
+
+/// Takes the marks off the kernel connection of a direction that is on the lane. The receiving direction is owned.
+pub(crate) fn look_at_marks(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>) -> Result<Marks, Errno> {
+    let mut marks = [0; 64];
+    let mut changed = false;
+    // Bounded: a hostile peer may send marks faster than they are taken.
+    for _ in 0..16 {
+        match raw::recv(conn.fd(), &mut marks, libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+            Ok(0) => {
+                conn.set_flag(conn::PEER_FIN, true);
+                return last_bytes_first(conn, lane, Ok(Marks::End));
+            }
+            Ok(seen) => {
+                changed = true;
+                let taken = incoming.marks(marks.get(..seen).unwrap_or(&[]));
+                let _ = raw::discard(conn.fd(), taken);
+                if incoming.source() != Source::Lane {
+                    return Ok(Marks::Changed);
+                }
+            }
+            Err(libc::EAGAIN | libc::EINTR) => {
+                let errno = conn.take_error();
+                if errno != 0 {
+                    return last_bytes_first(conn, lane, Err(errno));
+                }
+                return Ok(if changed { Marks::Changed } else { Marks::None });
+            }
+            Err(errno) => {
+                conn.set_flag(conn::PEER_FIN | conn::DEAD, true);
+                let ending = if errno == libc::ECONNRESET && peer_took_all(conn) {
+                    Ok(Marks::End)
+                } else {
+                    Err(errno)
+                };
+                return last_bytes_first(conn, lane, ending);
+            }
+        }
+    }
+    Ok(Marks::Changed)
+}
+
+/// A connection has ended: what the peer published before still counts, and comes first.
+fn last_bytes_first(conn: &Conn, lane: &Receiver<'_>, ending: Result<Marks, Errno>) -> Result<Marks, Errno> {
+    match lane.readable() {
+        Ok(0) => ending,
+        Ok(_) => {
+            if let Err(errno) = ending {
+                conn.set_error(errno);
+            }
+            Ok(Marks::Changed)
+        }
+        Err(_) => Err(send::violated(conn)),
+    }
+}
+
+/// Whether the peer had received all that was sent to it. If so, TCP would have ended with FIN; the RST only says that
+/// the peer's kernel held marks of ours that nobody took.
+fn peer_took_all(conn: &Conn) -> bool {
+    conn.segment(&conn).is_some_and(|segment| {
+        let lane = segment.sender(conn.side());
+        Outgoing::new(lane).mode() == Mode::Lane && lane.in_flight() == 0
+    })
+}
+
+/// Waits until a receive may find something. Nothing is owned while waiting.
+fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Errno> {
+    let mut spinner = Spinner::new();
+    // Polling: short looks that own the direction, so that close() cannot take the lane away underneath.
+    loop {
+        {
+            let Some(guard) = conn.own_receive(id) else {
+                return Err(libc::EBADF);
+            };
+            let Some(segment) = conn.segment(&guard) else {
+                return Err(libc::EBADF);
+            };
+            let lane = segment.receiver(conn.side());
+            if Incoming::new(lane).source() != Source::Lane {
+                break;
+            }
+            let mut looks = 0;
+            while lane.readable() == Ok(0) && looks < 16 {
+                looks += 1;
+                core::hint::spin_loop();
+            }
+            if lane.readable() != Ok(0) {
+                spinner.paid();
+                return Ok(Woken::Look);
+            }
+        }
+        if !spinner.again() {
+            break;
+        }
+    }
+    if conn.refresh_nonblocking() {
+        return Ok(Woken::TimedOut);
+    }
+    {
+        let Some(guard) = conn.own_receive(id) else {
+            return Err(libc::EBADF);
+        };
+        let Some(segment) = conn.segment(&guard) else {
+            return Err(libc::EBADF);
+        };
+        let lane = segment.receiver(conn.side());
+        let incoming = Incoming::new(lane);
+        if incoming.source() == Source::Lane {
+            let bit = wait::bit_for(conn);
+            lane.arm(bit);
+            let marks = match lane.readable() {
+                Ok(0) => look_at_marks(conn, &incoming, &lane),
+                _ => Ok(Marks::Changed),
+            };
+            match marks {
+                Ok(Marks::None) => {}
+                Ok(_) => {
+                    lane.disarm(bit);
+                    return if marks == Ok(Marks::End) {
+                        Err(END)
+                    } else {
+                        Ok(Woken::Look)
+                    };
+                }
+                Err(errno) => {
+                    lane.disarm(bit);
+                    return Err(errno);
+                }
+            }
+        }
+    }
+    counters::add(conn, slot::SLEEPS, 1);
+    let woken = wait::sleep(conn, wait::FOR_INPUT, deadline, 0);
+    if let Some(guard) = conn.own_receive(id)
+        && let Some(segment) = conn.segment(&guard)
+    {
+        segment.receiver(conn.side()).disarm(bell::BY_BELL | bell::BY_SOCKET);
+    }
+    if agent::has_mail() {
+        agent::deliver();
+    }
+    Ok(woken)
+}
+
+/// Not an error number: a wait found the end of the stream.
+const END: Errno = 0;
+
+/// Before the last descriptor goes: takes marks off the kernel connection, since the kernel answers unread bytes with RST where the program
+/// has read everything; and has it send RST where the program has left lane bytes unread. Both directions are owned.
+pub(crate) fn settle(conn: &Conn, receive: &Guard<'_>) {
+    let Some(segment) = conn.segment(receive) else { return };
+    let lane = segment.receiver(conn.side());
+    let incoming = Incoming::new(lane);
+    if !matches!(incoming.source(), Source::Lane | Source::LaneThenRaw) {
+        return;
+    }
+    let _ = look_at_marks(conn, &incoming, &lane);
+    let unread = lane.readable() != Ok(0);
+    if unread && !conn.flag(conn::FORKED) {
+        let abort = libc::linger {
+            l_onoff: 1,
+            l_linger: 0,
+        };
+        let _ = raw::setsockopt(conn.fd(), libc::SOL_SOCKET, libc::SO_LINGER, &abort);
+    }
+}
+
+/// Bytes that a receive would find in the present stretch.
+pub(crate) fn readable_bytes(conn: &'static Conn, id: u64) -> c_int {
+    let _ = look(conn, id);
+    let Some(guard) = conn.own_receive(id) else { return 0 };
+    let Some(segment) = conn.segment(&guard) else { return 0 };
+    let lane = segment.receiver(conn.side());
+    let bytes = match Incoming::new(lane).source() {
+        Source::Lane | Source::LaneThenRaw => lane.readable().unwrap_or(0),
+        Source::RawUntil(until) => kernel::receive_position(conn.fd()).map_or(0, |position| {
+            let lane_bytes = lane.readable().unwrap_or(0);
+            usize::try_from(until.saturating_sub(position))
+                .unwrap_or(0)
+                .min(kernel::queued(conn.fd()))
+                + lane_bytes
+        }),
+        Source::Raw => kernel::queued(conn.fd()),
+    };
+    c_int::try_from(bytes).unwrap_or(c_int::MAX)
+}

@@ -1,0 +1,340 @@
+//! Sending: the program's bytes go to the kernel connection or to the lane.
+
+use crate::conn::{self, Conn, DirectCall, Phase};
+use crate::lock::Guard;
+use crate::spin::Spinner;
+use crate::sys::{self, Errno, raw};
+use crate::vector::Vector;
+use crate::wait::{self, Deadline, Woken};
+use crate::{agent, bell, counters, kernel};
+use libc::c_int;
+use viaduct_channel::Segment;
+use viaduct_control::Reason;
+use viaduct_control::counters::slot;
+use viaduct_stream::{MARK_BACK, MARK_BELL, Mode, Outgoing};
+
+/// Flags that change nothing about where bytes go.
+const PLAIN_FLAGS: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_CONFIRM;
+/// A lane that stays full this long makes the sender go back to the kernel's buffers.
+const STALL_NS: u64 = 20_000_000;
+/// A sender that never reads looks this often, in microseconds, whether its peer is still there.
+const CHECK_US: u64 = 500;
+
+/// Sends on `conn`; `direct` is the program's own call, to be made as it is when the connection is plain.
+#[inline]
+pub fn send(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl FnOnce() -> isize) -> isize {
+    if agent::has_mail() {
+        agent::deliver();
+    }
+    if conn.phase() != Phase::Attached {
+        conn.note_traffic(vector.len());
+        if let Some(call) = DirectCall::send(conn) {
+            let sent = direct();
+            call.end();
+            if sent > 0 {
+                counters::add(conn, slot::BYTES_SENT, sent.cast_unsigned() as u64);
+            }
+            return sent;
+        }
+    }
+    attached(conn, vector, flags, direct)
+}
+
+fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl FnOnce() -> isize) -> isize {
+    let total = vector.len();
+    if total == 0 {
+        return direct();
+    }
+    if flags & !PLAIN_FLAGS != 0 {
+        return crate::demote::send_on_tcp(conn, Reason::UrgentData, direct);
+    }
+    let nonblocking = flags & libc::MSG_DONTWAIT != 0 || conn.nonblocking();
+    let id = conn.id();
+    let mut done = 0;
+    let mut deadline = None;
+    let error = loop {
+        match attempt(conn, id, vector, done, flags) {
+            Ok(sent) => {
+                done += sent;
+                if done == total {
+                    break 0;
+                }
+                if sent > 0 {
+                    continue;
+                }
+            }
+            Err(errno) => break errno,
+        }
+        if nonblocking {
+            break libc::EAGAIN;
+        }
+        let timeout = conn.send_timeout_ns.load(core::sync::atomic::Ordering::Relaxed);
+        let deadline = *deadline.get_or_insert_with(|| Deadline::after(timeout));
+        match wait_for_space(conn, id, deadline) {
+            Ok(Woken::Look) => {}
+            Ok(woken) => break wait::errno_of(woken),
+            Err(errno) => break errno,
+        }
+    };
+    if error == libc::EAGAIN && nonblocking {
+        conn.set_flag(conn::OUT_WANTED, true);
+    }
+    if done > 0 {
+        return done.cast_signed();
+    }
+    if error == libc::EPIPE && flags & libc::MSG_NOSIGNAL == 0 {
+        sys::raise_sigpipe();
+    }
+    sys::fail(error)
+}
+
+/// Sends what can be sent now from `skip` on; 0: nothing, the caller waits.
+#[inline]
+fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) -> Result<usize, Errno> {
+    let Some(send) = conn.own_send(id) else {
+        return Err(if conn.id() == id { libc::EAGAIN } else { libc::EBADF });
+    };
+    loop {
+        let Some(segment) = conn.segment(&send) else {
+            return Err(libc::EBADF);
+        };
+        let out = Outgoing::new(segment.sender(conn.side()));
+        match out.mode() {
+            Mode::Lane => {
+                if out.peer_wants_raw() || !conn.wants_lane() {
+                    demote(
+                        conn,
+                        &out,
+                        if conn.wants_lane() {
+                            Reason::PeerRequested
+                        } else {
+                            Reason::Requested
+                        },
+                    );
+                    continue;
+                }
+                return on_lane(conn, &send, segment, vector, skip);
+            }
+            Mode::BackPending => {
+                if !send_back(conn, &out)? {
+                    return Ok(0);
+                }
+            }
+            Mode::Raw => {
+                if conn.wants_lane() && !out.peer_wants_raw() && !conn.sending_directly() && promote(conn, &out) {
+                    continue;
+                }
+                return raw_send(conn, vector, skip, flags);
+            }
+        }
+    }
+}
+
+#[inline]
+fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>, skip: usize) -> Result<usize, Errno> {
+    let lane = segment.sender(conn.side());
+    if conn.due_for_check(CHECK_US) {
+        check_peer(conn)?;
+    }
+    if conn.flag(conn::DEAD) {
+        return Err(broken(conn));
+    }
+    let sent = match lane.append_many(vector.sources(skip, usize::MAX)) {
+        Ok(sent) => sent,
+        Err(_) => return Err(violated(conn)),
+    };
+    if sent > 0 {
+        counters::add(conn, slot::BYTES_SENT, sent as u64);
+        counters::add(conn, slot::FAST_BYTES_SENT, sent as u64);
+        let bits = lane.take_wait();
+        if bits != 0 {
+            ring(conn, guard, bits);
+        }
+        if conn.flag(conn::PEER_FIN) {
+            // The peer has closed at least one direction. If both, the kernel answers this mark with RST, as it would
+            // have answered the bytes.
+            mark(conn, MARK_BELL)?;
+        }
+    }
+    Ok(sent)
+}
+
+/// The peer wrote nonsense: this end breaks the connection, as TCP does on nonsense.
+#[cold]
+pub(crate) fn violated(conn: &Conn) -> Errno {
+    conn.set_flag(conn::DEAD | conn::BANNED, true);
+    conn.set_reason(Reason::PeerViolation);
+    libc::ECONNRESET
+}
+
+/// Looks at the kernel connection of a peer that is only sent to.
+#[cold]
+fn check_peer(conn: &Conn) -> Result<(), Errno> {
+    let events = raw::poll_now(conn.fd(), libc::POLLRDHUP);
+    if events & libc::POLLRDHUP != 0 {
+        conn.set_flag(conn::PEER_FIN, true);
+    }
+    if events & (libc::POLLERR | libc::POLLHUP) != 0 {
+        // The kernel knows the error; sending tells it.
+        mark(conn, MARK_BELL)?;
+    }
+    Ok(())
+}
+
+#[cold]
+fn broken(conn: &Conn) -> Errno {
+    match mark(conn, MARK_BELL) {
+        Err(errno) => errno,
+        Ok(()) => libc::EPIPE,
+    }
+}
+
+/// Puts a mark on the kernel connection. A full kernel buffer is no error: then there is something to read anyway. The sending
+/// direction is owned and not raw.
+fn mark(conn: &Conn, mark: u8) -> Result<(), Errno> {
+    match raw::send(conn.fd(), &[mark], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
+        Ok(_) | Err(libc::EAGAIN | libc::EINTR) => Ok(()),
+        Err(errno) => {
+            conn.set_flag(conn::DEAD, true);
+            Err(errno)
+        }
+    }
+}
+
+/// Wakes the peer by the means in `bits`. The sending direction is owned and on the lane.
+#[cold]
+pub(crate) fn ring(conn: &Conn, _send: &Guard<'_>, bits: u32) {
+    counters::add(conn, slot::BELLS_SENT, 1);
+    let mut by_socket = bits & bell::BY_SOCKET != 0;
+    if bits & bell::BY_BELL != 0 {
+        let bell = conn.peer_bell();
+        by_socket |= bell < 0 || raw::eventfd_ring(bell).is_err();
+    }
+    if by_socket {
+        counters::add(conn, slot::BELLS_BY_SOCKET, 1);
+        // A broken connection shows itself to the next call that looks.
+        let _ = mark(conn, MARK_BELL);
+    }
+}
+
+/// Moves the direction onto the lane if that is possible now.
+#[cold]
+fn promote(conn: &Conn, out: &Outgoing<'_>) -> bool {
+    if !out.may_promote() || !conn.stall_over() {
+        return false;
+    }
+    let Some(position) = kernel::send_position(conn.fd()) else {
+        if kernel::may_send(conn.fd()) {
+            conn.set_flag(conn::BANNED, true);
+            conn.set_reason(Reason::Uncounted);
+        }
+        return false;
+    };
+    out.promote(position);
+    counters::add(conn, slot::SWITCHES, 1);
+    // Wakes a peer that sleeps in the kernel. If the connection is broken, the next look at it tells.
+    let _ = mark(conn, MARK_BELL);
+    conn.show();
+    true
+}
+
+/// Moves the direction back to the kernel connection.
+pub(crate) fn demote(conn: &Conn, out: &Outgoing<'_>, reason: Reason) {
+    out.demote();
+    counters::add(conn, slot::SWITCHES, 1);
+    conn.set_reason(reason);
+}
+
+/// Sends the mark that ends a lane stretch; false: the kernel's buffer is full.
+pub(crate) fn send_back(conn: &Conn, out: &Outgoing<'_>) -> Result<bool, Errno> {
+    match raw::send(conn.fd(), &[MARK_BACK], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
+        Ok(_) => {
+            out.back_sent();
+            conn.show();
+            Ok(true)
+        }
+        Err(libc::EAGAIN | libc::EINTR) => Ok(false),
+        Err(errno) => {
+            conn.set_flag(conn::DEAD, true);
+            Err(errno)
+        }
+    }
+}
+
+fn raw_send(conn: &Conn, vector: Vector<'_>, skip: usize, flags: c_int) -> Result<usize, Errno> {
+    match kernel::send(conn.fd(), vector, skip, flags) {
+        Ok(sent) => {
+            counters::add(conn, slot::BYTES_SENT, sent as u64);
+            Ok(sent)
+        }
+        Err(libc::EAGAIN) => Ok(0),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Waits until a send may go on. Nothing is owned while waiting.
+fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Errno> {
+    if conn.refresh_nonblocking() {
+        return Ok(Woken::TimedOut);
+    }
+    let mut spinner = Spinner::new();
+    let started = sys::now_ns();
+    loop {
+        let armed = {
+            let Some(send) = conn.own_send(id) else {
+                return Err(libc::EBADF);
+            };
+            let Some(segment) = conn.segment(&send) else {
+                return Err(libc::EBADF);
+            };
+            let lane = segment.sender(conn.side());
+            if Outgoing::new(lane).mode() != Mode::Lane {
+                None
+            } else if lane.has_space() {
+                spinner.paid();
+                return Ok(Woken::Look);
+            } else if spinner.again() {
+                continue;
+            } else {
+                let bit = wait::bit_for(conn);
+                lane.arm_credit(bit);
+                if lane.has_space() {
+                    lane.disarm_credit(bit);
+                    return Ok(Woken::Look);
+                }
+                Some(lane.in_flight())
+            }
+        };
+        let Some(before) = armed else {
+            return Ok(wait::sleep(conn, wait::FOR_OUTPUT, deadline, 0));
+        };
+        counters::add(conn, slot::SLEEPS, 1);
+        let woken = wait::sleep(conn, wait::FOR_CREDIT, deadline, STALL_NS);
+        if woken != Woken::Look {
+            return Ok(woken);
+        }
+        let Some(send) = conn.own_send(id) else {
+            return Err(libc::EBADF);
+        };
+        let Some(segment) = conn.segment(&send) else {
+            return Err(libc::EBADF);
+        };
+        let lane = segment.sender(conn.side());
+        check_peer(conn)?;
+        if lane.has_space() {
+            return Ok(Woken::Look);
+        }
+        if sys::now_ns() - started >= STALL_NS && lane.in_flight() >= before {
+            demote(conn, &Outgoing::new(lane), Reason::LaneStall);
+            conn.note_stall();
+            return Ok(Woken::Look);
+        }
+    }
+}
+
+/// Bytes on the lane that the peer has not received; `None` where the kernel carries them.
+pub(crate) fn unsent_bytes(conn: &'static Conn, id: u64) -> Option<c_int> {
+    let guard = conn.own_send(id)?;
+    let lane = conn.segment(&guard)?.sender(conn.side());
+    (Outgoing::new(lane).mode() == Mode::Lane).then(|| c_int::try_from(lane.in_flight()).unwrap_or(c_int::MAX))
+}

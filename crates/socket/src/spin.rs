@@ -1,0 +1,107 @@
+//! How long a waiter polls before it sleeps.
+//!
+//! A thread keeps a budget that grows when polling paid off and shrinks when it did not. Between short bursts it gives the core up:
+//! where both ends were put on one core, that is what lets the peer run at all. A yield that took long let somebody else run;
+//! when that happens again and again without anything arriving, there are more runnable threads than cores and the waiter sleeps.
+
+use crate::agent;
+use crate::sys::{self, raw};
+use core::cell::Cell;
+use viaduct_control::policy::SpinPolicy;
+
+/// The budget never exceeds this many microseconds.
+const LONGEST_US: u32 = 50;
+/// A fresh thread starts with this many.
+const FIRST_US: u32 = 20;
+/// With a spent budget, one wait in this many tries again.
+const PROBE_EVERY: u32 = 16;
+/// Looks between two yields.
+const BURST: u32 = 24;
+/// A yield longer than this let somebody else run.
+const CONTENDED_US: u64 = 2;
+/// So many contended yields in one wait are enough.
+const CONTENDED_MOST: u32 = 8;
+
+thread_local! {
+    static BUDGET_US: Cell<u32> = const { Cell::new(FIRST_US) };
+    static SKIPPED: Cell<u32> = const { Cell::new(0) };
+}
+
+/// One wait's polling.
+#[derive(Debug)]
+pub(crate) struct Spinner {
+    until: u64,
+    looks: u32,
+    contended: u32,
+    always: bool,
+}
+
+impl Spinner {
+    /// Begins a wait.
+    #[inline]
+    pub(crate) fn new() -> Self {
+        let budget = match agent::policy().spin {
+            SpinPolicy::Never => 0,
+            SpinPolicy::Always => LONGEST_US,
+            SpinPolicy::Auto => match BUDGET_US.get() {
+                0 => {
+                    let skipped = SKIPPED.get() + 1;
+                    SKIPPED.set(if skipped < PROBE_EVERY { skipped } else { 0 });
+                    if skipped < PROBE_EVERY { 0 } else { FIRST_US }
+                }
+                budget => budget,
+            },
+        };
+        Self {
+            until: if budget == 0 {
+                0
+            } else {
+                sys::ticks() + u64::from(budget) * sys::ticks_per_us()
+            },
+            looks: 0,
+            contended: 0,
+            always: agent::policy().spin == SpinPolicy::Always,
+        }
+    }
+
+    /// Whether to look again; false: go to sleep.
+    #[inline]
+    pub(crate) fn again(&mut self) -> bool {
+        if self.until == 0 {
+            return false;
+        }
+        self.looks += 1;
+        if self.looks % BURST != 0 {
+            core::hint::spin_loop();
+            return true;
+        }
+        self.pause()
+    }
+
+    fn pause(&mut self) -> bool {
+        let before = sys::ticks();
+        raw::sched_yield();
+        let after = sys::ticks();
+        if self.always {
+            return true;
+        }
+        if after.wrapping_sub(before) > CONTENDED_US * sys::ticks_per_us() {
+            self.contended += 1;
+            // Time in which somebody else ran was not spent polling.
+            self.until += after.wrapping_sub(before);
+        }
+        let go_on = after < self.until && self.contended < CONTENDED_MOST;
+        if !go_on {
+            BUDGET_US.set(BUDGET_US.get() / 2);
+        }
+        go_on
+    }
+
+    /// Polling paid off.
+    #[inline]
+    pub(crate) fn paid(&self) {
+        if self.until != 0 && self.looks > 0 {
+            BUDGET_US.set((BUDGET_US.get() * 2 + 4).min(LONGEST_US));
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! What each descriptor number of the process is to Viaduct.
+
+use crate::conn::{self, Conn};
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+/// Descriptors at or above this number are not looked after: they stay plain.
+const DESCRIPTORS: usize = 1 << 20;
+
+const KIND_SHIFT: u32 = 28;
+const INDEX: u32 = (1 << KIND_SHIFT) - 1;
+const CONNECTION: u32 = 1;
+const EPOLL: u32 = 2;
+const PRIVATE: u32 = 3;
+
+/// One word a descriptor: the kind in the upper bits, an index in the lower. Untouched pages cost nothing.
+static TABLE: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+
+/// What a descriptor is.
+#[derive(Clone, Copy, Debug)]
+pub enum Entry {
+    /// Nothing of ours.
+    Unknown,
+    /// A TCP connection.
+    Connection(&'static Conn),
+    /// An epoll set, by its index.
+    Epoll(usize),
+    /// A descriptor of Viaduct's own, hidden from the program.
+    Private,
+}
+
+#[inline]
+fn word(fd: i32) -> Option<&'static AtomicU32> {
+    TABLE.get(usize::try_from(fd).ok()?)
+}
+
+fn decode(word: u32) -> Entry {
+    match word >> KIND_SHIFT {
+        CONNECTION => conn::record((word & INDEX) as usize).map_or(Entry::Unknown, Entry::Connection),
+        EPOLL => Entry::Epoll((word & INDEX) as usize),
+        PRIVATE => Entry::Private,
+        _ => Entry::Unknown,
+    }
+}
+
+/// What `fd` is.
+#[inline]
+pub fn lookup(fd: i32) -> Entry {
+    // Acquire pairs with the release in `set_connection`: who sees the entry sees the record.
+    word(fd).map_or(Entry::Unknown, |word| match word.load(Acquire) {
+        0 => Entry::Unknown,
+        known => decode(known),
+    })
+}
+
+/// The connection behind `fd`, if it is one.
+#[inline]
+pub fn connection(fd: i32) -> Option<&'static Conn> {
+    let word = word(fd)?.load(Acquire);
+    if word >> KIND_SHIFT == CONNECTION {
+        conn::record((word & INDEX) as usize)
+    } else {
+        None
+    }
+}
+
+/// The index of the epoll set behind `fd`, if it is one.
+#[inline]
+pub fn epoll_set(fd: i32) -> Option<usize> {
+    let word = word(fd)?.load(Acquire);
+    (word >> KIND_SHIFT == EPOLL).then_some((word & INDEX) as usize)
+}
+
+/// Whether `fd` is Viaduct's own.
+#[inline]
+pub fn is_private(fd: i32) -> bool {
+    word(fd).is_some_and(|word| word.load(Relaxed) >> KIND_SHIFT == PRIVATE)
+}
+
+fn set(fd: i32, kind: u32, index: usize) -> bool {
+    let (Some(word), Ok(index)) = (word(fd), u32::try_from(index)) else {
+        return false;
+    };
+    word.store(kind << KIND_SHIFT | (index & INDEX), Release);
+    true
+}
+
+/// Notes that `fd` is connection record `index`; false if the number is too high.
+pub(crate) fn set_connection(fd: i32, index: usize) -> bool {
+    set(fd, CONNECTION, index)
+}
+
+/// Notes that `fd` is epoll set `index`; false if the number is too high.
+pub(crate) fn set_epoll(fd: i32, index: usize) -> bool {
+    set(fd, EPOLL, index)
+}
+
+/// Notes that `fd` is Viaduct's own.
+pub(crate) fn set_private(fd: i32) {
+    set(fd, PRIVATE, 0);
+}
+
+/// Forgets `fd`; answers what it was.
+pub(crate) fn take(fd: i32) -> Entry {
+    word(fd).map_or(Entry::Unknown, |word| match word.load(Relaxed) {
+        0 => Entry::Unknown,
+        _ => decode(word.swap(0, AcqRel)),
+    })
+}
+
+/// The first known descriptor at or after `from` and not after `last`, for closing ranges.
+pub(crate) fn next_known(from: i32, last: i32) -> Option<i32> {
+    let from = usize::try_from(from).ok()?;
+    let last = usize::try_from(last).unwrap_or(0).min(highest());
+    (from..=last)
+        .find(|fd| TABLE.get(*fd).is_some_and(|word| word.load(Relaxed) != 0))
+        .and_then(|fd| i32::try_from(fd).ok())
+}
+
+/// No descriptor above this one is known: the limit the process runs under.
+fn highest() -> usize {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    crate::sys::descriptor_limit(&mut limit);
+    usize::try_from(limit.rlim_cur).unwrap_or(DESCRIPTORS).min(DESCRIPTORS)
+}
+
+/// A descriptor that refers to `conn`.
+pub(crate) fn find(conn: &'static Conn) -> Option<i32> {
+    let mut from = 0;
+    while let Some(fd) = next_known(from, i32::MAX) {
+        if connection(fd).is_some_and(|other| core::ptr::eq(other, conn)) {
+            return Some(fd);
+        }
+        from = fd + 1;
+    }
+    None
+}

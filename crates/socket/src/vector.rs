@@ -1,0 +1,114 @@
+//! The program's buffers, as the scatter and gather lists that every call comes down to.
+
+use libc::iovec;
+use viaduct_channel::{Dest, Source};
+
+/// A list of buffers of the program's.
+///
+/// Nothing here looks at the bytes; like the kernel, it takes the program's word that they may be read or written.
+#[derive(Clone, Copy, Debug)]
+pub struct Vector<'a> {
+    parts: &'a [iovec],
+}
+
+impl<'a> Vector<'a> {
+    /// The empty list.
+    pub const NONE: Self = Self { parts: &[] };
+
+    /// A list over buffers of our own, which outlive the call they are used for.
+    pub(crate) fn own(parts: &'a [iovec]) -> Self {
+        Self { parts }
+    }
+
+    /// A list over buffers the program handed in.
+    ///
+    /// # Safety
+    /// Each part must be readable (for sends) or writable (for receives) until the call it came with returns.
+    #[inline]
+    pub unsafe fn new(parts: &'a [iovec]) -> Self {
+        Self { parts }
+    }
+
+    /// Bytes in all.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.parts.iter().fold(0, |sum, part| sum.saturating_add(part.iov_len))
+    }
+
+    /// Whether there is no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes from `skip` on, at most `limit` of them, part by part.
+    #[inline]
+    pub fn sources(&self, skip: usize, limit: usize) -> impl Iterator<Item = Source<'a>> {
+        // SAFETY: `new`'s caller vouches that the part is readable.
+        Pieces::new(self.parts, skip, limit).map(|(at, len)| unsafe { Source::from_raw(at, len) })
+    }
+
+    /// The room from `skip` on, at most `limit` bytes of it, part by part.
+    #[inline]
+    pub fn dests(&self, skip: usize, limit: usize) -> impl Iterator<Item = Dest<'a>> {
+        // SAFETY: `new`'s caller vouches that the part is writable.
+        Pieces::new(self.parts, skip, limit).map(|(at, len)| unsafe { Dest::from_raw(at, len) })
+    }
+
+    /// The first part that lies beyond `skip`, cut to `limit`, as the kernel takes it.
+    pub fn first(&self, skip: usize, limit: usize) -> (usize, usize) {
+        Pieces::new(self.parts, skip, limit)
+            .next()
+            .map_or((0, 0), |(at, len)| (at.expose_provenance(), len))
+    }
+
+    /// Copies the list from `skip` on, cut to `limit` bytes, into `parts`; answers how many parts it used.
+    pub fn copy_parts(&self, skip: usize, limit: usize, parts: &mut [iovec]) -> usize {
+        let mut used = 0;
+        for ((at, len), place) in Pieces::new(self.parts, skip, limit).zip(parts) {
+            *place = iovec {
+                iov_base: at.cast(),
+                iov_len: len,
+            };
+            used += 1;
+        }
+        used
+    }
+}
+
+struct Pieces<'a> {
+    parts: core::slice::Iter<'a, iovec>,
+    skip: usize,
+    limit: usize,
+}
+
+impl<'a> Pieces<'a> {
+    #[inline]
+    fn new(parts: &'a [iovec], skip: usize, limit: usize) -> Self {
+        Self {
+            parts: parts.iter(),
+            skip,
+            limit,
+        }
+    }
+}
+
+impl Iterator for Pieces<'_> {
+    type Item = (*mut u8, usize);
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.limit > 0 {
+            let part = self.parts.next()?;
+            if self.skip >= part.iov_len {
+                self.skip -= part.iov_len;
+                continue;
+            }
+            let at = part.iov_base.cast::<u8>().wrapping_add(self.skip);
+            let len = (part.iov_len - self.skip).min(self.limit);
+            self.skip = 0;
+            self.limit -= len;
+            return Some((at, len));
+        }
+        None
+    }
+}

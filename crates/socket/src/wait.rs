@@ -1,0 +1,112 @@
+//! Sleeping until something happens to one connection, the way a blocking call does.
+
+use crate::conn::Conn;
+use crate::sys::{self, Errno};
+use crate::{bell, real};
+use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, pollfd};
+
+/// Why a sleep ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Woken {
+    /// Something may have happened.
+    Look,
+    /// Time is up.
+    TimedOut,
+    /// A signal handler ran, and the call must say so.
+    Interrupted,
+}
+
+/// Until when a call may wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    at_ns: u64,
+}
+
+impl Deadline {
+    /// `timeout_ns` from now; 0 is for ever.
+    pub(crate) fn after(timeout_ns: u64) -> Self {
+        Self {
+            at_ns: if timeout_ns == 0 {
+                u64::MAX
+            } else {
+                sys::now_ns().saturating_add(timeout_ns)
+            },
+        }
+    }
+
+    fn left_ns(self) -> Option<u64> {
+        (self.at_ns != u64::MAX).then(|| self.at_ns.saturating_sub(sys::now_ns()))
+    }
+}
+
+/// The wait bit with which the calling thread is woken for `conn`: by its bell if that is the one the peer knows.
+pub(crate) fn bit_for(conn: &Conn) -> u32 {
+    match bell::of_thread() {
+        Some(bell) if bell.number() == conn.own_bell() && conn.own_bell() != 0 => bell::BY_BELL,
+        _ => bell::BY_SOCKET,
+    }
+}
+
+/// Sleeps until the kernel connection shows one of `events` (or is broken), the thread's bell rings, or time is up. `cap_ns`, if not
+/// 0, bounds the sleep without counting as the program's timeout. No direction may be owned.
+///
+/// This is a cancellation point, and nothing in it needs dropping.
+pub(crate) fn sleep(conn: &Conn, events: i16, deadline: Deadline, cap_ns: u64) -> Woken {
+    let by_bell = bit_for(conn) == bell::BY_BELL;
+    let bell = if by_bell {
+        bell::of_thread().map_or(-1, bell::Bell::fd)
+    } else {
+        -1
+    };
+    let mut entries = [
+        pollfd {
+            fd: conn.fd(),
+            events,
+            revents: 0,
+        },
+        pollfd {
+            fd: bell,
+            events: POLLIN,
+            revents: 0,
+        },
+    ];
+    let left = deadline.left_ns();
+    if left == Some(0) {
+        return Woken::TimedOut;
+    }
+    let bound = match (left, cap_ns) {
+        (None, 0) => None,
+        (None, cap) => Some(cap),
+        (Some(left), 0) => Some(left),
+        (Some(left), cap) => Some(left.min(cap)),
+    };
+    let errno = sys::errno();
+    let result = real::ppoll_wait(&mut entries, bound.map(sys::timespec).as_ref());
+    let woken = match result {
+        Ok(0) if bound == left && left.is_some() => Woken::TimedOut,
+        Ok(_) => Woken::Look,
+        Err(libc::EINTR) if !crate::signals::all_restart(deadline.left_ns().is_some()) => Woken::Interrupted,
+        Err(_) => Woken::Look,
+    };
+    sys::set_errno(errno);
+    if entries[1].revents != 0 {
+        sys::raw::eventfd_reset(bell);
+    }
+    woken
+}
+
+/// What a receiver waits for on the kernel connection.
+pub(crate) const FOR_INPUT: i16 = POLLIN | POLLRDHUP;
+/// What a raw sender waits for.
+pub(crate) const FOR_OUTPUT: i16 = POLLOUT;
+/// What a sender on the lane waits for: only that the connection breaks.
+pub(crate) const FOR_CREDIT: i16 = POLLERR | POLLHUP;
+
+/// The error number of a call that was interrupted or ran out of time.
+pub(crate) fn errno_of(woken: Woken) -> Errno {
+    if woken == Woken::Interrupted {
+        libc::EINTR
+    } else {
+        libc::EAGAIN
+    }
+}
