@@ -11,6 +11,9 @@ use std::path::PathBuf;
 /// Started by root, viaductd attaches a small BPF program by which the kernel itself testifies which ends belong
 /// together: it then serves all users, network namespaces and address translation. Started by anybody else, it serves
 /// that one user, whose processes may trust each other.
+///
+/// It stays in the foreground, logs to standard error, and stops at SIGTERM. Limits can also be set in the `[daemon]` table
+/// of the configuration file: segments_per_user, memory_per_user, offers_per_user, processes_per_user, same_user.
 #[derive(Debug, Parser)]
 #[command(name = "viaductd", version, after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -36,7 +39,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BYTES")]
     pub(crate) memory_per_user: Option<u64>,
 
-    /// Configuration file instead of /etc/viaduct.toml
+    /// Configuration file, on top of the user's and the machine's
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
@@ -44,13 +47,13 @@ pub(crate) struct Args {
     #[arg(long, default_value = "warn", value_name = "LEVEL")]
     pub(crate) log: tracing::level_filters::LevelFilter,
 
-    /// Stay in the foreground, as viaductd always does
-    #[arg(long)]
-    pub(crate) foreground: bool,
-
     /// Write one byte to this descriptor once programs can connect
     #[arg(long, value_name = "FD")]
     pub(crate) ready_fd: Option<u32>,
+
+    /// Print this manual page
+    #[arg(long, hide = true)]
+    pub(crate) man: bool,
 }
 
 const EXAMPLES: &str = "\

@@ -6,14 +6,16 @@ mod config;
 mod guest;
 mod isolate;
 mod listen;
+mod pairing;
 mod registry;
 mod server;
 mod ticket;
 
 use anyhow::Context;
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
+use std::io::IsTerminal;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -21,7 +23,17 @@ use viaduct_control::runtime;
 
 fn main() -> ExitCode {
     let args = args::Args::parse();
+    if args.man {
+        return match clap_mangen::Man::new(args::Args::command())
+            .section("8")
+            .render(&mut std::io::stdout())
+        {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        };
+    }
     tracing_subscriber::fmt()
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .with_max_level(args.log)
         .with_target(false)
@@ -50,22 +62,25 @@ fn run(args: &args::Args) -> anyhow::Result<()> {
             return Ok(());
         }
     };
-    raise_descriptor_limit();
-    let tickets = if uid != 0 || decided.same_user {
-        None
+    let descriptors = raise_descriptor_limit();
+    let tickets = if decided.same_user {
+        Err("told to match by addresses".to_owned())
+    } else if uid != 0 {
+        Err("not started by root".to_owned())
     } else {
         ticket::Tickets::attach()
-            .inspect_err(|error| tracing::warn!("no kernel tickets, serving each user on its own: {error:#}"))
-            .ok()
+            .map_err(|error| format!("{error:#}"))
+            .inspect_err(|error| tracing::warn!("no kernel tickets, serving each user on its own: {error}"))
     };
     let settings = server::Settings {
         limits: decided.limits,
-        processes_per_user: decided.processes_per_user,
+        processes_per_user: decided.processes_per_user.min(descriptors / 4).max(1),
+        descriptors_per_user: (descriptors / 8).clamp(8, 4096),
         idle_exit: args.idle_exit.map(Duration::from_secs),
         uid,
     };
     // Tickets name the user namespace of a guest; without them viaductd looks it up, which takes the right to look.
-    let keeps = if tickets.is_some() {
+    let keeps = if tickets.is_ok() {
         CapabilitySet::empty()
     } else {
         CapabilitySet::SYS_PTRACE
@@ -86,8 +101,8 @@ fn stop_signals() -> anyhow::Result<UnixStream> {
     Ok(read)
 }
 
-/// Every guest costs a descriptor, and so does each of its bells.
-fn raise_descriptor_limit() {
+/// Every guest costs a descriptor, and so does each of its bells. Returns how many there may be.
+fn raise_descriptor_limit() -> usize {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: limit.maximum,
@@ -96,6 +111,8 @@ fn raise_descriptor_limit() {
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
         tracing::warn!("descriptor limit: {error}");
     }
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(limit).unwrap_or(usize::MAX)
 }
 
 fn random_u64() -> anyhow::Result<u64> {

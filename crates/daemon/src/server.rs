@@ -1,7 +1,7 @@
 //! The loop: one thread, one epoll set, guests that can neither block it nor make it grow without bound.
 
-use crate::guest::{Farewell, Guest, MAX_QUEUE, Mail, Received, is_eventfd};
-use crate::registry::{Claim, Decision, GuestId, Limits, Match, Proof, Refusal, Registry, TICKET_RETRY_MS};
+use crate::guest::{Farewell, Guest, Mail, Received};
+use crate::registry::{GuestId, Limits, Registry};
 use crate::ticket::Tickets;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -11,12 +11,10 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use viaduct_channel::{Geometry, Segment};
+use viaduct_control::PROTOCOL_VERSION;
 use viaduct_control::message::{
-    Detach, Hello, Kind, MODE_SAME_USER, MODE_TICKET, OFFER_HAS_BELL, OFFER_HAS_TICKET, Offer, PAIR_HAS_BELL, Packet,
-    Pair, Query, Refuse, Stats, Welcome, Withdraw, decode, kind_of,
+    Detach, Hello, Kind, MODE_SAME_USER, MODE_TICKET, Offer, Packet, Query, Stats, Welcome, Withdraw, decode, kind_of,
 };
-use viaduct_control::{PROTOCOL_VERSION, Reason};
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
@@ -25,10 +23,6 @@ const FIRST_GUEST: u64 = 16;
 
 /// Packets taken from one guest before the others have their turn.
 const TURN: usize = 64;
-/// Packets queued for all processes of one user together.
-const QUEUED_PER_USER: usize = 4 * MAX_QUEUE;
-/// Bells kept for one process.
-const BELLS_PER_PROCESS: usize = 256;
 /// Room for mail in the kernel, for one guest: descriptors in flight count against limits that all guests share.
 const SEND_BUFFER: usize = 16 << 10;
 /// How long viaductd stops accepting when it runs out of descriptors.
@@ -40,50 +34,54 @@ pub(crate) struct Settings {
     pub(crate) limits: Limits,
     /// Processes one user may have connected.
     pub(crate) processes_per_user: usize,
+    /// Descriptors kept open for one user, once as bells and once as mail that its processes have not read.
+    pub(crate) descriptors_per_user: usize,
     pub(crate) idle_exit: Option<Duration>,
     /// Effective user of viaductd.
     pub(crate) uid: u32,
 }
 
 #[derive(Debug)]
-struct Bell {
-    owner: GuestId,
-    eventfd: Rc<OwnedFd>,
+pub(crate) struct Bell {
+    pub(crate) owner: GuestId,
+    pub(crate) eventfd: Rc<OwnedFd>,
 }
 
 /// All state of a running viaductd.
 #[derive(Debug)]
 pub(crate) struct Server {
-    settings: Settings,
+    pub(crate) settings: Settings,
     epoll: OwnedFd,
     listener: OwnedFd,
     _stop: OwnedFd,
     started: Instant,
     instance: u64,
-    registry: Registry,
-    tickets: Option<Tickets>,
-    guests: HashMap<GuestId, Guest>,
+    pub(crate) registry: Registry,
+    pub(crate) tickets: Result<Tickets, String>,
+    pub(crate) guests: HashMap<GuestId, Guest>,
+    introduced: usize,
     processes: HashMap<u32, usize>,
-    bells: HashMap<u64, Bell>,
+    pub(crate) bells: HashMap<u64, Bell>,
     next_guest: u64,
-    next_bell: u64,
+    pub(crate) next_bell: u64,
     accept_again: Option<Instant>,
     idle_since: Instant,
 }
 
 impl Server {
-    /// `stop` becomes readable when viaductd shall exit; `instance` is a random number for this run.
+    /// `stop` becomes readable when viaductd shall exit; without `tickets` there is a reason; `instance` is a random number
+    /// for this run.
     pub(crate) fn new(
         settings: Settings,
         listener: OwnedFd,
         stop: OwnedFd,
-        tickets: Option<Tickets>,
+        tickets: Result<Tickets, String>,
         instance: u64,
     ) -> Result<Self, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
         epoll::add(&epoll, &stop, EventData::new_u64(STOP), EventFlags::IN)?;
-        if let Some(tickets) = &tickets {
+        if let Ok(tickets) = &tickets {
             epoll::add(&epoll, tickets.ring(), EventData::new_u64(RING), EventFlags::IN)?;
         }
         let now = Instant::now();
@@ -97,6 +95,7 @@ impl Server {
             registry: Registry::new(settings.limits),
             tickets,
             guests: HashMap::new(),
+            introduced: 0,
             processes: HashMap::new(),
             bells: HashMap::new(),
             next_guest: FIRST_GUEST,
@@ -128,8 +127,7 @@ impl Server {
                 }
             }
             self.resume_accepting();
-            let idle =
-                self.guests.is_empty() && self.settings.idle_exit.is_some_and(|s| self.idle_since.elapsed() >= s);
+            let idle = self.introduced == 0 && self.settings.idle_exit.is_some_and(|s| self.idle_since.elapsed() >= s);
             if idle {
                 tracing::info!("idle, exiting");
                 return Ok(());
@@ -139,7 +137,7 @@ impl Server {
 
     fn timeout(&self) -> Option<Timespec> {
         let idle = match self.settings.idle_exit {
-            Some(limit) if self.guests.is_empty() => Some(self.idle_since + limit),
+            Some(limit) if self.introduced == 0 => Some(self.idle_since + limit),
             _ => None,
         };
         let next = [idle, self.accept_again].into_iter().flatten().min()?;
@@ -271,17 +269,18 @@ impl Server {
             return Err(Farewell::Violation("another version"));
         }
         let mut nonce = 0;
-        if let Some(tickets) = &mut self.tickets {
+        if let Ok(tickets) = &mut self.tickets {
             nonce = new_nonce().map_err(Farewell::Io)?;
             if let Err(error) = tickets.admit(guest.pid, nonce) {
                 tracing::warn!(pid = guest.pid, "BPF map: {error:#}");
             }
         }
         let introduced = guest.introduce(counters.as_fd(), nonce);
-        if let (Err(_), Some(tickets)) = (&introduced, &mut self.tickets) {
+        if let (Err(_), Ok(tickets)) = (&introduced, &mut self.tickets) {
             tickets.dismiss(guest.pid, nonce);
         }
         introduced?;
+        self.introduced += 1;
         tracing::debug!(pid = guest.pid, user = guest.user, "hello");
         self.welcome(id, nonce);
         Ok(())
@@ -299,165 +298,15 @@ impl Server {
     }
 
     fn mode(&self) -> u32 {
-        if self.tickets.is_some() {
+        if self.tickets.is_ok() {
             MODE_TICKET
         } else {
             MODE_SAME_USER
         }
     }
 
-    fn offer(&mut self, id: GuestId, offer: &Offer, bell: Option<OwnedFd>) -> Result<(), Farewell> {
-        let bell = match bell {
-            Some(bell) if offer.flags & OFFER_HAS_BELL != 0 => self.keep_bell(id, offer.bell, bell),
-            _ => None,
-        };
-        let Some(guest) = self.guests.get(&id) else {
-            return Ok(());
-        };
-        let Some(introduced) = &guest.introduced else {
-            return Err(Farewell::Violation("an offer without a hello"));
-        };
-        let bell = bell.or_else(|| guest.bells.get(&offer.bell).copied()).unwrap_or(0);
-        let stated = Claim {
-            guest: id,
-            offer: offer.offer,
-            user: guest.user,
-            cookie: offer.cookie,
-            proof: Proof::Addresses {
-                user: guest.user,
-                netns: offer.netns,
-                local: offer.local,
-                remote: offer.remote,
-            },
-            netns: offer.netns,
-            user_ns: introduced.user_ns,
-            bell,
-        };
-        let claim = match &mut self.tickets {
-            None => stated,
-            Some(tickets) => {
-                let taken = offer.flags & OFFER_HAS_TICKET != 0;
-                let ticket = tickets.take(guest.pid, introduced.nonce, offer.ticket_sequence);
-                let Some(ticket) = ticket.filter(|_| taken) else {
-                    let retry_ms = if taken { TICKET_RETRY_MS } else { 0 };
-                    let refusal = self.registry.refuse_unproved(id, offer.offer, retry_ms);
-                    self.refuse([refusal]);
-                    return Ok(());
-                };
-                // The kernel's word in place of the guest's.
-                Claim {
-                    user: ticket.user,
-                    proof: Proof::Sequence {
-                        sent: ticket.sent,
-                        received: ticket.received,
-                    },
-                    netns: ticket.netns,
-                    user_ns: Some(ticket.user_ns),
-                    ..stated
-                }
-            }
-        };
-        match self.registry.offer(claim, Geometry::DEFAULT.segment_len() as u64) {
-            Decision::Wait(replaced) => self.refuse(replaced),
-            Decision::Refused(refusals) => self.refuse(refusals),
-            Decision::Matched(matched, replaced) => {
-                self.refuse(replaced);
-                self.pair(&matched);
-            }
-        }
-        Ok(())
-    }
-
-    /// Keeps a bell that came with an offer under a name of viaductd's. A process with too many bells goes without.
-    fn keep_bell(&mut self, id: GuestId, number: u64, bell: OwnedFd) -> Option<u64> {
-        let guest = self.guests.get_mut(&id)?;
-        let known = guest.bells.contains_key(&number);
-        if number == 0 || !is_eventfd(bell.as_fd()) || !known && guest.bells.len() >= BELLS_PER_PROCESS {
-            return None;
-        }
-        let name = self.next_bell;
-        self.next_bell += 1;
-        let bell = Bell {
-            owner: id,
-            eventfd: Rc::new(bell),
-        };
-        self.bells.insert(name, bell);
-        if let Some(older) = guest.bells.insert(number, name) {
-            self.bells.remove(&older);
-        }
-        Some(name)
-    }
-
-    fn refuse(&mut self, refusals: impl IntoIterator<Item = Refusal>) {
-        for refusal in refusals {
-            let refuse = Refuse {
-                offer: refusal.offer,
-                reason: refusal.reason as u32,
-                retry_ms: refusal.retry_ms,
-            };
-            self.post(refusal.guest, Packet::new(&refuse), Vec::new());
-        }
-    }
-
-    /// Makes the segment of a match and hands it to both ends.
-    fn pair(&mut self, matched: &Match) {
-        let segment = match Segment::create(matched.segment, Geometry::DEFAULT) {
-            Ok(segment) => Rc::new(segment),
-            Err(error) => {
-                tracing::warn!("segment: {error}");
-                let reason = match Errno::from_io_error(&error) {
-                    Some(Errno::MFILE | Errno::NFILE) => Reason::NoDescriptors,
-                    _ => Reason::NoMemory,
-                };
-                self.registry.undo(matched);
-                let refusals = [matched.first, matched.second].map(|claim| Refusal {
-                    guest: claim.guest,
-                    offer: claim.offer,
-                    reason,
-                    retry_ms: crate::registry::LIMIT_RETRY_MS,
-                });
-                return self.refuse(refusals);
-            }
-        };
-        tracing::debug!(segment = matched.segment, "paired");
-        self.hand_over(matched, 0, &segment);
-        self.hand_over(matched, 1, &segment);
-    }
-
-    fn hand_over(&mut self, matched: &Match, side: u32, segment: &Rc<OwnedFd>) {
-        let (own, peer) = match side {
-            0 => (&matched.first, &matched.second),
-            _ => (&matched.second, &matched.first),
-        };
-        let (peer_pid, peer_uid) = self
-            .guests
-            .get(&peer.guest)
-            .map_or((0, peer.user), |guest| (guest.pid, peer.user));
-        let mut descriptors = vec![Rc::clone(segment)];
-        let (mut bell, mut flags) = (0, 0);
-        if may_hold_bell(own, peer)
-            && let Some(kept) = self.bells.get(&peer.bell)
-            && let Some(guest) = self.guests.get_mut(&own.guest)
-        {
-            bell = peer.bell;
-            if guest.given.insert(bell) {
-                descriptors.push(Rc::clone(&kept.eventfd));
-                flags = PAIR_HAS_BELL;
-            }
-        }
-        let pair = Pair {
-            offer: own.offer,
-            segment: matched.segment,
-            bell,
-            side,
-            flags,
-            peer_pid,
-            peer_uid,
-        };
-        self.post(own.guest, Packet::new(&pair), descriptors);
-    }
-
-    fn post(&mut self, id: GuestId, packet: Packet, descriptors: Vec<Rc<OwnedFd>>) {
+    /// Sends a packet, or queues it.
+    pub(crate) fn post(&mut self, id: GuestId, packet: Packet, descriptors: Vec<Rc<OwnedFd>>) {
         let mail = Mail { packet, descriptors };
         self.with_guest(id, |guest| guest.post(mail));
     }
@@ -489,7 +338,7 @@ impl Server {
                 .filter(|guest| guest.user == user)
                 .map(Guest::queued)
                 .sum();
-            if queued > QUEUED_PER_USER {
+            if queued > self.settings.descriptors_per_user {
                 self.dismiss(id, &Farewell::Overflow);
             }
         }
@@ -504,7 +353,7 @@ impl Server {
             Farewell::Io(error) => tracing::warn!(pid = guest.pid, "dropped: {error}"),
         }
         self.registry.hang_up(id);
-        if let (Some(tickets), Some(introduced)) = (&mut self.tickets, &guest.introduced) {
+        if let (Ok(tickets), Some(introduced)) = (&mut self.tickets, &guest.introduced) {
             tickets.dismiss(guest.pid, introduced.nonce);
         }
         self.bells.retain(|_, bell| bell.owner != id);
@@ -519,19 +368,19 @@ impl Server {
                 self.processes.remove(&guest.user);
             }
         }
-        if self.guests.is_empty() {
+        if guest.introduced.is_some() {
+            self.introduced -= 1;
             self.idle_since = Instant::now();
         }
     }
 
     fn stats(&self) -> Stats {
         let totals = self.registry.totals();
-        let introduced = self.guests.values().filter(|guest| guest.introduced.is_some());
         Stats {
             version: PROTOCOL_VERSION,
             mode: self.mode(),
             pid: std::process::id(),
-            processes: u32::try_from(introduced.count()).unwrap_or(u32::MAX),
+            processes: u32::try_from(self.introduced).unwrap_or(u32::MAX),
             uptime_s: self.started.elapsed().as_secs(),
             offers_waiting: self.registry.waiting() as u64,
             offers: totals.offers,
@@ -540,8 +389,19 @@ impl Server {
             segments: self.registry.segments() as u64,
             segment_bytes: totals.segment_bytes,
             segments_per_user: self.settings.limits.segments,
+            mode_reason: zero_padded(self.tickets.as_ref().err().map_or("", String::as_str)),
         }
     }
+}
+
+/// As much of `text` as fits, in whole characters.
+fn zero_padded<const N: usize>(text: &str) -> [u8; N] {
+    let end = text.floor_char_boundary(N);
+    let mut bytes = [0; N];
+    for (place, byte) in bytes.iter_mut().zip(text.bytes().take(end)) {
+        *place = byte;
+    }
+    bytes
 }
 
 /// 31 random bits, so that they fit `getsockopt`'s option name, and never 0.
@@ -553,9 +413,4 @@ fn new_nonce() -> Result<u32, Errno> {
 
 fn watch(epoll: BorrowedFd<'_>, guest: &Guest, flags: EventFlags) -> Result<(), Errno> {
     epoll::modify(epoll, &guest.socket, EventData::new_u64(guest.id.0), flags)
-}
-
-/// Whoever holds an eventfd can also silence it, so only equals get each other's.
-fn may_hold_bell(own: &Claim, peer: &Claim) -> bool {
-    own.user == peer.user && own.netns == peer.netns && own.user_ns.is_some() && own.user_ns == peer.user_ns
 }

@@ -8,7 +8,6 @@
     clippy::missing_safety_doc,
     reason = "every hook has the contract of the C function of its name"
 )]
-#![expect(missing_docs, reason = "the C library documents these functions")]
 #![expect(unreachable_pub, reason = "the hooks are for the dynamic linker")]
 
 mod descriptors;

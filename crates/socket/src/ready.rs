@@ -100,6 +100,12 @@ pub(crate) fn report(owner: &Guard<'_>, member: &Member, conn: &'static Conn) ->
     mask
 }
 
+/// Whether a look at the lane tells all there is to know of bytes to receive.
+pub(crate) fn receives_on_lane<P>(conn: &Conn, proof: &P) -> bool {
+    conn.segment(proof)
+        .is_some_and(|segment| Incoming::new(segment.receiver(conn.side())).source() == Source::Lane)
+}
+
 fn published<P>(conn: &Conn, proof: &P) -> u64 {
     conn.segment(proof)
         .map_or(0, |segment| segment.receiver(conn.side()).published())

@@ -30,6 +30,7 @@ thread_local! {
 /// One wait's polling.
 #[derive(Debug)]
 pub(crate) struct Spinner {
+    /// When the budget is spent, in ticks; 0: it is.
     until: u64,
     looks: u32,
     contended: u32,
@@ -93,6 +94,7 @@ impl Spinner {
         let go_on = after < self.until && self.contended < CONTENDED_MOST;
         if !go_on {
             BUDGET_US.set(BUDGET_US.get() / 2);
+            self.until = 0;
         }
         go_on
     }
@@ -100,7 +102,7 @@ impl Spinner {
     /// Polling paid off.
     #[inline]
     pub(crate) fn paid(&self) {
-        if self.until != 0 && self.looks > 0 {
+        if self.looks > 0 {
             BUDGET_US.set((BUDGET_US.get() * 2 + 4).min(LONGEST_US));
         }
     }
