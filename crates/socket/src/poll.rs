@@ -230,10 +230,10 @@ fn arm(entries: &[pollfd]) -> Armed {
             }
             if entry.events & POLLOUT != 0 {
                 let lane = segment.sender(conn.side());
-                if !lane.has_space() {
+                if !ready::roomy(segment, &lane) {
                     lane.arm_credit(bit);
                     capped = true;
-                    return lane.has_space();
+                    return ready::roomy(segment, &lane);
                 }
             }
             false

@@ -8,6 +8,7 @@ use crate::sys::raw;
 use crate::{bell, send};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP};
+use viaduct_channel::{Segment, Sender};
 use viaduct_control::Reason;
 use viaduct_stream::{Incoming, Mode, Outgoing, Source};
 
@@ -34,7 +35,7 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, kernel: boo
     }
     if interest & OUT != 0 {
         let lane = segment.sender(conn.side());
-        if conn.flag(conn::DEAD) || Outgoing::new(lane).mode() == Mode::Lane && lane.has_space() {
+        if conn.flag(conn::DEAD) || Outgoing::new(lane).mode() == Mode::Lane && roomy(segment, &lane) {
             mask |= OUT;
         } else if Outgoing::new(lane).mode() != Mode::Lane {
             mask |= u32::from(raw::poll_now(conn.fd(), libc::POLLOUT).cast_unsigned()) & (OUT | ALWAYS);
@@ -50,6 +51,12 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, kernel: boo
         mask |= RDHUP;
     }
     mask & (interest | ALWAYS)
+}
+
+/// Whether a lane counts as writable: as with TCP, a third of it must be free, so that a program that waits before each write seldom
+/// blocks in it.
+pub(crate) fn roomy(segment: &Segment, lane: &Sender<'_>) -> bool {
+    lane.space() >= segment.geometry().capacity() / 3
 }
 
 /// Readiness to receive, with the marks looked at and stretches entered and left.
@@ -134,10 +141,10 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static 
     }
     if interest & OUT != 0 && (!edge || conn.flag(conn::OUT_WANTED)) {
         let lane = segment.sender(conn.side());
-        if Outgoing::new(lane).mode() == Mode::Lane && !lane.has_space() {
+        if Outgoing::new(lane).mode() == Mode::Lane && !roomy(segment, &lane) {
             lane.arm_credit(bit);
             *capped = true;
-            return lane.has_space();
+            return roomy(segment, &lane);
         }
     }
     false
@@ -170,7 +177,7 @@ pub(crate) fn relieve(conn: &'static Conn) {
     let Some(segment) = conn.segment(&guard) else { return };
     let lane = segment.sender(conn.side());
     let out = Outgoing::new(lane);
-    if out.mode() == Mode::Lane && !lane.has_space() && conn.stuck_at(lane.in_flight(), lane.tail()) {
+    if out.mode() == Mode::Lane && !roomy(segment, &lane) && conn.stuck_at(lane.in_flight(), lane.tail()) {
         send::demote(conn, &out, Reason::LaneStall);
         conn.note_stall();
         // The mark that ends the stretch; if the kernel's buffer is full, the next send makes up for it.
@@ -198,5 +205,5 @@ pub(crate) fn stirs(owner: &Guard<'_>, member: &Member, conn: &'static Conn) -> 
             return !member.has(FIRED);
         }
     }
-    interest & OUT != 0 && conn.flag(conn::OUT_WANTED) && segment.sender(conn.side()).has_space()
+    interest & OUT != 0 && conn.flag(conn::OUT_WANTED) && roomy(segment, &segment.sender(conn.side()))
 }
