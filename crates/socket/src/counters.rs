@@ -93,10 +93,10 @@ fn start() {
     }
 }
 
-/// The program's name as the kernel has it, zero-padded.
+/// The name the program was called by, zero-padded.
 pub(crate) fn program_name() -> [u8; 64] {
     let mut name = [0; 64];
-    sys::executable_name(&mut name);
+    sys::program_name(&mut name);
     name
 }
 

@@ -418,15 +418,19 @@ pub(crate) fn leaked_record<T: Sync>(record: *mut T) -> Option<&'static T> {
     unsafe { record.as_ref() }
 }
 
-/// Writes the last part of the executable's path into `name`, leaving at least one zero; nothing if the kernel will not tell.
-pub(crate) fn executable_name(name: &mut [u8; 64]) {
-    let mut path = [0_u8; 4096];
-    let link = c"/proc/self/exe";
-    // SAFETY: a valid C string, and the kernel writes at most the buffer's length.
-    let len = unsafe { libc::readlink(link.as_ptr(), path.as_mut_ptr().cast(), path.len()) };
-    let path = path.get(..usize::try_from(len).unwrap_or(0)).unwrap_or(&[]);
-    let last = path.rsplit(|byte| *byte == b'/').next().unwrap_or(&[]);
-    for (place, byte) in name.iter_mut().take(63).zip(last) {
+/// Writes the name the program was called by, without directories, into `name`, leaving at least one zero.
+pub(crate) fn program_name(name: &mut [u8; 64]) {
+    unsafe extern "C" {
+        static program_invocation_short_name: *const core::ffi::c_char;
+    }
+    // SAFETY: the C library sets it before any code of ours runs.
+    let called = unsafe { program_invocation_short_name };
+    if called.is_null() {
+        return;
+    }
+    // SAFETY: a C string, part of the program's arguments.
+    let called = unsafe { core::ffi::CStr::from_ptr(called) };
+    for (place, byte) in name.iter_mut().take(63).zip(called.to_bytes()) {
         *place = *byte;
     }
 }
