@@ -101,21 +101,18 @@ fn gigabytes_of_sequence_numbers_later() {
     let mut guest = Guest::hello(daemon.dir());
     let (mut opener, mut accepter) = connection(&listener());
     // More than 2^32 bytes, so that the 32-bit numbers have wrapped and the 64-bit counts have not.
-    const TOTAL: u64 = (4 << 30) + 12345;
+    const CHUNK: usize = 1 << 20;
+    const CHUNKS: usize = 4097;
     let sender = std::thread::spawn(move || {
-        let chunk = vec![0; 1 << 20];
-        let mut left = TOTAL;
-        while left > 0 {
-            let now = left.min(chunk.len() as u64) as usize;
-            accepter.write_all(&chunk[..now]).unwrap();
-            left -= now as u64;
+        let chunk = vec![0; CHUNK];
+        for _ in 0..CHUNKS {
+            accepter.write_all(&chunk).unwrap();
         }
         accepter
     });
-    let mut buffer = vec![0; 1 << 20];
-    let mut left = TOTAL;
-    while left > 0 {
-        left -= opener.read(&mut buffer).unwrap() as u64;
+    let mut buffer = vec![0; CHUNK];
+    for _ in 0..CHUNKS {
+        opener.read_exact(&mut buffer).unwrap();
     }
     let accepter = sender.join().unwrap();
     guest.offer(1, &opener);
@@ -239,6 +236,7 @@ fn address_translation_does_not_hide_a_connection() {
     let mut client = greeted(&daemon, Some(&client_host.name), None);
     join(&mut server, "10.2.0.2:80", &mut client, "10.1.0.1:8080");
     server.ask("offer 0 2");
+    server.expect_nothing();
     client.ask("offer 0 1");
     server.expect(&format!("pair 2 segment 1 side 0 bell 0 peer {}", client.pid()));
     client.expect(&format!("pair 1 segment 1 side 1 bell 0 peer {}", server.pid()));
@@ -258,6 +256,7 @@ fn users_are_paired_and_each_is_charged() {
     other.ask(&format!("connect {at}"));
     server.ask("accept");
     server.ask("offer 0 1");
+    server.expect_nothing();
     one.ask("offer 0 1");
     one.expect(&format!("pair 1 segment 1 side 1 bell 0 peer {} 0", server.pid()));
     server.expect(&format!("pair 1 segment 1 side 0 bell 0 peer {} 65533", one.pid()));

@@ -55,7 +55,12 @@ impl Daemon {
     }
 
     pub fn start_in(dir: TempDir, args: &[&str]) -> Self {
-        let child = command(dir.path(), args).spawn().unwrap();
+        let command = command(dir.path(), args);
+        Self::start_as(dir, command)
+    }
+
+    pub fn start_as(dir: TempDir, mut command: Command) -> Self {
+        let child = command.spawn().unwrap();
         let daemon = Self { child, dir };
         until("viaductd listens", || connect(daemon.dir()).is_ok());
         daemon

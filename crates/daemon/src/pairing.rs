@@ -1,0 +1,175 @@
+//! From an offer to a segment in the hands of both ends.
+
+use crate::guest::{Farewell, is_eventfd};
+use crate::registry::{Claim, Decision, GuestId, LIMIT_RETRY_MS, Match, Proof, Refusal, TICKET_RETRY_MS};
+use crate::server::{Bell, Server};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use viaduct_channel::{Geometry, Segment};
+use viaduct_control::Reason;
+use viaduct_control::message::{OFFER_HAS_BELL, OFFER_HAS_TICKET, Offer, PAIR_HAS_BELL, Packet, Pair, Refuse};
+
+/// Bells kept for one process.
+const BELLS_PER_PROCESS: usize = 256;
+
+impl Server {
+    /// Matches an end, with the kernel's word for it in ticket mode.
+    pub(crate) fn offer(&mut self, id: GuestId, offer: &Offer, bell: Option<OwnedFd>) -> Result<(), Farewell> {
+        let bell = match bell {
+            Some(bell) if offer.flags & OFFER_HAS_BELL != 0 => self.keep_bell(id, offer.bell, bell),
+            _ => None,
+        };
+        let Some(guest) = self.guests.get(&id) else {
+            return Ok(());
+        };
+        let Some(introduced) = &guest.introduced else {
+            return Err(Farewell::Violation("an offer without a hello"));
+        };
+        let bell = bell.or_else(|| guest.bells.get(&offer.bell).copied()).unwrap_or(0);
+        let stated = Claim {
+            guest: id,
+            offer: offer.offer,
+            user: guest.user,
+            cookie: offer.cookie,
+            proof: Proof::Addresses {
+                user: guest.user,
+                netns: offer.netns,
+                local: offer.local,
+                remote: offer.remote,
+            },
+            netns: offer.netns,
+            user_ns: introduced.user_ns,
+            bell,
+        };
+        let claim = match &mut self.tickets {
+            Err(_) => stated,
+            Ok(tickets) => {
+                let taken = offer.flags & OFFER_HAS_TICKET != 0;
+                let ticket = tickets.take(guest.pid, introduced.nonce, offer.ticket_sequence);
+                let Some(ticket) = ticket.filter(|_| taken) else {
+                    let retry_ms = if taken { TICKET_RETRY_MS } else { 0 };
+                    let refusal = self.registry.refuse_unproved(id, offer.offer, retry_ms);
+                    self.refuse([refusal]);
+                    return Ok(());
+                };
+                // The kernel's word in place of the guest's.
+                Claim {
+                    user: ticket.user,
+                    proof: Proof::Sequence {
+                        sent: ticket.sent,
+                        received: ticket.received,
+                    },
+                    netns: ticket.netns,
+                    user_ns: Some(ticket.user_ns),
+                    ..stated
+                }
+            }
+        };
+        match self.registry.offer(claim, Geometry::DEFAULT.segment_len() as u64) {
+            Decision::Wait(replaced) => self.refuse(replaced),
+            Decision::Refused(refusals) => self.refuse(refusals),
+            Decision::Matched(matched, replaced) => {
+                self.refuse(replaced);
+                self.pair(&matched);
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps a bell that came with an offer under a name of viaductd's. The first one of a number stays; a process or user
+    /// with too many goes without.
+    fn keep_bell(&mut self, id: GuestId, number: u64, eventfd: OwnedFd) -> Option<u64> {
+        let user = self.guests.get(&id)?.user;
+        let of_user = self.guests.values().filter(|guest| guest.user == user);
+        let kept: usize = of_user.map(|guest| guest.bells.len()).sum();
+        let guest = self.guests.get_mut(&id)?;
+        let full = guest.bells.len() >= BELLS_PER_PROCESS || kept >= self.settings.descriptors_per_user;
+        if number == 0 || full || guest.bells.contains_key(&number) || !is_eventfd(eventfd.as_fd()) {
+            return None;
+        }
+        let name = self.next_bell;
+        self.next_bell += 1;
+        guest.bells.insert(number, name);
+        let bell = Bell {
+            owner: id,
+            eventfd: Rc::new(eventfd),
+        };
+        self.bells.insert(name, bell);
+        Some(name)
+    }
+
+    fn refuse(&mut self, refusals: impl IntoIterator<Item = Refusal>) {
+        for refusal in refusals {
+            let refuse = Refuse {
+                offer: refusal.offer,
+                reason: refusal.reason as u32,
+                retry_ms: refusal.retry_ms,
+            };
+            self.post(refusal.guest, Packet::new(&refuse), Vec::new());
+        }
+    }
+
+    /// Makes the segment of a match and hands it to both ends.
+    fn pair(&mut self, matched: &Match) {
+        let segment = match Segment::create(matched.segment, Geometry::DEFAULT) {
+            Ok(segment) => Rc::new(segment),
+            Err(error) => {
+                tracing::warn!("segment: {error}");
+                let reason = match Errno::from_io_error(&error) {
+                    Some(Errno::MFILE | Errno::NFILE) => Reason::NoDescriptors,
+                    _ => Reason::NoMemory,
+                };
+                self.registry.undo(matched);
+                let refusals = [matched.first, matched.second].map(|claim| Refusal {
+                    guest: claim.guest,
+                    offer: claim.offer,
+                    reason,
+                    retry_ms: LIMIT_RETRY_MS,
+                });
+                return self.refuse(refusals);
+            }
+        };
+        tracing::debug!(segment = matched.segment, "paired");
+        self.hand_over(matched, 0, &segment);
+        self.hand_over(matched, 1, &segment);
+    }
+
+    fn hand_over(&mut self, matched: &Match, side: u32, segment: &Rc<OwnedFd>) {
+        let (own, peer) = match side {
+            0 => (&matched.first, &matched.second),
+            _ => (&matched.second, &matched.first),
+        };
+        let (peer_pid, peer_uid) = self
+            .guests
+            .get(&peer.guest)
+            .map_or((0, peer.user), |guest| (guest.pid, peer.user));
+        let mut descriptors = vec![Rc::clone(segment)];
+        let (mut bell, mut flags) = (0, 0);
+        if may_hold_bell(own, peer)
+            && let Some(kept) = self.bells.get(&peer.bell)
+            && let Some(guest) = self.guests.get_mut(&own.guest)
+        {
+            bell = peer.bell;
+            if guest.given.insert(bell) {
+                descriptors.push(Rc::clone(&kept.eventfd));
+                flags = PAIR_HAS_BELL;
+            }
+        }
+        let pair = Pair {
+            offer: own.offer,
+            segment: matched.segment,
+            bell,
+            side,
+            flags,
+            peer_pid,
+            peer_uid,
+        };
+        self.post(own.guest, Packet::new(&pair), descriptors);
+    }
+}
+
+/// Whoever holds an eventfd can also silence it, so only equals get each other's.
+fn may_hold_bell(own: &Claim, peer: &Claim) -> bool {
+    own.user == peer.user && own.netns == peer.netns && own.user_ns.is_some() && own.user_ns == peer.user_ns
+}

@@ -1,0 +1,277 @@
+//! Start, stop, and what viaductd leaves behind.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+use support::{Daemon, Guest, command, connect, connection, is_root, listener, run, until};
+use viaduct_control::runtime::socket_path;
+
+/// Killed when the test ends, however it ends.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn status_line(child: &Child, name: &str) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    line.trim_start_matches(':').trim().to_owned()
+}
+
+fn stop(child: &Child) {
+    run("kill", &["-TERM", &child.id().to_string()]);
+}
+
+fn complaint(child: Child) -> String {
+    let output = child.wait_with_output().unwrap();
+    assert!(!output.status.success());
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn of_many_started_at_once_one_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let children: Vec<Child> = (0..6)
+        .map(|_| {
+            command(dir.path(), &["--same-user", "--idle-exit", "3"])
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    until("somebody listens", || connect(dir.path()).is_ok());
+    let running = |children: &mut Vec<Child>| {
+        children.retain_mut(|child| match child.try_wait().unwrap() {
+            Some(status) => {
+                assert!(status.success());
+                false
+            }
+            None => true,
+        });
+        children.len()
+    };
+    let mut children = children;
+    until("one is left", || running(&mut children) == 1);
+    let guest = Guest::hello(dir.path());
+    assert_eq!(running(&mut children), 1);
+    drop(guest);
+    until("it has gone, being idle", || running(&mut children) == 0);
+}
+
+#[test]
+fn a_socket_left_behind_is_replaced() {
+    let daemon = Daemon::start(&["--same-user"]);
+    let dir = daemon.kill();
+    assert!(socket_path(dir.path()).exists() && connect(dir.path()).is_err());
+    let daemon = Daemon::start_in(dir, &["--same-user"]);
+    Guest::hello(daemon.dir());
+}
+
+#[test]
+fn told_to_stop_it_removes_its_socket() {
+    for mode in [&["--same-user"][..], &[]] {
+        let mut daemon = Daemon::start(mode);
+        let guest = Guest::hello(daemon.dir());
+        stop(&daemon.child);
+        assert!(daemon.exit_status().success());
+        guest.expect_hang_up();
+        assert!(!socket_path(daemon.dir()).exists());
+    }
+}
+
+#[test]
+fn it_exits_when_idle_and_not_before() {
+    let mut daemon = Daemon::start(&["--same-user", "--idle-exit", "1"]);
+    let guest = Guest::hello(daemon.dir());
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(daemon.child.try_wait().unwrap().is_none());
+    drop(guest);
+    let since = Instant::now();
+    // Whoever only asks does not keep it.
+    let onlooker = connect(daemon.dir()).unwrap();
+    daemon.stats();
+    assert!(daemon.exit_status().success());
+    assert!(since.elapsed() > Duration::from_millis(900), "{:?}", since.elapsed());
+    drop(onlooker);
+}
+
+#[test]
+fn readiness_is_told_to_whoever_asks() {
+    let dir = tempfile::tempdir().unwrap();
+    let notified = UnixDatagram::bind(dir.path().join("notify")).unwrap();
+    let (mut ready, notify) = std::io::pipe().unwrap();
+    rustix::io::fcntl_setfd(&notify, rustix::io::FdFlags::empty()).unwrap();
+    let mut viaductd = command(
+        dir.path(),
+        &["--same-user", "--ready-fd", &notify.as_raw_fd().to_string()],
+    );
+    viaductd.env("NOTIFY_SOCKET", dir.path().join("notify"));
+    let _child = Running(viaductd.spawn().unwrap());
+    ready.read_exact(&mut [0; 1]).unwrap();
+    connect(dir.path()).expect("ready, but not listening");
+    let mut word = [0; 20];
+    let len = notified.recv(&mut word).unwrap();
+    assert_eq!(&word[..len], b"READY=1");
+}
+
+#[test]
+fn a_directory_that_could_be_anothers_is_refused() {
+    let outer = tempfile::tempdir().unwrap();
+    let (real, link) = (outer.path().join("real"), outer.path().join("link"));
+    std::fs::create_dir(&real).unwrap();
+    symlink(&real, &link).unwrap();
+    let start = |dir: &Path| command(dir, &["--same-user"]).stderr(Stdio::piped()).spawn().unwrap();
+    assert!(complaint(start(&link)).contains("link"));
+    if is_root() {
+        std::os::unix::fs::chown(&real, Some(65534), None).unwrap();
+        assert!(complaint(start(&real)).contains("belongs to user 65534"));
+    }
+}
+
+#[test]
+fn modes_let_in_whom_they_should() {
+    let outer = tempfile::tempdir().unwrap();
+    let dir = outer.path().join("made/on/demand");
+    let _child = Running(command(&dir, &["--same-user"]).spawn().unwrap());
+    until("it listens", || connect(&dir).is_ok());
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
+    let expected = if rustix::process::geteuid().is_root() {
+        (0o755, 0o666)
+    } else {
+        (0o700, 0o600)
+    };
+    assert_eq!((mode(&dir), mode(&socket_path(&dir))), expected);
+}
+
+#[test]
+fn a_users_own_viaductd_serves_that_user() {
+    if !is_root() {
+        return;
+    }
+    let outer = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(outer.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let dir = outer.path().join("run");
+    // A copy, because the user may not be able to reach the build directory.
+    let program = outer.path().join("viaductd");
+    std::fs::copy(env!("CARGO_BIN_EXE_viaductd"), &program).unwrap();
+    let mut own_viaductd = std::process::Command::new(&program);
+    own_viaductd
+        .arg("--dir")
+        .arg(&dir)
+        .env("XDG_CONFIG_HOME", outer.path())
+        .uid(65534)
+        .gid(65534);
+    let _child = Running(own_viaductd.spawn().unwrap());
+    until("it listens", || connect(&dir).is_ok());
+    assert_eq!(std::fs::metadata(&dir).unwrap().mode() & 0o777, 0o700);
+    let mut own = support::Driver::at(None, Some(65534));
+    own.hello(&dir);
+    let at = own.ask("listen 127.0.0.1:0");
+    own.ask(&format!("connect {at}"));
+    own.ask("accept");
+    own.ask("offer 0 1");
+    own.ask("offer 1 2");
+    own.expect("pair 1");
+    own.expect("pair 2");
+    // Root may reach the socket, but is not served.
+    let stranger = connect(&dir).unwrap();
+    let answer = support::receive(&stranger, support::PATIENCE);
+    assert!(!answer.is_ok_and(|packet| packet.is_none_or(|(bytes, _)| !bytes.is_empty())));
+}
+
+#[test]
+fn it_keeps_no_right_that_its_loop_does_not_need() {
+    let daemon = Daemon::start(&[]);
+    until("it is isolated", || status_line(&daemon.child, "Seccomp") == "2");
+    assert_eq!(status_line(&daemon.child, "NoNewPrivs"), "1");
+    if is_root() {
+        for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+            let bits = u64::from_str_radix(&status_line(&daemon.child, set), 16).unwrap();
+            assert_eq!(bits, 0, "{set}");
+        }
+    }
+    let mut guest = Guest::hello(daemon.dir());
+    let (opener, accepter) = connection(&listener());
+    guest.offer(1, &opener);
+    guest.offer(2, &accepter);
+    guest.expect_pair();
+}
+
+#[test]
+fn a_mistake_in_the_configuration_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("viaduct.toml");
+    writeln!(std::fs::File::create(&file).unwrap(), "[daemon]\nsegments_per_usr = 1").unwrap();
+    let complaint = complaint(
+        command(dir.path(), &["--same-user"])
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap(),
+    );
+    assert!(
+        complaint.contains("viaduct.toml") && complaint.contains("line 2"),
+        "{complaint}"
+    );
+}
+
+/// Without descriptors to spare viaductd goes on serving those it has, and takes new ones when there is room again.
+#[test]
+fn the_descriptor_limit_is_survived() {
+    if !is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut limited = std::process::Command::new("sh");
+    limited
+        .args(["-c", "ulimit -n 24; exec \"$0\" --same-user --dir \"$1\""])
+        .arg(env!("CARGO_BIN_EXE_viaductd"))
+        .arg(dir.path())
+        .env("XDG_CONFIG_HOME", dir.path());
+    let daemon = Daemon::start_as(dir, limited);
+    let mut guest = Guest::hello(daemon.dir());
+    // No user alone gets that far.
+    let crowd: Vec<_> = (1..10_u32)
+        .flat_map(|user| {
+            let connect_as = || {
+                let user = rustix::process::Uid::from_raw(60_000 + user);
+                rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+                (0..6).map(|_| connect(daemon.dir()).unwrap()).collect::<Vec<_>>()
+            };
+            std::thread::scope(|scope| scope.spawn(connect_as).join().unwrap())
+        })
+        .collect();
+    let (opener, accepter) = connection(&listener());
+    guest.offer(1, &opener);
+    guest.offer(2, &accepter);
+    assert_eq!(guest.expect_refusal().1, viaduct_control::Reason::NoDescriptors);
+    guest.expect_refusal();
+    let busy = || -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.child.id())).unwrap();
+        stat.split(' ')
+            .skip(13)
+            .take(2)
+            .map(|ticks| ticks.parse::<u64>().unwrap())
+            .sum()
+    };
+    let before = busy();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(busy() - before < 10, "it spins");
+    drop(crowd);
+    until("it pairs again", || {
+        guest.offer(3, &opener);
+        guest.offer(4, &accepter);
+        let events = [guest.event(support::PATIENCE), guest.event(support::PATIENCE)];
+        events.iter().all(|event| matches!(event, support::Event::Pair(..)))
+    });
+}
