@@ -1,0 +1,494 @@
+/* Sockets and processes: copies of descriptors, fork, exec, passing, threads that are cancelled. */
+#include "check.h"
+#include <setjmp.h>
+#include <spawn.h>
+#include <sys/syscall.h>
+
+extern char **environ;
+
+static void copies_of_a_descriptor(void)
+{
+    struct pair p = make_pair();
+    int copy = dup(p.near), high = fcntl(p.near, F_DUPFD_CLOEXEC, 100);
+    char bytes[8];
+
+    EXPECT(copy > 0 && high >= 100);
+    EXPECT(send(copy, "ab", 2, 0) == 2);
+    EXPECT(close(p.near) == 0);
+    EXPECT(send(high, "cd", 2, 0) == 2);
+    EXPECT(receive_all(p.far, bytes, 4) && !memcmp(bytes, "abcd", 4));
+    EXPECT(send(p.far, "efgh", 4, 0) == 4);
+    EXPECT(receive_all(copy, bytes, 2) && receive_all(high, bytes + 2, 2) && !memcmp(bytes, "efgh", 4));
+    close(copy);
+    EXPECT_ERROR(recv(p.far, bytes, 1, MSG_DONTWAIT), EAGAIN);
+    close(high);
+    EXPECT(recv(p.far, bytes, 1, 0) == 0);
+    close(p.far);
+}
+
+static void a_copy_onto_a_socket_closes_it(void)
+{
+    struct pair p = make_pair(), other = make_pair();
+    char bytes[8];
+
+    EXPECT(dup2(other.near, p.near) == p.near);
+    EXPECT(recv(p.far, bytes, 1, 0) == 0);
+    EXPECT(send(p.near, "x", 1, 0) == 1);
+    EXPECT(receive_all(other.far, bytes, 1) && bytes[0] == 'x');
+    EXPECT(dup2(p.near, p.near) == p.near);
+    EXPECT(dup3(other.far, p.far, O_CLOEXEC) == p.far);
+    EXPECT(send(other.near, "y", 1, 0) == 1);
+    EXPECT(receive_all(p.far, bytes, 1) && bytes[0] == 'y');
+    close_pair(p);
+    close_pair(other);
+}
+
+static void nonblocking_by_every_way(void)
+{
+    struct pair p = make_pair();
+    char byte;
+    int on = 1, off = 0;
+
+    EXPECT(fcntl(p.far, F_SETFL, fcntl(p.far, F_GETFL) | O_NONBLOCK) == 0);
+    EXPECT_ERROR(read(p.far, &byte, 1), EAGAIN);
+    EXPECT(fcntl(p.far, F_SETFL, fcntl(p.far, F_GETFL) & ~O_NONBLOCK) == 0);
+    EXPECT(ioctl(p.far, FIONBIO, &on) == 0);
+    EXPECT(fcntl(p.far, F_GETFL) & O_NONBLOCK);
+    EXPECT_ERROR(read(p.far, &byte, 1), EAGAIN);
+    EXPECT(ioctl(p.far, FIONBIO, &off) == 0);
+    EXPECT(send(p.near, "x", 1, 0) == 1 && read(p.far, &byte, 1) == 1);
+    close_pair(p);
+}
+
+static int exited_well(pid_t child)
+{
+    int status;
+
+    while (waitpid(child, &status, 0) < 0)
+        if (errno != EINTR)
+            return 0;
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+/* As servers do: the child takes the connection over, the parent closes its copy. */
+static void a_child_takes_over(void)
+{
+    struct pair p = make_pair();
+    char bytes[8];
+    pid_t child = fork();
+
+    if (child == 0) {
+        close(p.near);
+        if (!receive_all(p.far, bytes, 4) || memcmp(bytes, "ping", 4) || !send_all(p.far, "pong", 4))
+            _exit(1);
+        _exit(0);
+    }
+    close(p.far);
+    EXPECT(send(p.near, "ping", 4, 0) == 4);
+    EXPECT(receive_all(p.near, bytes, 4) && !memcmp(bytes, "pong", 4));
+    EXPECT(recv(p.near, bytes, 1, 0) == 0);
+    EXPECT(exited_well(child));
+    close(p.near);
+}
+
+/* As Redis does for a snapshot: the child has copies of everything, touches nothing, and exits. */
+static void a_child_that_only_exits(void)
+{
+    struct pair p = make_pair();
+    char bytes[8];
+    pid_t child = fork();
+
+    if (child == 0) {
+        sleep_ms(50);
+        exit(0);
+    }
+    for (int round = 0; round < 30; round++) {
+        EXPECT(send(p.near, "abcd", 4, 0) == 4);
+        EXPECT(receive_all(p.far, bytes, 4));
+        EXPECT(send(p.far, "efgh", 4, 0) == 4);
+        EXPECT(receive_all(p.near, bytes, 4) && !memcmp(bytes, "efgh", 4));
+        sleep_ms(3);
+    }
+    EXPECT(exited_well(child));
+    close(p.near);
+    EXPECT(recv(p.far, bytes, 1, 0) == 0);
+    close(p.far);
+}
+
+static void parent_and_child_share(void)
+{
+    struct pair p = make_pair();
+    unsigned char bytes[10];
+    size_t mine = 0, childs = 0;
+    int report[2];
+    pid_t child;
+
+    EXPECT(pipe(report) == 0);
+    child = fork();
+    if (child == 0) {
+        close(p.near);
+        while (recv(p.far, bytes, sizeof bytes, 0) > 0)
+            childs += 1;
+        if (write(report[1], &childs, sizeof childs) != sizeof childs)
+            _exit(1);
+        _exit(0);
+    }
+    close(p.far);
+    for (int round = 0; round < 300; round++) {
+        EXPECT(send(p.near, "0123456789", 10, 0) == 10);
+        mine++;
+        if (round % 50 == 0)
+            sleep_ms(2);
+    }
+    EXPECT(shutdown(p.near, SHUT_WR) == 0);
+    EXPECT(read(report[0], &childs, sizeof childs) == sizeof childs);
+    EXPECT(childs >= 1 && childs <= mine);
+    EXPECT(exited_well(child));
+    close(p.near);
+    close(report[0]);
+    close(report[1]);
+}
+
+/* Two readers of one end, in two processes: every byte arrives once. */
+static void two_processes_read_one_end(void)
+{
+    struct pair p = make_pair();
+    enum { ROUNDS = 2000 };
+    long totals[2] = {0, 0};
+    int report[2];
+    pid_t child;
+    unsigned char byte;
+
+    EXPECT(pipe(report) == 0);
+    child = fork();
+    if (child == 0) {
+        pid_t grandchild;
+        long sum = 0;
+        close(p.near);
+        grandchild = fork();
+        while (recv(p.far, &byte, 1, 0) == 1)
+            sum += byte;
+        if (write(report[1], &sum, sizeof sum) != sizeof sum)
+            _exit(1);
+        if (grandchild == 0)
+            _exit(0);
+        _exit(exited_well(grandchild) ? 0 : 1);
+    }
+    close(p.far);
+    for (int round = 0; round < ROUNDS; round++) {
+        byte = (unsigned char)(round % 200);
+        EXPECT(send(p.near, &byte, 1, 0) == 1);
+    }
+    EXPECT(shutdown(p.near, SHUT_WR) == 0);
+    EXPECT(read(report[0], &totals[0], sizeof(long)) == sizeof(long));
+    EXPECT(read(report[0], &totals[1], sizeof(long)) == sizeof(long));
+    EXPECT(totals[0] + totals[1] == ROUNDS / 200 * (199 * 200 / 2));
+    EXPECT(exited_well(child));
+    close(p.near);
+    close(report[0]);
+    close(report[1]);
+}
+
+/* Gives the far end to `program` as its standard input and output, and talks to it. */
+static void successor(char *const arguments[], char *const environment[], int with_spawn)
+{
+    struct pair p = make_pair();
+    posix_spawn_file_actions_t actions;
+    char bytes[10];
+    pid_t child;
+
+    EXPECT(send(p.near, "before\n", 7, 0) == 7);
+    if (with_spawn) {
+        posix_spawn_file_actions_init(&actions);
+        posix_spawn_file_actions_adddup2(&actions, p.far, 0);
+        posix_spawn_file_actions_adddup2(&actions, p.far, 1);
+        posix_spawn_file_actions_addclose(&actions, p.near);
+        posix_spawn_file_actions_addclose(&actions, p.far);
+        EXPECT(posix_spawn(&child, arguments[0], &actions, NULL, arguments, environment) == 0);
+        posix_spawn_file_actions_destroy(&actions);
+    } else {
+        child = fork();
+        if (child == 0) {
+            dup2(p.far, 0);
+            dup2(p.far, 1);
+            close(p.near);
+            close(p.far);
+            execve(arguments[0], arguments, environment);
+            _exit(127);
+        }
+    }
+    close(p.far);
+    EXPECT(receive_all(p.near, bytes, 7) && !memcmp(bytes, "before\n", 7));
+    for (int round = 0; round < 20; round++) {
+        EXPECT(send(p.near, "during\n", 7, 0) == 7);
+        EXPECT(receive_all(p.near, bytes, 7) && !memcmp(bytes, "during\n", 7));
+    }
+    EXPECT(shutdown(p.near, SHUT_WR) == 0);
+    EXPECT(recv(p.near, bytes, 1, 0) == 0);
+    EXPECT(exited_well(child));
+    close(p.near);
+}
+
+static char *const cat[] = {"/bin/cat", NULL};
+static char *const nothing[] = {NULL};
+
+static void a_successor_under_viaduct(void)
+{
+    successor(cat, environ, 0);
+}
+
+static void a_foreign_successor(void)
+{
+    successor(cat, nothing, 0);
+}
+
+static void a_spawned_successor(void)
+{
+    successor(cat, environ, 1);
+}
+
+static void a_spawned_foreign_successor(void)
+{
+    successor(cat, nothing, 1);
+}
+
+static int pass(int channel, int fd)
+{
+    char control[CMSG_SPACE(sizeof fd)] = {0}, byte = 'f';
+    struct iovec data = {&byte, 1};
+    struct msghdr message = {.msg_iov = &data,
+                             .msg_iovlen = 1,
+                             .msg_control = control,
+                             .msg_controllen = sizeof control};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof fd);
+    memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    return sendmsg(channel, &message, 0) == 1;
+}
+
+static int take(int channel)
+{
+    char control[CMSG_SPACE(sizeof(int))], byte;
+    struct iovec data = {&byte, 1};
+    struct msghdr message = {.msg_iov = &data,
+                             .msg_iovlen = 1,
+                             .msg_control = control,
+                             .msg_controllen = sizeof control};
+    int fd = -1;
+
+    if (recvmsg(channel, &message, 0) == 1 && CMSG_FIRSTHDR(&message))
+        memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
+    return fd;
+}
+
+static void passed_to_another_process(void)
+{
+    struct pair p = make_pair();
+    int channel[2];
+    char bytes[8];
+    pid_t child;
+
+    EXPECT(socketpair(AF_UNIX, SOCK_STREAM, 0, channel) == 0);
+    child = fork();
+    if (child == 0) {
+        int fd;
+        close(p.near);
+        close(p.far);
+        fd = take(channel[1]);
+        if (!receive_all(fd, bytes, 4) || memcmp(bytes, "ping", 4) || !send_all(fd, "pong", 4))
+            _exit(1);
+        _exit(0);
+    }
+    EXPECT(send(p.near, "pi", 2, 0) == 2);
+    EXPECT(pass(channel[0], p.far));
+    close(p.far);
+    EXPECT(send(p.near, "ng", 2, 0) == 2);
+    EXPECT(receive_all(p.near, bytes, 4) && !memcmp(bytes, "pong", 4));
+    EXPECT(recv(p.near, bytes, 1, 0) == 0);
+    EXPECT(exited_well(child));
+    close(p.near);
+    close(channel[0]);
+    close(channel[1]);
+}
+
+static void closed_by_range(void)
+{
+    struct pair p = make_pair();
+    char byte;
+    int high = fcntl(p.near, F_DUPFD, 500);
+
+    EXPECT(close(p.near) == 0);
+    EXPECT(syscall(SYS_close_range, 500, 600, 0) == 0 && high >= 500);
+    EXPECT(recv(p.far, &byte, 1, 0) == 0);
+    close(p.far);
+    p = make_pair();
+    high = fcntl(p.near, F_DUPFD, 500);
+    EXPECT(close(p.near) == 0);
+    EXPECT(close_range(500, 600, 0) == 0);
+    EXPECT(recv(p.far, &byte, 1, 0) == 0);
+    close(p.far);
+}
+
+static void streams_of_the_c_library(void)
+{
+    struct pair p = make_pair();
+    FILE *out = fdopen(p.near, "r+"), *in = fdopen(dup(p.far), "r");
+    char line[64];
+
+    EXPECT(out && in);
+    for (int round = 0; round < 50; round++) {
+        EXPECT(fprintf(out, "line %d\n", round) > 0 && fflush(out) == 0);
+        EXPECT(fgets(line, sizeof line, in) && atoi(line + 5) == round);
+    }
+    EXPECT(send(p.far, "back\n", 5, 0) == 5);
+    EXPECT(fgets(line, sizeof line, out) && !strcmp(line, "back\n"));
+    EXPECT(fclose(out) == 0);
+    EXPECT(fgetc(in) == EOF);
+    fclose(in);
+    close(p.far);
+}
+
+static void calls_by_number(void)
+{
+    struct pair p = make_pair();
+    char bytes[8];
+
+    EXPECT(syscall(SYS_write, p.near, "abc", 3) == 3);
+    EXPECT(receive_all(p.far, bytes, 3) && !memcmp(bytes, "abc", 3));
+    EXPECT(send(p.near, "defg", 4, 0) == 4);
+    EXPECT(syscall(SYS_read, p.far, bytes, 2) == 2 && !memcmp(bytes, "de", 2));
+    EXPECT(syscall(SYS_recvfrom, p.far, bytes, 2, 0, NULL, NULL) == 2 && !memcmp(bytes, "fg", 2));
+    EXPECT(syscall(SYS_sendto, p.far, "hi", 2, 0, NULL, 0) == 2);
+    EXPECT(receive_all(p.near, bytes, 2) && !memcmp(bytes, "hi", 2));
+    EXPECT(syscall(SYS_close, p.near) == 0);
+    EXPECT(recv(p.far, bytes, 1, 0) == 0);
+    close(p.far);
+}
+
+static void *receive_one(void *fd)
+{
+    char byte;
+
+    recv(*(int *)fd, &byte, 1, 0);
+    return NULL;
+}
+
+static void cancelled_threads_leave_nothing_locked(void)
+{
+    struct pair p = make_pair();
+    char byte;
+
+    for (int round = 0; round < 5; round++) {
+        pthread_t thread = in_thread(receive_one, &p.far);
+        void *result = NULL;
+        sleep_ms(20);
+        EXPECT(pthread_cancel(thread) == 0);
+        EXPECT(pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
+        EXPECT(send(p.near, "x", 1, 0) == 1);
+        EXPECT(recv(p.far, &byte, 1, 0) == 1 && byte == 'x');
+    }
+    close_pair(p);
+}
+
+static sigjmp_buf jump;
+
+static void jump_out(int number)
+{
+    siglongjmp(jump, number);
+}
+
+static void *interrupt_later(void *thread)
+{
+    sleep_ms(40);
+    pthread_kill(*(pthread_t *)thread, SIGUSR2);
+    return NULL;
+}
+
+/* As iperf3 does: out of a blocked call by a jump from the signal's handler. */
+static void jumps_leave_nothing_locked(void)
+{
+    struct pair p = make_pair();
+    pthread_t self = pthread_self(), thread;
+    char byte;
+
+    signal(SIGUSR2, jump_out);
+    thread = in_thread(interrupt_later, &self);
+    if (sigsetjmp(jump, 1) == 0) {
+        recv(p.far, &byte, 1, 0);
+        EXPECT(!"the receive went on");
+    }
+    pthread_join(thread, NULL);
+    EXPECT(send(p.near, "x", 1, 0) == 1);
+    EXPECT(recv(p.far, &byte, 1, 0) == 1 && byte == 'x');
+    close_pair(p);
+}
+
+static void shell_commands_meanwhile(void)
+{
+    struct pair p = make_pair();
+    char bytes[8];
+    FILE *command;
+
+    EXPECT(system("exit 3") == 3 << 8);
+    command = popen("echo word", "r");
+    EXPECT(command && fgets(bytes, sizeof bytes, command) && !strcmp(bytes, "word\n"));
+    EXPECT(pclose(command) == 0);
+    EXPECT(send(p.near, "x", 1, 0) == 1 && recv(p.far, bytes, 1, 0) == 1);
+    close_pair(p);
+}
+
+/* A connection made in a parent that then turns into a daemon. */
+static void the_parent_leaves(void)
+{
+    struct pair p = make_pair();
+    char bytes[8];
+    pid_t child = fork();
+
+    if (child == 0) {
+        pid_t own = fork();
+        if (own > 0)
+            _exit(0);
+        setsid();
+        close(p.near);
+        for (int round = 0; round < 100 && receive_all(p.far, bytes, 4); round++)
+            send_all(p.far, bytes, 4);
+        _exit(0);
+    }
+    close(p.far);
+    EXPECT(exited_well(child));
+    for (int round = 0; round < 100; round++) {
+        EXPECT(send(p.near, "echo", 4, 0) == 4);
+        EXPECT(receive_all(p.near, bytes, 4) && !memcmp(bytes, "echo", 4));
+    }
+    EXPECT(recv(p.near, bytes, 1, 0) == 0);
+    close(p.near);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct check checks[] = {
+        {"copies_of_a_descriptor", copies_of_a_descriptor},
+        {"a_copy_onto_a_socket_closes_it", a_copy_onto_a_socket_closes_it},
+        {"nonblocking_by_every_way", nonblocking_by_every_way},
+        {"a_child_takes_over", a_child_takes_over},
+        {"a_child_that_only_exits", a_child_that_only_exits},
+        {"parent_and_child_share", parent_and_child_share},
+        {"two_processes_read_one_end", two_processes_read_one_end},
+        {"a_successor_under_viaduct", a_successor_under_viaduct},
+        {"a_foreign_successor", a_foreign_successor},
+        {"a_spawned_successor", a_spawned_successor},
+        {"a_spawned_foreign_successor", a_spawned_foreign_successor},
+        {"passed_to_another_process", passed_to_another_process},
+        {"closed_by_range", closed_by_range},
+        {"streams_of_the_c_library", streams_of_the_c_library},
+        {"calls_by_number", calls_by_number},
+        {"cancelled_threads_leave_nothing_locked", cancelled_threads_leave_nothing_locked},
+        {"jumps_leave_nothing_locked", jumps_leave_nothing_locked},
+        {"shell_commands_meanwhile", shell_commands_meanwhile},
+        {"the_parent_leaves", the_parent_leaves},
+    };
+    return run_checks(checks, sizeof checks / sizeof *checks, argc, argv);
+}
