@@ -85,7 +85,7 @@ enum {
 	RING_BYTES = 4 << 20,
 	// One process gets so many tickets in such a time, so that none can crowd the others out of the ring.
 	WINDOW_NS = 100 * 1000 * 1000,
-	TICKETS_IN_WINDOW = 4096,
+	TICKETS_IN_WINDOW = 16384,
 };
 
 struct guest {

@@ -5,6 +5,7 @@
 
 use anyhow::{Context, bail};
 use aya::maps::{HashMap as BpfHash, MapData, RingBuf};
+use aya::programs::cgroup_sockopt::CgroupSockoptLink;
 use aya::programs::{CgroupAttachMode, CgroupSockopt};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -50,8 +51,8 @@ pub(crate) struct Tickets {
     guests: BpfHash<MapData, u32, [u64; 3]>,
     nonces: HashMap<u32, u32>,
     kept: HashMap<u32, HashMap<u32, Ticket>>,
-    /// Holds the program and its link.
-    _program: aya::Ebpf,
+    /// Each keeps its program attached, and the program keeps its maps.
+    _links: Vec<CgroupSockoptLink>,
 }
 
 impl std::fmt::Debug for Tickets {
@@ -77,6 +78,7 @@ impl Tickets {
         let mut program = aya::Ebpf::load(OBJECT).context("BPF object")?;
         let ring = RingBuf::try_from(program.take_map("tickets").context("no ring in the BPF object")?)?;
         let guests = BpfHash::try_from(program.take_map("guests").context("no map in the BPF object")?)?;
+        let mut links = Vec::new();
         for name in PROGRAMS {
             let hook: &mut CgroupSockopt = program
                 .program_mut(name)
@@ -84,15 +86,17 @@ impl Tickets {
                 .try_into()?;
             hook.load().with_context(|| format!("BPF program {name}"))?;
             // A link always allows other programs beside it, and takes no flag that says so.
-            hook.attach(&cgroup, CgroupAttachMode::Single)
+            let link = hook
+                .attach(&cgroup, CgroupAttachMode::Single)
                 .with_context(|| format!("attaching {name} to {}", root.display()))?;
+            links.push(hook.take_link(link)?);
         }
         Ok(Self {
             ring,
             guests,
             nonces: HashMap::new(),
             kept: HashMap::new(),
-            _program: program,
+            _links: links,
         })
     }
 
