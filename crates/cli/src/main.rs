@@ -65,6 +65,8 @@ enum Command {
     Doctor(doctor::Args),
     Bench(bench::Args),
     #[command(hide = true)]
+    BenchPeer(bench::PeerArgs),
+    #[command(hide = true)]
     Generate(generate::Args),
     #[command(hide = true)]
     LaunchDaemon(daemon::LaunchArgs),
@@ -79,6 +81,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Generate(args) => generate::run(&args, Cli::command()).map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
+        Command::BenchPeer(args) => bench::run_peer(args).map(|()| ExitCode::SUCCESS),
         Command::LaunchDaemon(args) => daemon::launch(&args).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {

@@ -1,10 +1,152 @@
-//! `viaduct bench`.
+//! `viaduct bench`: how much faster, measured beside plain TCP in the same run.
+//!
+//! Every experiment runs over each road in turn, several times, so that what else the machine does meets all of them; what is
+//! shown is medians. No figure stands without its rival, the processor time it cost, and the path that the bytes took
+//! according to the counters that `viaduct status` shows. `docs/benchmarks.md` defines each experiment.
 
-/// Measures Viaduct against plain TCP
+mod instance;
+mod machine;
+mod parse;
+mod peer;
+mod plot;
+mod program;
+mod progress;
+mod proof;
+mod stats;
+mod sweep;
+
+pub(crate) use peer::{Args as PeerArgs, run as run_peer};
+
+use crate::terminal;
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use machine::Machine;
+use peer::Kind;
+use serde::Serialize;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+/// Measure Viaduct against plain TCP
+///
+/// Runs each experiment natively and under `viaduct run` in turn, several times, with a viaductd of its own, and shows medians, ratios and the
+/// processor time of both ends together. Other work on the machine disturbs all of it: let the machine be idle.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
+#[command(after_long_help = AFTER_HELP)]
+pub(crate) struct Args {
+    /// What to measure
+    #[arg(value_enum)]
+    what: What,
+    /// Write every run's figures to FILE
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draw the result to FILE
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Fewer sizes, shorter and fewer runs
+    #[arg(long)]
+    quick: bool,
+    /// How often each experiment runs each way [default: 5, with --quick 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..1000))]
+    runs: Option<u16>,
+    /// Only the experiments whose name begins so; of the sweeps, only this road
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+}
+
+const AFTER_HELP: &str = "\
+EXPERIMENTS
+    latency     a message there and back, 1 byte to 1 MiB: kernel TCP, viaduct run, the channel by
+                itself, Unix sockets, and UCX where installed
+    bandwidth   messages one way, likewise
+    apps        sockperf, iperf3, Redis, memcached and nginx with their own load generators, as far as
+                installed; idle processor time, memory, and ten thousand connections
+
+EXAMPLES
+    viaduct bench latency --svg latency.svg
+    viaduct bench apps --quick --only redis
+    viaduct bench apps --json apps.json";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum What {
+    /// Round trip by message size
+    Latency,
+    /// Stream by message size
+    Bandwidth,
+    /// Real programs
+    Apps,
+}
+
+/// What is written as JSON.
+#[derive(Debug, Serialize)]
+struct Report<'a, T> {
+    /// Version of this layout.
+    format: u32,
+    viaduct: &'static str,
+    machine: &'a Machine,
+    /// When the measurement began, in seconds since 1970.
+    started_s: u64,
+    runs: usize,
+    quick: bool,
+    result: &'a T,
+}
 
 /// Runs the experiments.
-pub(crate) fn run(_args: Args) -> anyhow::Result<()> {
-    anyhow::bail!("no experiment is built in")
+pub(crate) fn run(args: Args) -> Result<()> {
+    let bench = Bench {
+        machine: Machine::this(),
+        started: SystemTime::now(),
+        runs: args.runs.map_or(if args.quick { 3 } else { 5 }, Into::into),
+        args,
+    };
+    match bench.args.what {
+        What::Latency => bench.sweep(Kind::Latency),
+        What::Bandwidth => bench.sweep(Kind::Bandwidth),
+        What::Apps => anyhow::bail!("not yet"),
+    }
+}
+
+struct Bench {
+    args: Args,
+    machine: Machine,
+    started: SystemTime,
+    runs: usize,
+}
+
+impl Bench {
+    fn sweep(&self, kind: Kind) -> Result<()> {
+        let found = sweep::run(sweep::Plan {
+            kind,
+            runs: self.runs,
+            quick: self.args.quick,
+            only: self.args.only.as_deref(),
+        })?;
+        self.save(&found)?;
+        terminal::print(&format!("{}\n{}", self.machine.line(), found.table()))?;
+        if let Some(file) = &self.args.svg {
+            found.draw(file, &self.subtitle())?;
+        }
+        Ok(())
+    }
+
+    fn subtitle(&self) -> String {
+        format!("{}; median of {} runs", self.machine.line(), self.runs)
+    }
+
+    fn save(&self, result: &impl Serialize) -> Result<()> {
+        let Some(file) = &self.args.json else {
+            return Ok(());
+        };
+        let since = self.started.duration_since(SystemTime::UNIX_EPOCH);
+        let report = Report {
+            format: 1,
+            viaduct: env!("CARGO_PKG_VERSION"),
+            machine: &self.machine,
+            started_s: since.map_or(0, |since| since.as_secs()),
+            runs: self.runs,
+            quick: self.args.quick,
+            result,
+        };
+        let text = serde_json::to_string_pretty(&report)? + "\n";
+        std::fs::write(file, text).with_context(|| file.display().to_string())
+    }
 }

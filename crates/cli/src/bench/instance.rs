@@ -1,0 +1,87 @@
+//! A viaductd of the benchmark's own, in a directory that goes with it.
+
+use crate::daemon::{self, Answer};
+use crate::locate;
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use viaduct_control::runtime::instance_id;
+
+/// How long viaductd may take to answer.
+const READY: Duration = Duration::from_secs(5);
+
+/// A runtime directory and its viaductd; both end when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Instance {
+    dir: tempfile::TempDir,
+    daemon: Child,
+}
+
+impl Instance {
+    /// Starts one.
+    ///
+    /// # Errors
+    /// viaductd is not installed, or does not answer.
+    pub(crate) fn start() -> Result<Self> {
+        let daemon = locate::daemon().context("viaductd is not installed beside viaduct")?;
+        if locate::preload().is_none() {
+            bail!("{} is not installed beside viaduct", locate::PRELOAD_NAME);
+        }
+        let dir = tempfile::Builder::new().prefix("viaduct-bench-").tempdir()?;
+        let mut instance = Self {
+            daemon: Command::new(&daemon)
+                .arg("--dir")
+                .arg(dir.path())
+                .env_remove("LD_PRELOAD")
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .with_context(|| daemon.display().to_string())?,
+            dir,
+        };
+        let start = Instant::now();
+        while !matches!(daemon::query(instance.dir()), Answer::Stats(_)) {
+            if let Some(status) = instance.daemon.try_wait()? {
+                bail!("viaductd exited at once ({status})");
+            }
+            if start.elapsed() > READY {
+                bail!("viaductd does not answer");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(instance)
+    }
+
+    /// Its runtime directory.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Its number in the counters of its programs.
+    pub(crate) fn id(&self) -> u64 {
+        instance_id(self.dir().as_os_str().as_encoded_bytes())
+    }
+
+    /// viaductd's process.
+    pub(crate) fn daemon_pid(&self) -> u32 {
+        self.daemon.id()
+    }
+
+    /// A new directory for files of a program, gone with the instance.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub(crate) fn scratch(&self) -> Result<PathBuf> {
+        Ok(tempfile::Builder::new().prefix("run-").tempdir_in(self.dir())?.keep())
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        // It holds nothing that is worth a farewell.
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}

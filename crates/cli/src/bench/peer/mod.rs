@@ -1,0 +1,64 @@
+//! The benchmark's own programs, run as processes of their own: `viaduct bench-peer`.
+//!
+//! They are plain socket programs: they know nothing of Viaduct and use only what the C library offers, so that
+//! `viaduct run` accelerates them as it would any other. (`rustix` makes system calls itself, which nobody can intercept, so
+//! their sockets are used through the standard library and `mio`.)
+//!
+//! What they find they say on standard output, one JSON object a line; they end when their standard input does.
+
+mod many;
+mod orders;
+mod wire;
+
+pub(crate) use many::LoadResult;
+pub(crate) use orders::{Batch, Kind, Transport};
+
+use anyhow::Result;
+use rustix::process::{Signal, set_parent_process_death_signal};
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// What the peer is to do.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    role: Role,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Role {
+    /// Turns into a program that is asked to end when this process's parent does
+    Exec {
+        /// The program and its arguments
+        #[arg(required = true, last = true)]
+        command: Vec<OsString>,
+    },
+    /// Obeys the orders of one `ask`
+    Serve(orders::ServeArgs),
+    /// Measures a sweep of message sizes against a `serve`
+    Ask(orders::AskArgs),
+    /// Echoes on any number of connections
+    Echo,
+    /// Asks and waits for answers on many connections at once, then keeps them open
+    Load(many::LoadArgs),
+}
+
+/// Does it.
+///
+/// # Errors
+/// What the system calls report; the other end gone.
+pub(crate) fn run(args: Args) -> Result<()> {
+    match args.role {
+        Role::Exec { command } => {
+            set_parent_process_death_signal(Some(Signal::TERM))?;
+            let mut words = command.into_iter();
+            let error = Command::new(words.next().unwrap_or_default()).args(words).exec();
+            Err(error.into())
+        }
+        Role::Serve(args) => orders::serve(&args),
+        Role::Ask(args) => orders::ask(&args),
+        Role::Echo => many::echo(),
+        Role::Load(args) => many::load(&args),
+    }
+}

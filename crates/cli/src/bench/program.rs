@@ -1,0 +1,363 @@
+//! Programs started as they are or under `viaduct run`, with the processor time they take.
+
+use crate::bench::instance::Instance;
+use anyhow::{Context, Result, anyhow};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{Read, Seek};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// How often to look whether something has happened. Seldom, since looking takes processor time from what is measured.
+const LOOK: Duration = Duration::from_millis(10);
+/// How long a program may take to end when it is asked to.
+const FAREWELL: Duration = Duration::from_secs(5);
+/// How long a server may take to listen.
+const LISTEN: Duration = Duration::from_secs(10);
+
+/// How a program is started.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum How<'a> {
+    /// As it is.
+    Plain,
+    /// Under `viaduct run` with these options.
+    Under(&'a Instance, &'a [&'a str]),
+}
+
+/// What to start.
+#[derive(Debug)]
+pub(crate) struct Launch<'a> {
+    how: How<'a>,
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    variables: Vec<(&'static str, &'static str)>,
+}
+
+impl<'a> Launch<'a> {
+    /// The program `name` of this machine.
+    ///
+    /// # Errors
+    /// It is not installed.
+    pub(crate) fn new(how: How<'a>, name: &str) -> Result<Self> {
+        let program = find(name).with_context(|| format!("{name} is not installed"))?;
+        Ok(Self::path(how, program))
+    }
+
+    /// The benchmark's own peer.
+    ///
+    /// # Errors
+    /// This program's file is gone.
+    pub(crate) fn peer(how: How<'a>) -> Result<Self> {
+        Ok(Self::path(how, std::env::current_exe()?).arg("bench-peer"))
+    }
+
+    fn path(how: How<'a>, program: PathBuf) -> Self {
+        Self {
+            how,
+            program,
+            arguments: Vec::new(),
+            variables: Vec::new(),
+        }
+    }
+
+    /// One more argument.
+    #[must_use]
+    pub(crate) fn arg(mut self, argument: impl AsRef<OsStr>) -> Self {
+        self.arguments.push(argument.as_ref().to_owned());
+        self
+    }
+
+    /// More arguments, separated by blanks.
+    #[must_use]
+    pub(crate) fn args(mut self, arguments: &str) -> Self {
+        self.arguments.extend(arguments.split_whitespace().map(OsString::from));
+        self
+    }
+
+    /// An environment variable.
+    #[must_use]
+    pub(crate) fn variable(mut self, name: &'static str, value: &'static str) -> Self {
+        self.variables.push((name, value));
+        self
+    }
+
+    /// Starts it with its output kept for [`Program::finish`].
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub(crate) fn spawn(self) -> Result<Program> {
+        self.start(Stdio::null(), false)
+    }
+
+    /// Starts it with its standard input and output as pipes.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub(crate) fn spawn_piped(self) -> Result<Program> {
+        self.start(Stdio::piped(), true)
+    }
+
+    /// Starts it with `input` as its standard input and its output as a pipe.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub(crate) fn spawn_with(self, input: Stdio) -> Result<Program> {
+        self.start(input, true)
+    }
+
+    fn start(self, input: Stdio, piped: bool) -> Result<Program> {
+        let own = std::env::current_exe()?;
+        let mut command = Command::new(&own);
+        // Goes first through a process that arranges to end with this one, however this one ends.
+        command.args(["bench-peer", "exec", "--"]);
+        if let How::Under(instance, options) = self.how {
+            command.arg(&own).args(["run", "--dir"]).arg(instance.dir());
+            command.args(options).arg("--");
+        }
+        command.arg(&self.program).args(&self.arguments).envs(self.variables);
+        let (output, errors) = (tempfile::tempfile()?, tempfile::tempfile()?);
+        command.stdin(input).stderr(errors.try_clone()?);
+        command.stdout(if piped {
+            Stdio::piped()
+        } else {
+            output.try_clone()?.into()
+        });
+        let child = command.spawn().with_context(|| self.program.display().to_string())?;
+        Ok(Program {
+            name: self
+                .program
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned(),
+            child,
+            output,
+            errors,
+        })
+    }
+}
+
+/// A program that runs, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Program {
+    name: String,
+    child: Child,
+    output: File,
+    errors: File,
+}
+
+/// What a program that has ended left behind.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// Its standard output.
+    pub(crate) output: String,
+    /// Processor time it has used in its life, in seconds.
+    pub(crate) cpu_s: f64,
+}
+
+impl Program {
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its process and those it has started.
+    pub(crate) fn family(&self) -> Vec<u32> {
+        let mut family = vec![self.pid()];
+        let mut next = 0;
+        while let Some(&pid) = family.get(next) {
+            let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+            family.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+            next += 1;
+        }
+        family
+    }
+
+    /// Processor time of it and those it has started, in seconds.
+    pub(crate) fn cpu_s(&self) -> f64 {
+        self.family().into_iter().map(cpu_s).sum()
+    }
+
+    /// Its end of the pipe to its standard input, once.
+    pub(crate) fn input(&mut self) -> Option<ChildStdin> {
+        self.child.stdin.take()
+    }
+
+    /// Its end of the pipe from its standard output, once.
+    pub(crate) fn output(&mut self) -> Option<ChildStdout> {
+        self.child.stdout.take()
+    }
+
+    /// Waits until something listens on `port` of this machine.
+    ///
+    /// # Errors
+    /// It ends before, or takes too long.
+    pub(crate) fn listening(mut self, port: u16) -> Result<Self> {
+        let start = Instant::now();
+        while !is_listening(port) {
+            if self.child.try_wait()?.is_some() || start.elapsed() > LISTEN {
+                return Err(self.blame("does not listen"));
+            }
+            sleep(LOOK);
+        }
+        Ok(self)
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// It fails, or runs longer than `limit`.
+    pub(crate) fn finish(mut self, limit: Duration) -> Result<Outcome> {
+        let start = Instant::now();
+        let pid = Pid::from_child(&self.child);
+        // Left unreaped at first, so that its times can still be read.
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        while waitid(WaitId::Pid(pid), options)?.is_none() {
+            if start.elapsed() > limit {
+                return Err(self.blame(&format!("still runs after {} s", limit.as_secs())));
+            }
+            sleep(LOOK);
+        }
+        let cpu_s = cpu_s(self.pid());
+        let status = self.child.wait()?;
+        if !status.success() {
+            return Err(self.blame(&status.to_string()));
+        }
+        Ok(Outcome {
+            output: text(&mut self.output),
+            cpu_s,
+        })
+    }
+
+    /// An error with the end of what it has said.
+    fn blame(&mut self, what: &str) -> anyhow::Error {
+        let said = text(&mut self.errors) + &text(&mut self.output);
+        let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        let last = lines[lines.len().saturating_sub(3)..].join("; ");
+        anyhow!("{} {what}: {last}", self.name)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        drop(self.input());
+        if matches!(self.child.try_wait(), Ok(Some(_))) {
+            return;
+        }
+        let family = self.family();
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let start = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if start.elapsed() > FAREWELL {
+                // The children first, while they are still known to be its own.
+                for pid in family.iter().rev() {
+                    let pid = i32::try_from(*pid).ok().and_then(Pid::from_raw);
+                    let _ = pid.map(|pid| kill_process(pid, Signal::KILL));
+                }
+                let _ = self.child.wait();
+                return;
+            }
+            sleep(LOOK);
+        }
+    }
+}
+
+fn text(file: &mut File) -> String {
+    let mut bytes = Vec::new();
+    let _ = file.rewind().and_then(|()| file.read_to_end(&mut bytes));
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Where the shell would find `program`; administrators' directories count too.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
+        .map(|dir| dir.join(program))
+        .find(|file| file.is_file())
+}
+
+/// A TCP port on which nobody listens.
+///
+/// # Errors
+/// There is none.
+pub(crate) fn free_port() -> Result<u16> {
+    Ok(std::net::TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+/// Whether somebody listens on `port`. Asks the kernel, since a trial connection would disturb some servers.
+fn is_listening(port: u16) -> bool {
+    ["tcp", "tcp6"].iter().any(|table| {
+        let table = fs::read_to_string(format!("/proc/net/{table}")).unwrap_or_default();
+        listens(&table, port)
+    })
+}
+
+fn listens(table: &str, port: u16) -> bool {
+    let end = format!(":{port:04X}");
+    table.lines().any(|line| {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        words.next().is_some_and(|local| local.ends_with(&end)) && words.nth(1) == Some("0A")
+    })
+}
+
+/// User and system time of a process in seconds, as long as it is not reaped.
+pub(crate) fn cpu_s(pid: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    ticks(&stat).unwrap_or(0) as f64 / rustix::param::clock_ticks_per_second() as f64
+}
+
+/// User and system time in a line of `/proc/PID/stat`.
+fn ticks(stat: &str) -> Option<u64> {
+    // The program's name is in parentheses and may hold anything.
+    let mut words = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
+    Some(words.next()?.parse::<u64>().ok()? + words.next()?.parse::<u64>().ok()?)
+}
+
+/// Processor time of the threads a process has now, in seconds, to the nanosecond.
+pub(crate) fn fine_cpu_s(pid: u32) -> f64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let spent = |path: &Path| {
+        let text = fs::read_to_string(path.join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<f64>().ok()
+    };
+    tasks.filter_map(|task| spent(&task.path())).sum::<f64>() / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_past_any_name() {
+        let stat = "17 (a) b (c) S 1 17 17 0 -1 4194560 5 0 0 0 120 34 7 8 20 0 1 0 99 1 2";
+        assert_eq!(ticks(stat), Some(154));
+        assert_eq!(ticks("17 (x"), None);
+    }
+
+    #[test]
+    fn only_listeners_listen() {
+        let table = "  sl  local_address rem_address   st\n   \
+            0: 0100007F:18EB 00000000:0000 0A 0:0 0:0 0 0 0 1\n   \
+            1: 0100007F:C350 0100007F:18EB 01 0:0 0:0 0 0 0 2\n";
+        assert!(listens(table, 0x18EB));
+        assert!(!listens(table, 0xC350));
+    }
+
+    #[test]
+    fn own_time_passes() {
+        let before = fine_cpu_s(std::process::id());
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(60) {
+            std::hint::spin_loop();
+        }
+        assert!(fine_cpu_s(std::process::id()) > before);
+        assert!(cpu_s(std::process::id()) > 0.0);
+    }
+}
