@@ -185,17 +185,7 @@ fn equal_addresses_in_other_namespaces_are_not_confused() {
     for (a, b) in &hosts {
         let mut server = greeted(&daemon, Some(&a.name), None);
         let mut client = greeted(&daemon, Some(&b.name), None);
-        support::run(
-            "ip",
-            &[
-                "netns",
-                "exec",
-                &b.name,
-                "sysctl",
-                "-qw",
-                "net.ipv4.ip_local_port_range=40000 40001",
-            ],
-        );
+        b.sysctl("net.ipv4.ip_local_port_range=40000 40001");
         join(&mut server, "10.9.0.1:80", &mut client, "10.9.0.1:80");
         assert_eq!(client.ask("address 0"), "10.9.0.2:40000");
         ends.push((server, client));
@@ -221,10 +211,7 @@ fn address_translation_does_not_hide_a_connection() {
     let (client_host, router, server_host) = (Host::new(), Host::new(), Host::new());
     link((&client_host, "eth0", "10.1.0.2/24"), (&router, "left", "10.1.0.1/24"));
     link((&router, "right", "10.2.0.1/24"), (&server_host, "eth0", "10.2.0.2/24"));
-    support::run(
-        "ip",
-        &["netns", "exec", &router.name, "sysctl", "-qw", "net.ipv4.ip_forward=1"],
-    );
+    router.sysctl("net.ipv4.ip_forward=1");
     nft(
         &router,
         "table ip nat {
@@ -240,6 +227,50 @@ fn address_translation_does_not_hide_a_connection() {
     client.ask("offer 0 1");
     server.expect(&format!("pair 2 segment 1 side 0 bell 0 peer {}", client.pid()));
     client.expect(&format!("pair 1 segment 1 side 1 bell 0 peer {}", server.pid()));
+}
+
+/// The accepting end comes into being in another way then.
+#[test]
+fn cookies_instead_of_a_backlog_make_no_difference() {
+    let Some(daemon) = start(&[]) else { return };
+    let host = Host::new();
+    host.sysctl("net.ipv4.tcp_syncookies=2");
+    let mut both = greeted(&daemon, Some(&host.name), None);
+    let at = both.ask("listen 127.0.0.1:0");
+    both.ask(&format!("connect {at}"));
+    both.ask("accept");
+    both.ask("offer 0 1");
+    both.ask("offer 1 2");
+    both.expect("pair 1");
+    both.expect("pair 2");
+}
+
+/// Both first SYNs are lost, so that the second one of either meets an end that is opening itself: no end accepts.
+#[test]
+fn ends_that_open_at_once_are_a_pair_and_one_socket_is_none() {
+    let Some(daemon) = start(&[]) else { return };
+    let host = Host::new();
+    let mut one = greeted(&daemon, Some(&host.name), None);
+    let mut other = greeted(&daemon, Some(&host.name), None);
+    nft(
+        &host,
+        "table ip lossy { chain out { type filter hook output priority 0; tcp dport 4001-4002 drop; }; }",
+    );
+    let dialled = std::thread::scope(|scope| {
+        let one = scope.spawn(|| one.ask("dial 127.0.0.1:4001 127.0.0.1:4002"));
+        let other = scope.spawn(|| other.ask("dial 127.0.0.1:4002 127.0.0.1:4001"));
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        nft(&host, "delete table ip lossy");
+        (one.join().unwrap(), other.join().unwrap())
+    });
+    assert_eq!(dialled, ("0".to_owned(), "0".to_owned()));
+    one.ask("offer 0 1");
+    other.ask("offer 0 2");
+    one.expect("pair 1");
+    other.expect("pair 2");
+    assert_eq!(one.ask("dial 127.0.0.1:4003 127.0.0.1:4003"), "1");
+    one.ask("offer 1 3");
+    one.expect("refuse 3 ambiguous");
 }
 
 #[test]

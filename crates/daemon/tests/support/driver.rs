@@ -159,6 +159,10 @@ impl State {
                 Ok(end) => self.keep(end),
                 Err(error) => format!("error {error}"),
             },
+            ["dial", local, remote] => match net::dial(local.parse().unwrap(), remote.parse().unwrap()) {
+                Ok(end) => self.keep(end),
+                Err(error) => format!("error {error}"),
+            },
             ["accept"] => {
                 let end = self.listener.as_ref().unwrap().accept().unwrap().0;
                 self.keep(end)

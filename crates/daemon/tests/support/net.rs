@@ -74,6 +74,15 @@ pub fn repaired(end: &impl AsFd) -> io::Result<(u32, u32)> {
     Ok(numbers)
 }
 
+/// Connects from a chosen address.
+pub fn dial(local: SocketAddr, remote: SocketAddr) -> io::Result<std::net::TcpStream> {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
+    bind(&socket, &local)?;
+    connect(&socket, &remote)?;
+    Ok(socket.into())
+}
+
 /// A connected socket with chosen sequence numbers, that never exchanged a packet with anybody.
 pub fn forged(local: SocketAddr, remote: SocketAddr, sent: u32, received: u32) -> io::Result<std::net::TcpStream> {
     use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
@@ -110,6 +119,12 @@ impl Host {
 
     pub fn ip(&self, args: &[&str]) {
         run("ip", &[&["-n", &self.name], args].concat());
+    }
+}
+
+impl Host {
+    pub fn sysctl(&self, setting: &str) {
+        run("ip", &["netns", "exec", &self.name, "sysctl", "-qw", setting]);
     }
 }
 
