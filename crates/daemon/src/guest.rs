@@ -1,6 +1,6 @@
 //! One connected process: its socket, its mail, its bells.
 //!
-//! Everything it sends is checked; what it does not read is kept in a bounded queue. Nothing here blocks.
+//! Everything it sends is checked; what it does not read is queued, within bounds that the loop keeps. Nothing here blocks.
 
 use crate::registry::GuestId;
 use rustix::fs::{FsWord, fstat, fstatfs};
@@ -21,9 +21,6 @@ use viaduct_control::message::{MAX_PACKET, Packet};
 
 /// Descriptors looked at in one packet; the kernel discards any more.
 const MAX_DESCRIPTORS: usize = 2;
-
-/// Packets kept for a process that does not read them.
-pub(crate) const MAX_QUEUE: usize = 512;
 
 const TMPFS_MAGIC: FsWord = 0x0102_1994;
 
@@ -88,6 +85,8 @@ pub(crate) struct Guest {
     queue: VecDeque<Mail>,
     /// Whether the loop watches for room in the socket.
     pub(crate) watches_room: bool,
+    /// Whether the last packet met the kernel's limit on descriptors in flight, of which no event tells the end.
+    pub(crate) starved: bool,
 }
 
 impl Guest {
@@ -102,6 +101,7 @@ impl Guest {
             given: HashSet::new(),
             queue: VecDeque::new(),
             watches_room: false,
+            starved: false,
         }
     }
 
@@ -157,15 +157,13 @@ impl Guest {
 
     /// Sends `mail`, or queues it behind what is queued already.
     pub(crate) fn post(&mut self, mail: Mail) -> Result<(), Farewell> {
-        if self.queue.len() >= MAX_QUEUE {
-            return Err(Farewell::Overflow);
-        }
         self.queue.push_back(mail);
         self.flush()
     }
 
     /// Sends as much queued mail as the socket takes.
     pub(crate) fn flush(&mut self) -> Result<(), Farewell> {
+        self.starved = false;
         while let Some(mail) = self.queue.front() {
             match send(self.socket.as_fd(), mail) {
                 Ok(()) => {
@@ -177,8 +175,11 @@ impl Guest {
                         word.fetch_add(1, Ordering::Release);
                     }
                 }
-                // The kernel counts descriptors in flight per user and stops at the descriptor limit.
-                Err(Errno::AGAIN | Errno::TOOMANYREFS) => return Ok(()),
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::TOOMANYREFS) => {
+                    self.starved = true;
+                    return Ok(());
+                }
                 Err(Errno::INTR) => {}
                 Err(Errno::PIPE | Errno::CONNRESET) => return Err(Farewell::HangUp),
                 Err(error) => return Err(Farewell::Io(error)),

@@ -4,6 +4,7 @@
 //! It opens no file, makes no socket and starts no process from then on. A part that the machine does not support is
 //! logged and left out.
 
+use crate::ticket::Tickets;
 use rustix::io::Errno;
 use rustix::thread::{
     CapabilitySet, CapabilitySets, remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
@@ -68,11 +69,11 @@ const OLDER_CALLS: &[libc::c_long] = &[libc::SYS_epoll_wait, libc::SYS_readlink,
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER_CALLS: &[libc::c_long] = &[];
 
-/// Gives up everything but `keeps`, for good.
-pub(crate) fn isolate(keeps: CapabilitySet) {
+/// Gives up everything that is not needed to serve, for good.
+pub(crate) fn isolate(tickets: Option<&mut Tickets>) {
     // Read from a file at the first call, which must not be the one in the loop.
     rustix::param::page_size();
-    if let Err(error) = drop_capabilities(keeps) {
+    if let Err(error) = drop_capabilities(tickets) {
         tracing::warn!("capabilities: {error}");
     }
     if let Err(error) = set_no_new_privs(true) {
@@ -83,7 +84,7 @@ pub(crate) fn isolate(keeps: CapabilitySet) {
     }
 }
 
-fn drop_capabilities(keeps: CapabilitySet) -> Result<(), Errno> {
+fn drop_capabilities(tickets: Option<&mut Tickets>) -> Result<(), Errno> {
     let held = rustix::thread::capabilities(None)?;
     if held.effective.contains(CapabilitySet::SETPCAP) {
         for number in 0..CapabilitySet::all().bits().count_ones() {
@@ -95,13 +96,26 @@ fn drop_capabilities(keeps: CapabilitySet) -> Result<(), Errno> {
             }
         }
     }
-    let kept = held.permitted & keeps;
-    let sets = CapabilitySets {
-        effective: kept,
-        permitted: kept,
-        inheritable: CapabilitySet::empty(),
+    let hold = |effective, permitted| {
+        let inheritable = CapabilitySet::empty();
+        set_capabilities(
+            None,
+            CapabilitySets {
+                effective,
+                permitted,
+                inheritable,
+            },
+        )
     };
-    set_capabilities(None, sets)
+    hold(CapabilitySet::empty(), held.permitted)?;
+    let kept = match tickets.map(Tickets::can_admit) {
+        Some(true) => CapabilitySet::empty(),
+        // Before Linux 5.19 every use of a map takes the right to make one, on most systems.
+        Some(false) => CapabilitySet::BPF,
+        // Tickets name the user namespace of a guest. Without them viaductd looks it up, which takes the right to look.
+        None => CapabilitySet::SYS_PTRACE,
+    };
+    hold(kept & held.permitted, kept & held.permitted)
 }
 
 fn filter() -> Result<BpfProgram, seccompiler::Error> {

@@ -14,7 +14,6 @@ mod ticket;
 use anyhow::Context;
 use clap::{CommandFactory, Parser};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::thread::CapabilitySet;
 use std::io::IsTerminal;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -75,20 +74,14 @@ fn run(args: &args::Args) -> anyhow::Result<()> {
     let settings = server::Settings {
         limits: decided.limits,
         processes_per_user: decided.processes_per_user.min(descriptors / 4).max(1),
-        descriptors_per_user: (descriptors / 8).clamp(8, 4096),
+        descriptors_per_user: (descriptors / 8).clamp(8, 16384),
         idle_exit: args.idle_exit.map(Duration::from_secs),
         uid,
-    };
-    // Tickets name the user namespace of a guest; without them viaductd looks it up, which takes the right to look.
-    let keeps = if tickets.is_ok() {
-        CapabilitySet::empty()
-    } else {
-        CapabilitySet::SYS_PTRACE
     };
     let mut server = server::Server::new(settings, listener, stop_signals()?.into(), tickets, random_u64()?)?;
     listen::announce(args.ready_fd);
     tracing::info!("serving {}", dir.display());
-    isolate::isolate(keeps);
+    isolate::isolate(server.tickets.as_mut().ok());
     server.run().context("epoll")
 }
 

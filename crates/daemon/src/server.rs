@@ -8,7 +8,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with, sockopt};
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use viaduct_control::PROTOCOL_VERSION;
@@ -25,8 +25,8 @@ const FIRST_GUEST: u64 = 16;
 const TURN: usize = 64;
 /// Room for mail in the kernel, for one guest: descriptors in flight count against limits that all guests share.
 const SEND_BUFFER: usize = 16 << 10;
-/// How long viaductd stops accepting when it runs out of descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long viaductd leaves alone what failed for want of descriptors: accepting, and sending some.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// What viaductd was told to do.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +65,7 @@ pub(crate) struct Server {
     next_guest: u64,
     pub(crate) next_bell: u64,
     accept_again: Option<Instant>,
+    flush_again: Option<Instant>,
     idle_since: Instant,
 }
 
@@ -101,6 +102,7 @@ impl Server {
             next_guest: FIRST_GUEST,
             next_bell: 1,
             accept_again: None,
+            flush_again: None,
             idle_since: now,
         })
     }
@@ -127,6 +129,7 @@ impl Server {
                 }
             }
             self.resume_accepting();
+            self.flush_starved();
             let idle = self.introduced == 0 && self.settings.idle_exit.is_some_and(|s| self.idle_since.elapsed() >= s);
             if idle {
                 tracing::info!("idle, exiting");
@@ -140,7 +143,10 @@ impl Server {
             Some(limit) if self.introduced == 0 => Some(self.idle_since + limit),
             _ => None,
         };
-        let next = [idle, self.accept_again].into_iter().flatten().min()?;
+        let next = [idle, self.accept_again, self.flush_again]
+            .into_iter()
+            .flatten()
+            .min()?;
         // Rounded up to the milliseconds of epoll_wait, or the loop would spin for the last one.
         let wait = next.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
         Timespec::try_from(wait).ok()
@@ -155,7 +161,7 @@ impl Server {
                 Err(error) => {
                     tracing::warn!("accept: {error}");
                     self.watch_listener(EventFlags::empty());
-                    self.accept_again = Some(Instant::now() + ACCEPT_PAUSE);
+                    self.accept_again = Some(Instant::now() + PAUSE);
                     return;
                 }
             }
@@ -314,32 +320,47 @@ impl Server {
     /// Does something that may send or queue mail, and sees to what follows from it.
     fn with_guest(&mut self, id: GuestId, action: impl FnOnce(&mut Guest) -> Result<(), Farewell>) {
         let Some(guest) = self.guests.get_mut(&id) else { return };
-        let outcome = action(guest);
-        let wants_room = guest.queued() > 0;
-        let (user, changed) = (guest.user, wants_room != guest.watches_room);
-        guest.watches_room = wants_room;
-        if let Err(farewell) = outcome {
+        if let Err(farewell) = action(guest) {
             return self.dismiss(id, &farewell);
         }
-        if changed && let Some(guest) = self.guests.get(&id) {
-            let flags = if wants_room {
-                EventFlags::IN | EventFlags::OUT
+        if guest.starved {
+            self.flush_again = Some(Instant::now() + PAUSE);
+        }
+        let wants_room = guest.queued() > 0 && !guest.starved;
+        if wants_room != guest.watches_room {
+            guest.watches_room = wants_room;
+            let room = if wants_room {
+                EventFlags::OUT
             } else {
-                EventFlags::IN
+                EventFlags::empty()
             };
-            if let Err(error) = watch(self.epoll.as_fd(), guest, flags) {
+            let data = EventData::new_u64(id.0);
+            if let Err(error) = epoll::modify(&self.epoll, &guest.socket, data, EventFlags::IN | room) {
                 return self.dismiss(id, &Farewell::Io(error));
             }
         }
-        if wants_room {
-            let queued: usize = self
-                .guests
-                .values()
-                .filter(|guest| guest.user == user)
-                .map(Guest::queued)
-                .sum();
-            if queued > self.settings.descriptors_per_user {
-                self.dismiss(id, &Farewell::Overflow);
+        if guest.queued() > 0 {
+            let user = guest.user;
+            self.bound_queues(user);
+        }
+    }
+
+    /// Drops the process with the most unread mail if its user's processes have too much together.
+    fn bound_queues(&mut self, user: u32) {
+        let of_user = || self.guests.values().filter(|guest| guest.user == user);
+        if of_user().map(Guest::queued).sum::<usize>() > self.settings.descriptors_per_user
+            && let Some(laziest) = of_user().max_by_key(|guest| guest.queued()).map(|guest| guest.id)
+        {
+            self.dismiss(laziest, &Farewell::Overflow);
+        }
+    }
+
+    fn flush_starved(&mut self) {
+        if self.flush_again.is_some_and(|at| at <= Instant::now()) {
+            self.flush_again = None;
+            let starved = self.guests.values().filter(|guest| guest.starved).map(|guest| guest.id);
+            for id in starved.collect::<Vec<_>>() {
+                self.with_guest(id, Guest::flush);
             }
         }
     }
@@ -409,8 +430,4 @@ fn new_nonce() -> Result<u32, Errno> {
     let mut bytes = [0; 4];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
     Ok((u32::from_ne_bytes(bytes) >> 1).max(1))
-}
-
-fn watch(epoll: BorrowedFd<'_>, guest: &Guest, flags: EventFlags) -> Result<(), Errno> {
-    epoll::modify(epoll, &guest.socket, EventData::new_u64(guest.id.0), flags)
 }

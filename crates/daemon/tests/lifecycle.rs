@@ -158,12 +158,9 @@ fn a_users_own_viaductd_serves_that_user() {
     if !is_root() {
         return;
     }
-    let outer = tempfile::tempdir().unwrap();
+    let (outer, program) = public_dir();
     std::fs::set_permissions(outer.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     let dir = outer.path().join("run");
-    // A copy, because the user may not be able to reach the build directory.
-    let program = outer.path().join("viaductd");
-    std::fs::copy(env!("CARGO_BIN_EXE_viaductd"), &program).unwrap();
     let mut own_viaductd = std::process::Command::new(&program);
     own_viaductd
         .arg("--dir")
@@ -230,15 +227,7 @@ fn the_descriptor_limit_is_survived() {
     if !is_root() {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let mut limited = std::process::Command::new("sh");
-    limited
-        .args(["-c", "ulimit -n 24; exec \"$0\" --same-user --dir \"$1\""])
-        .arg(env!("CARGO_BIN_EXE_viaductd"))
-        .arg(dir.path())
-        .env("XDG_CONFIG_HOME", dir.path());
-    let daemon = Daemon::start_as(dir, limited);
+    let daemon = limited(public_dir(), 24);
     let mut guest = Guest::hello(daemon.dir());
     // No user alone gets that far.
     let crowd: Vec<_> = (1..10_u32)
@@ -256,17 +245,9 @@ fn the_descriptor_limit_is_survived() {
     guest.offer(2, &accepter);
     assert_eq!(guest.expect_refusal().1, viaduct_control::Reason::NoDescriptors);
     guest.expect_refusal();
-    let busy = || -> u64 {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.child.id())).unwrap();
-        stat.split(' ')
-            .skip(13)
-            .take(2)
-            .map(|ticks| ticks.parse::<u64>().unwrap())
-            .sum()
-    };
-    let before = busy();
+    let before = busy(&daemon.child);
     std::thread::sleep(Duration::from_millis(500));
-    assert!(busy() - before < 10, "it spins");
+    assert!(busy(&daemon.child) - before < 10, "it spins");
     drop(crowd);
     until("it pairs again", || {
         guest.offer(3, &opener);
@@ -274,4 +255,73 @@ fn the_descriptor_limit_is_survived() {
         let events = [guest.event(support::PATIENCE), guest.event(support::PATIENCE)];
         events.iter().all(|event| matches!(event, support::Event::Pair(..)))
     });
+}
+
+/// The kernel lets a user have only so many descriptors under way, and says nothing when there may be more again.
+#[test]
+fn the_limit_on_descriptors_in_flight_is_survived() {
+    if !is_root() {
+        return;
+    }
+    let dir = public_dir();
+    // A user of its own, because others' descriptors under way would count too.
+    let user = rustix::process::Uid::from_raw(61_234);
+    std::os::unix::fs::chown(dir.0.path(), Some(user.as_raw()), None).unwrap();
+    let test = || {
+        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+        let daemon = limited(dir, 32);
+        let (mut reader, mut sleeper) = (Guest::hello(daemon.dir()), Guest::hello(daemon.dir()));
+        let listener = listener();
+        let (calm, count) = (30, 33);
+        for number in 0..count {
+            let (opener, accepter) = connection(&listener);
+            reader.offer(number, &opener);
+            sleeper.offer(number, &accepter);
+            if number < calm {
+                reader.expect_pair();
+            }
+        }
+        until("all pairs are made", || daemon.stats().pairs == count);
+        let before = busy(&daemon.child);
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(busy(&daemon.child) - before < 10, "it spins");
+        for number in 0..count {
+            assert_eq!(sleeper.expect_pair().0.offer, number);
+        }
+        for number in calm..count {
+            assert_eq!(reader.expect_pair().0.offer, number);
+        }
+    };
+    std::thread::scope(|scope| scope.spawn(test).join().unwrap());
+}
+
+/// A directory that all users can reach, with a copy of viaductd, because the build directory may be closed to them.
+fn public_dir() -> (tempfile::TempDir, std::path::PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let program = dir.path().join("program");
+    std::fs::copy(env!("CARGO_BIN_EXE_viaductd"), &program).unwrap();
+    (dir, program)
+}
+
+/// A viaductd that may have no more than so many descriptors.
+fn limited((dir, program): (tempfile::TempDir, std::path::PathBuf), descriptors: u32) -> Daemon {
+    let mut limited = std::process::Command::new("sh");
+    limited
+        .arg("-c")
+        .arg(format!("ulimit -n {descriptors}; exec \"$0\" --same-user --dir \"$1\""))
+        .arg(program)
+        .arg(dir.path())
+        .env("XDG_CONFIG_HOME", dir.path());
+    Daemon::start_as(dir, limited)
+}
+
+/// Processor time used so far, in hundredths of a second.
+fn busy(child: &Child) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+    stat.split(' ')
+        .skip(13)
+        .take(2)
+        .map(|ticks| ticks.parse::<u64>().unwrap())
+        .sum()
 }
