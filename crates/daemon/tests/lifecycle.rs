@@ -265,14 +265,14 @@ fn the_limit_on_descriptors_in_flight_is_survived() {
     }
     let dir = public_dir();
     // A user of its own, because others' descriptors under way would count too.
-    let user = rustix::process::Uid::from_raw(61_234);
+    let user = rustix::process::Uid::from_raw(61_000 + std::process::id() % 4000);
     std::os::unix::fs::chown(dir.0.path(), Some(user.as_raw()), None).unwrap();
     let test = || {
         rustix::thread::set_thread_res_uid(user, user, user).unwrap();
         let daemon = limited(dir, 32);
         let (mut reader, mut sleeper) = (Guest::hello(daemon.dir()), Guest::hello(daemon.dir()));
         let listener = listener();
-        let (calm, count) = (30, 33);
+        let (calm, count) = (33, 36);
         for number in 0..count {
             let (opener, accepter) = connection(&listener);
             reader.offer(number, &opener);
