@@ -272,7 +272,7 @@ fn the_limit_on_descriptors_in_flight_is_survived() {
         let daemon = limited(dir, 32);
         let (mut reader, mut sleeper) = (Guest::hello(daemon.dir()), Guest::hello(daemon.dir()));
         let listener = listener();
-        let (calm, count) = (33, 36);
+        let (calm, count) = (32, 36);
         for number in 0..count {
             let (opener, accepter) = connection(&listener);
             reader.offer(number, &opener);
