@@ -7,7 +7,7 @@ use crate::status::{self, Row};
 use nix::sys::signal::Signal;
 use std::fs::File;
 use std::io;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -88,19 +88,31 @@ impl Instance {
         if daemon.is_some() {
             return;
         }
+        // It says that it is ready when its BPF programs are attached, later than it listens.
+        let notice = self.scratch("notify.sock");
+        let _ = std::fs::remove_file(&notice);
+        let ready = UnixDatagram::bind(&notice).expect("room for a socket");
+        ready
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .expect("a time-out is not zero");
         let child = Command::new(binary("viaductd"))
             .arg("--dir")
             .arg(self.dir())
             .args(&self.arguments)
+            .env("NOTIFY_SOCKET", &notice)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(self.log())
             .spawn()
             .expect("viaductd starts");
         *daemon = Some(child);
-        let socket = self.dir().join("viaductd.sock");
-        let answers = wait_until(Duration::from_secs(10), || socket.exists() && connects(&socket));
-        assert!(answers, "viaductd does not answer in {}", self.dir().display());
+        let mut word = [0; 64];
+        let told = ready.recv(&mut word).unwrap_or(0);
+        assert!(
+            word[..told].starts_with(b"READY=1"),
+            "viaductd does not come up in {}",
+            self.dir().display()
+        );
     }
 
     /// What viaductd says goes to a file of the instance, shown if the test fails.
@@ -176,13 +188,5 @@ impl Drop for Instance {
             let log = std::fs::read_to_string(self.scratch(LOG)).unwrap_or_default();
             eprintln!("viaductd's last words:\n{}", tail(&log));
         }
-    }
-}
-
-/// viaductd listens on a socket of packets, so a stream's attempt is refused with another word than "nobody there".
-fn connects(socket: &Path) -> bool {
-    match UnixStream::connect(socket) {
-        Ok(_) => true,
-        Err(error) => error.raw_os_error() == Some(nix::libc::EPROTOTYPE),
     }
 }

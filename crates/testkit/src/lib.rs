@@ -5,6 +5,7 @@
 //! * [`Host`]: a network namespace, joined to others by virtual cables.
 //! * [`Server`], [`peer`]: `viaduct-testpeer`, which checks every byte of its streams.
 //! * [`Watch`], [`status`]: proof of which path carried the bytes.
+//! * [`Counters`]: a process's own counters, to move its connections many times a second.
 //! * [`processes`]: signals, and what a process holds, for the tests of faults and leaks.
 //! * [`pattern`]: bytes that a receiver can check; `viaduct-testpeer` sends and checks them.
 //!
@@ -12,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 pub mod binaries;
+pub mod counters;
 pub mod host;
 pub mod instance;
 pub mod pattern;
@@ -22,6 +24,7 @@ pub mod status;
 pub mod watch;
 
 pub use binaries::can_run;
+pub use counters::Counters;
 pub use host::Host;
 pub use instance::Instance;
 pub use peer::Server;

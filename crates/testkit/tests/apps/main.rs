@@ -77,6 +77,14 @@ impl Pair<'_> {
         matches!((self.server, self.client), (Mode::Accelerated(_), Mode::Accelerated(_)))
     }
 
+    /// Whether no end of one kind can meet one of the other.
+    fn is_uniform(&self) -> bool {
+        matches!(
+            (self.server, self.client),
+            (Mode::Accelerated(_), Mode::Accelerated(_)) | (Mode::Native, Mode::Native)
+        )
+    }
+
     fn watch(&self) -> Option<Watch> {
         match (self.server, self.client) {
             (Mode::Native, Mode::Native) => None,
@@ -92,7 +100,7 @@ impl Pair<'_> {
         assert!(!rows.is_empty(), "the status showed no connection");
         if self.is_accelerated() {
             for program in programs {
-                let own: Vec<&Row> = rows.iter().filter(|row| row.program == *program).collect();
+                let own: Vec<&Row> = rows.iter().filter(|row| row.program.starts_with(program)).collect();
                 assert!(
                     own.iter().any(|row| row.is_fast()),
                     "no byte of {program} went over shared memory: {own:#?} of {rows:#?}"
