@@ -7,6 +7,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, sendto,
     socket_with,
 };
+use std::ffi::OsStr;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -16,6 +17,8 @@ use std::time::{Duration, Instant};
 use viaduct_control::PROTOCOL_VERSION;
 use viaduct_control::message::{Packet, Query};
 use viaduct_control::runtime;
+
+const LOCK_NAME: &str = "viaductd.lock";
 
 /// How long another viaductd may take to answer or to let go of the directory.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -40,7 +43,7 @@ pub(crate) enum Taken {
 pub(crate) fn take(dir: &Path, uid: u32) -> anyhow::Result<Taken> {
     prepare(dir, uid)?;
     let socket_path = runtime::socket_path(dir);
-    let lock_path = dir.join("viaductd.lock");
+    let lock_path = dir.join(LOCK_NAME);
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let lock = open(&lock_path, flags, Mode::RUSR | Mode::WUSR).with_context(|| lock_path.display().to_string())?;
     let deadline = Instant::now() + PATIENCE;
@@ -94,13 +97,27 @@ fn prepare(dir: &Path, uid: u32) -> anyhow::Result<()> {
         Mode::empty(),
     )
     .with_context(|| format!("{}: not a directory of ours", dir.display()))?;
-    let metadata = std::fs::File::from(held);
-    let stat = metadata.metadata()?;
-    if stat.uid() != uid {
-        bail!("{}: belongs to user {}, not to user {uid}", dir.display(), stat.uid());
+    let held = std::fs::File::from(held);
+    let metadata = held.metadata()?;
+    if metadata.uid() != uid {
+        bail!(
+            "{}: belongs to user {}, not to user {uid}",
+            dir.display(),
+            metadata.uid()
+        );
     }
-    metadata.set_permissions(std::fs::Permissions::from_mode(mode))?;
+    if metadata.mode() & 0o022 != 0 {
+        bail!("{}: others may write there", dir.display());
+    }
+    // A directory that holds other things keeps the mode its owner gave it.
+    if std::fs::read_dir(dir)?.all(|entry| entry.is_ok_and(|entry| is_ours(&entry.file_name()))) {
+        held.set_permissions(std::fs::Permissions::from_mode(mode))?;
+    }
     Ok(())
+}
+
+fn is_ours(name: &OsStr) -> bool {
+    name == runtime::SOCKET_NAME || name == LOCK_NAME
 }
 
 fn open_listener(path: &Path, uid: u32) -> anyhow::Result<OwnedFd> {

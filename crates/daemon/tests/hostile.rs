@@ -8,7 +8,7 @@ use std::time::Duration;
 use support::driver::join;
 use support::{Daemon, Driver, Event, Guest, Host, connect, connection, is_root, link, listener, receive, send, until};
 use viaduct_channel::Mapping;
-use viaduct_control::message::{Hello, Kind, MODE_TICKET, Offer, Packet, Welcome, decode, kind_of};
+use viaduct_control::message::{Detach, Hello, Kind, MODE_TICKET, Offer, Packet, Welcome, Withdraw, decode, kind_of};
 use viaduct_control::{PROTOCOL_VERSION, Reason, counters};
 
 const NOBODY: Option<u32> = Some(65534);
@@ -207,6 +207,57 @@ fn an_offer_before_the_hello_is_a_violation() {
     let socket = connect(daemon.dir()).unwrap();
     send(&socket, Packet::new(&offer()).as_bytes(), &[]).unwrap();
     assert!(receive(&socket, support::PATIENCE).is_ok_and(|packet| packet.is_some_and(|(bytes, _)| bytes.is_empty())));
+}
+
+/// Well-formed packets with senseless contents, from several processes at once.
+#[test]
+fn noise_does_no_harm() {
+    let daemon = start();
+    let mut state = 88_172_645_463_325_252_u64;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let mut guests: Vec<Guest> = (0..4).map(|_| Guest::hello(daemon.dir())).collect();
+    for _ in 0..20_000 {
+        let number = usize::try_from(random() % 4).unwrap();
+        // Small numbers, so that offers meet, replace and mirror each other.
+        let address =
+            |number: u64| std::net::SocketAddr::from(([127, 0, 0, 1], 1 + u16::try_from(number % 3).unwrap()));
+        let packet = match random() % 8 {
+            0 => Packet::new(&Withdraw { offer: random() % 50 }),
+            1 => Packet::new(&Detach {
+                segment: random() % 100,
+            }),
+            _ => Packet::new(&Offer {
+                offer: random() % 50,
+                cookie: random() % 4,
+                netns: random() % 2,
+                bell: random() % 3,
+                local: address(random()).into(),
+                remote: address(random()).into(),
+                ticket_sequence: u32::try_from(random() % 9).unwrap(),
+                flags: u32::try_from(random() % 4).unwrap(),
+            }),
+        };
+        if send(&guests[number].socket, packet.as_bytes(), &[]).is_err() || random() % 500 == 0 {
+            guests[number] = Guest::hello(daemon.dir());
+        }
+        while !matches!(guests[number].event(Duration::ZERO), Event::Nothing | Event::HangUp) {}
+    }
+    drop(guests);
+    until("all is given back", || {
+        let stats = daemon.stats();
+        (
+            stats.processes,
+            stats.segments,
+            stats.segment_bytes,
+            stats.offers_waiting,
+        ) == (0, 0, 0, 0)
+    });
+    assert!(daemon.stats().pairs > 100);
 }
 
 fn hello(version: u32) -> Packet {

@@ -132,6 +132,9 @@ fn a_directory_that_could_be_anothers_is_refused() {
     symlink(&real, &link).unwrap();
     let start = |dir: &Path| command(dir, &["--same-user"]).stderr(Stdio::piped()).spawn().unwrap();
     assert!(complaint(start(&link)).contains("link"));
+    std::fs::set_permissions(&real, std::fs::Permissions::from_mode(0o777)).unwrap();
+    assert!(complaint(start(&real)).contains("others may write"));
+    std::fs::set_permissions(&real, std::fs::Permissions::from_mode(0o700)).unwrap();
     if is_root() {
         std::os::unix::fs::chown(&real, Some(65534), None).unwrap();
         assert!(complaint(start(&real)).contains("belongs to user 65534"));
@@ -151,6 +154,15 @@ fn modes_let_in_whom_they_should() {
         (0o700, 0o600)
     };
     assert_eq!((mode(&dir), mode(&socket_path(&dir))), expected);
+}
+
+#[test]
+fn a_directory_that_serves_for_other_things_too_keeps_its_mode() {
+    let outer = tempfile::tempdir().unwrap();
+    std::fs::write(outer.path().join("diary"), "").unwrap();
+    std::fs::set_permissions(outer.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+    let daemon = Daemon::start_in(outer, &["--same-user"]);
+    assert_eq!(std::fs::metadata(daemon.dir()).unwrap().mode() & 0o777, 0o711);
 }
 
 #[test]

@@ -176,6 +176,28 @@ fn bells_are_given_within_one_user_and_namespace_only() {
     }
 }
 
+/// Both are user 0 to the kernel, but one is so in a namespace of its own only.
+#[test]
+fn bells_are_not_given_across_user_namespaces() {
+    let Some(daemon) = start(&[]) else { return };
+    let mut server = greeted(&daemon, None, None);
+    let mut client = Driver::within("unshare", &["--user", "--map-root-user"]);
+    client.hello(daemon.dir());
+    let at = server.ask("listen 127.0.0.1:0");
+    client.ask(&format!("connect {at}"));
+    server.ask("accept");
+    client.ask("offer 0 1 bell 1");
+    server.ask("offer 0 2 bell 1");
+    let pids = (client.pid(), server.pid());
+    for (end, offer, peer) in [(&mut client, 1, pids.1), (&mut server, 2, pids.0)] {
+        let event = end.expect(&format!("pair {offer} segment 1"));
+        assert!(
+            event.ends_with(&format!("bell 0 peer {peer} 0 descriptors 1")),
+            "{event}"
+        );
+    }
+}
+
 /// Two pairs of hosts, isolated from each other, whose connections have the same four addresses and ports at once.
 #[test]
 fn equal_addresses_in_other_namespaces_are_not_confused() {

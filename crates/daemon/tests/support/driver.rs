@@ -25,8 +25,19 @@ pub struct Driver {
 
 impl Driver {
     pub fn new() -> Self {
+        Self::started_by(Command::new("/proc/self/exe"))
+    }
+
+    /// Started by another program, which gets this program's name and arguments after its own.
+    pub fn within(program: &str, args: &[&str]) -> Self {
+        let mut command = Command::new(program);
+        command.args(args).arg(std::env::current_exe().unwrap());
+        Self::started_by(command)
+    }
+
+    fn started_by(mut command: Command) -> Self {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let child = Command::new("/proc/self/exe")
+        let child = command
             .args(["--exact", "support::driver::driver", "--test-threads=1", "--nocapture"])
             .env(VARIABLE, "1")
             .stdin(OwnedFd::from(theirs))

@@ -138,16 +138,16 @@ pub fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> r
 
 /// The next packet; `None` if none comes in time.
 pub fn receive(socket: &OwnedFd, patience: Duration) -> rustix::io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
-    sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, Some(patience))?;
+    let mut flags = RecvFlags::CMSG_CLOEXEC;
+    if patience.is_zero() {
+        flags |= RecvFlags::DONTWAIT;
+    } else {
+        sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, Some(patience))?;
+    }
     let mut bytes = vec![0; MAX_PACKET];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let len = match recvmsg(
-        socket,
-        &mut [IoSliceMut::new(&mut bytes)],
-        &mut control,
-        RecvFlags::CMSG_CLOEXEC,
-    ) {
+    let len = match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
         Err(rustix::io::Errno::AGAIN) => return Ok(None),
         outcome => outcome?.bytes,
     };
