@@ -1,6 +1,7 @@
 //! Processes, signals and raw system calls.
 
-use core::ffi::{c_char, c_int, c_long};
+use crate::{descriptors, transfer};
+use core::ffi::{c_char, c_int, c_long, c_void};
 use libc::pid_t;
 use viaduct_socket::{lifecycle, real, signals, sys};
 
@@ -27,9 +28,14 @@ pub unsafe extern "C-unwind" fn sigaction(
     result
 }
 
-/// Raw system calls pass, except that a program that asks for io_uring is told that the kernel has none: what it would do there could not
-/// be seen.
+/// Raw system calls that programs make of socket calls take the same way as these. A program that asks for io_uring is told that the
+/// kernel has none: what it would do there could not be seen.
 #[unsafe(no_mangle)]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the kernel looks at the lower half of these arguments only"
+)]
+#[expect(clippy::cast_sign_loss, reason = "words are passed as they are")]
 pub unsafe extern "C-unwind" fn syscall(
     number: c_long,
     a: c_long,
@@ -39,12 +45,28 @@ pub unsafe extern "C-unwind" fn syscall(
     e: c_long,
     f: c_long,
 ) -> c_long {
-    if number == libc::SYS_io_uring_setup {
-        sys::set_errno(libc::ENOSYS);
-        return -1;
-    }
+    let fd = a as c_int;
+    let at = core::ptr::with_exposed_provenance_mut::<c_void>(b as usize);
     // SAFETY: the program's own call.
-    unsafe { real::syscall(number, a, b, c, d, e, f) }
+    unsafe {
+        match number {
+            libc::SYS_close => descriptors::close(fd).into(),
+            libc::SYS_close_range => descriptors::close_range(a as u32, b as u32, c as c_int).into(),
+            libc::SYS_dup => descriptors::dup(fd).into(),
+            libc::SYS_dup3 => descriptors::dup3(fd, b as c_int, c as c_int).into(),
+            libc::SYS_read => transfer::read(fd, at, c as usize) as c_long,
+            libc::SYS_write => transfer::write(fd, at, c as usize) as c_long,
+            libc::SYS_readv => transfer::readv(fd, at.cast(), c as c_int) as c_long,
+            libc::SYS_writev => transfer::writev(fd, at.cast(), c as c_int) as c_long,
+            libc::SYS_recvmsg => transfer::recvmsg(fd, at.cast(), c as c_int) as c_long,
+            libc::SYS_sendmsg => transfer::sendmsg(fd, at.cast(), c as c_int) as c_long,
+            libc::SYS_io_uring_setup => {
+                sys::set_errno(libc::ENOSYS);
+                -1
+            }
+            _ => real::syscall(number, a, b, c, d, e, f),
+        }
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -82,6 +104,15 @@ pub unsafe extern "C-unwind" fn execvpe(
     // SAFETY: the program's own call.
     unsafe { real::execvpe(file, arguments, environment) }
 }
+
+/// Runs when the library is loaded.
+extern "C" fn loaded() {
+    viaduct_socket::remember_environment();
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = loaded;
 
 /// Runs when the process ends in an orderly way.
 extern "C" fn exiting() {

@@ -80,11 +80,20 @@ fn parse_policy() -> &'static Policy {
     }
 }
 
-/// The runtime directory, from the environment.
+/// The runtime directory; null until [`remember_environment`].
+static DIRECTORY: AtomicPtr<String> = AtomicPtr::new(core::ptr::null_mut());
+
+/// The runtime directory.
 fn directory() -> &'static str {
-    sys::environment(c"VIADUCT_DIR")
-        .filter(|dir| !dir.is_empty())
-        .unwrap_or("/run/viaduct")
+    sys::leaked_record(DIRECTORY.load(Acquire)).map_or("/run/viaduct", String::as_str)
+}
+
+/// Takes what `viaduct run` said out of the environment, before the program may clear or overwrite it (nginx does).
+pub fn remember_environment() {
+    parse_policy();
+    if let Some(dir) = sys::environment(c"VIADUCT_DIR").filter(|dir| !dir.is_empty()) {
+        DIRECTORY.store(Box::leak(Box::new(dir.to_owned())), Release);
+    }
 }
 
 /// Names the runtime directory in the counters.

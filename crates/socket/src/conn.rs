@@ -571,8 +571,9 @@ impl Conn {
         words[slot::STATE].store(state.pack(), Relaxed);
     }
 
-    /// A descriptor that referred to the socket is about to go (`fd`), or has gone unseen. With the last one the record ends.
-    pub(crate) fn release(&'static self, fd: i32) {
+    /// A descriptor that referred to the socket is about to go (`fd`), or, if `stale`, has gone unseen and the number may stand for another
+    /// socket by now. With the last one the record ends.
+    pub(crate) fn release(&'static self, fd: i32, stale: bool) {
         if self.references.fetch_sub(1, AcqRel) != 1 {
             if self.fd() == fd
                 && let Some(other) = table::find(self)
@@ -582,10 +583,10 @@ impl Conn {
             }
             return;
         }
-        self.end();
+        self.end(stale);
     }
 
-    fn end(&'static self) {
+    fn end(&'static self, stale: bool) {
         let id = self.id();
         let index = self.index();
         epoll::forget(self);
@@ -596,7 +597,7 @@ impl Conn {
             let receive = self.own_receive(id);
             let send = self.own_send(id);
             if self.phase() == Phase::Attached {
-                if let (Some(receive), Some(_)) = (&receive, &send) {
+                if let (Some(receive), Some(_), false) = (&receive, &send, stale) {
                     crate::receive::settle(self, receive);
                 }
                 self.segment.clear();

@@ -93,10 +93,16 @@ fn start() {
     }
 }
 
-/// The name the program was called by, zero-padded.
+/// The name the program was called by, zero-padded. Asked for first when the library is loaded, since programs overwrite their
+/// arguments.
 pub(crate) fn program_name() -> [u8; 64] {
+    static NAME: AtomicPtr<[u8; 64]> = AtomicPtr::new(core::ptr::null_mut());
+    if let Some(name) = sys::leaked_record(NAME.load(Acquire)) {
+        return *name;
+    }
     let mut name = [0; 64];
     sys::program_name(&mut name);
+    NAME.store(Box::leak(Box::new(name)), Release);
     name
 }
 

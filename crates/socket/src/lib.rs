@@ -43,6 +43,7 @@ pub mod table;
 mod vector;
 mod wait;
 
+pub use agent::remember_environment;
 pub use conn::Conn;
 pub use receive::receive;
 pub use send::send;

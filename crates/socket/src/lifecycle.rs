@@ -15,14 +15,14 @@ use viaduct_control::policy::OfferPolicy;
 /// closed unseen.
 pub fn fresh(fd: c_int) {
     if fd >= 0 {
-        forget(fd);
+        forget(fd, true);
     }
 }
 
-/// Forgets what `fd` stood for.
-fn forget(fd: c_int) {
+/// Forgets what `fd` stood for. `stale`: the number already stands for something else.
+fn forget(fd: c_int, stale: bool) {
     match table::take(fd) {
-        Entry::Connection(conn) => conn.release(fd),
+        Entry::Connection(conn) => conn.release(fd, stale),
         Entry::Epoll(index) => epoll::release(index),
         Entry::Unknown | Entry::Private => {}
     }
@@ -38,7 +38,7 @@ pub fn hidden(fd: c_int) -> bool {
 #[inline]
 pub fn closing(fd: c_int) {
     if !matches!(table::lookup(fd), Entry::Unknown) {
-        forget(fd);
+        forget(fd, false);
     }
 }
 
@@ -54,7 +54,7 @@ pub fn closing_range(first: c_int, last: c_int, mut close: impl FnMut(c_int, c_i
             }
             from = fd + 1;
         } else {
-            forget(fd);
+            forget(fd, false);
         }
         let Some(after) = fd.checked_add(1) else { break };
         next = after;
@@ -75,7 +75,7 @@ pub fn duplicated(old: c_int, new: c_int) {
         Entry::Connection(conn) => {
             conn.hold();
             if !table::set_connection(new, conn.index()) {
-                conn.release(new);
+                conn.release(new, true);
             }
         }
         Entry::Epoll(index) => {
