@@ -4,6 +4,7 @@
 //! shown is medians. No figure stands without its rival, the processor time it cost, and the path that the bytes took
 //! according to the counters that `viaduct status` shows. `docs/benchmarks.md` defines each experiment.
 
+mod apps;
 mod instance;
 mod machine;
 mod parse;
@@ -101,7 +102,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     match bench.args.what {
         What::Latency => bench.sweep(Kind::Latency),
         What::Bandwidth => bench.sweep(Kind::Bandwidth),
-        What::Apps => anyhow::bail!("not yet"),
+        What::Apps => bench.apps(),
     }
 }
 
@@ -128,8 +129,26 @@ impl Bench {
         Ok(())
     }
 
+    fn apps(&self) -> Result<()> {
+        let found = apps::run(apps::Plan {
+            runs: self.runs,
+            quick: self.args.quick,
+            only: self.args.only.as_deref(),
+        })?;
+        self.save(&found)?;
+        terminal::print(&format!("{}\n{}", self.machine.line(), found.table()))?;
+        if let Some(file) = &self.args.svg {
+            found.draw(file, &self.subtitle())?;
+        }
+        Ok(())
+    }
+
     fn subtitle(&self) -> String {
-        format!("{}; median of {} runs", self.machine.line(), self.runs)
+        let runs = match self.runs {
+            1 => "one run".to_owned(),
+            runs => format!("median of {runs} runs"),
+        };
+        format!("{}; {runs}", self.machine.line())
     }
 
     fn save(&self, result: &impl Serialize) -> Result<()> {

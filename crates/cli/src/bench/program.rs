@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+use viaduct_control::policy::{OFFER_VARIABLE, PATH_VARIABLE, RULES_VARIABLE, SPIN_VARIABLE};
+use viaduct_control::runtime::DIR_VARIABLE;
 
 /// How often to look whether something has happened. Seldom, since looking takes processor time from what is measured.
 const LOOK: Duration = Duration::from_millis(10);
@@ -111,6 +113,18 @@ impl<'a> Launch<'a> {
     fn start(self, input: Stdio, piped: bool) -> Result<Program> {
         let own = std::env::current_exe()?;
         let mut command = Command::new(&own);
+        // What the user has set for other programs is not for these.
+        for name in [
+            "LD_PRELOAD",
+            "VIADUCT_CONFIG",
+            DIR_VARIABLE,
+            PATH_VARIABLE,
+            SPIN_VARIABLE,
+            OFFER_VARIABLE,
+            RULES_VARIABLE,
+        ] {
+            command.env_remove(name);
+        }
         // Goes first through a process that arranges to end with this one, however this one ends.
         command.args(["bench-peer", "exec", "--"]);
         if let How::Under(instance, options) = self.how {

@@ -204,6 +204,22 @@ pub(crate) fn run(plan: Plan<'_>) -> Result<Sweep> {
     })
 }
 
+/// One run of one size between two plain socket programs started as `how` says.
+///
+/// # Errors
+/// A peer cannot be started or fails.
+pub(crate) fn one(instance: &Instance, how: How<'_>, kind: Kind, size: usize, millis: u64) -> Result<(Sample, Proof)> {
+    let job = Job {
+        instance,
+        kind,
+        sizes: &[size],
+        millis,
+        run: 0,
+    };
+    let (samples, proof) = job.sockets(how, Transport::Tcp)?;
+    Ok((*samples.first().context("nothing was measured")?, proof))
+}
+
 fn point(kind: Kind, size: usize, samples: Vec<Sample>) -> Option<Point> {
     let value = |sample: &Sample| match kind {
         Kind::Latency => sample.seconds * 1e6 / sample.rounds as f64,

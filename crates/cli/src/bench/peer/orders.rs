@@ -1,7 +1,7 @@
 //! Sweeps of message sizes between two peers: one asks, the other serves.
 //!
 //! Each batch begins with an order of three words (kind, size, rounds), which the server obeys; then both say what it cost them.
-//! An order of no rounds ends the work.
+//! The end of the connection ends the work, or an order of no rounds.
 
 use super::wire::{Lanes, Tcp, Unix, Wire};
 use anyhow::{Context, Result, bail};
@@ -106,8 +106,22 @@ pub(super) fn ask(args: &AskArgs) -> Result<()> {
             Ok(())
         }
         Transport::Unix => sweep(&mut Unix(UnixStream::connect(&args.addr)?), args, &mut say_batch),
-        Transport::Channel => sweep(&mut lanes(Side::First)?, args, &mut say_batch),
+        Transport::Channel => {
+            let mut wire = lanes(Side::First)?;
+            sweep(&mut wire, args, &mut say_batch)?;
+            end(&mut wire, args.kind)
+        }
     }
+}
+
+/// Ends the work where there is no connection that ends.
+fn end(wire: &mut impl Wire, kind: Kind) -> Result<()> {
+    let order = Order {
+        kind,
+        size: 0,
+        rounds: 0,
+    };
+    Ok(wire.send(&order.encode())?)
 }
 
 fn lanes(side: Side) -> Result<Lanes> {
@@ -256,12 +270,7 @@ fn sweep(wire: &mut impl Wire, args: &AskArgs, reports: Reports<'_>) -> Result<(
         order.rounds = rounds;
         reports(&measure(wire, order, &mut buffer, true)?)?;
     }
-    let end = Order {
-        kind: args.kind,
-        size: 0,
-        rounds: 0,
-    };
-    Ok(wire.send(&end.encode())?)
+    Ok(())
 }
 
 /// Processor time of this process.
@@ -310,6 +319,7 @@ mod tests {
                 Ok(())
             })
             .unwrap();
+            end(&mut one, args.kind).unwrap();
             let served = server.join().unwrap();
             let orders =
                 |batches: &[Batch]| -> Vec<_> { batches.iter().map(|batch| (batch.size, batch.rounds)).collect() };
