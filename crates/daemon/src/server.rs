@@ -198,7 +198,7 @@ impl Server {
         }
         let processes = self.processes.entry(user).or_default();
         if *processes >= self.settings.processes_per_user {
-            tracing::warn!(pid, user, "turned away: too many processes of this user");
+            tracing::info!(pid, user, "turned away: too many processes of this user");
             return;
         }
         let id = GuestId(self.next_guest);
@@ -367,10 +367,11 @@ impl Server {
 
     fn dismiss(&mut self, id: GuestId, farewell: &Farewell) {
         let Some(guest) = self.guests.remove(&id) else { return };
+        // Nothing that a guest can cause at will is logged by default.
         match farewell {
             Farewell::HangUp => tracing::debug!(pid = guest.pid, "hung up"),
-            Farewell::Overflow => tracing::warn!(pid = guest.pid, "dropped: does not read its mail"),
-            Farewell::Violation(what) => tracing::warn!(pid = guest.pid, "dropped: {what}"),
+            Farewell::Overflow => tracing::info!(pid = guest.pid, "dropped: does not read its mail"),
+            Farewell::Violation(what) => tracing::info!(pid = guest.pid, "dropped: {what}"),
             Farewell::Io(error) => tracing::warn!(pid = guest.pid, "dropped: {error}"),
         }
         self.registry.hang_up(id);
