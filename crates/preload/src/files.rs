@@ -21,11 +21,6 @@ pub unsafe extern "C-unwind" fn sendfile64(out: c_int, input: c_int, offset: *mu
     unsafe { sendfile(out, input, offset, count) }
 }
 
-/// Brings sockets among the descriptors back to TCP; false if one is not there yet.
-fn plain(fds: [c_int; 2]) -> bool {
-    fds.into_iter().filter_map(table::connection).all(lifecycle::to_kernel)
-}
-
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn splice(
     input: c_int,
@@ -35,7 +30,9 @@ pub unsafe extern "C-unwind" fn splice(
     len: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    if !plain([input, output]) {
+    if !table::connection(input).is_none_or(lifecycle::receives_by_kernel)
+        || !table::connection(output).is_none_or(lifecycle::sends_by_kernel)
+    {
         return sys::fail(libc::EAGAIN);
     }
     // SAFETY: the program's own call.

@@ -57,6 +57,9 @@ pub unsafe extern "C-unwind" fn getsockopt(
     }
 }
 
+/// linux/sockios.h; the libc crate has no name for it.
+const SIOCATMARK: c_ulong = 0x8905;
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
     // SAFETY: the program's own call.
@@ -78,6 +81,10 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: c_u
                 options::blocking_changed(conn, unsafe { *place } != 0);
             }
             return result;
+        }
+        SIOCATMARK => {
+            options::at_mark(conn);
+            None
         }
         libc::FIOASYNC => {
             options::signal_driven(conn);

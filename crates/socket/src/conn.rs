@@ -56,6 +56,8 @@ pub(crate) const SHUT_READ: u32 = 1 << 8;
 /// [`Conn::flag`]: the connection is known to be established.
 pub(crate) const ESTABLISHED: u32 = 1 << 9;
 
+/// [`Conn::flag`]: the program shut down its sending direction.
+pub(crate) const SHUT_WRITE: u32 = 1 << 11;
 /// [`Conn::flag`]: a send found no room; an edge is due once there is some.
 pub(crate) const OUT_WANTED: u32 = 1 << 10;
 

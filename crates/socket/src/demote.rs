@@ -2,8 +2,8 @@
 
 use crate::conn::{self, Conn, Phase};
 use crate::lock::Guard;
-use crate::send;
 use crate::sys::{self, raw};
+use crate::{receive, send};
 use viaduct_channel::Segment;
 use viaduct_control::Reason;
 use viaduct_stream::{Incoming, Mode, Outgoing, Source};
@@ -33,6 +33,8 @@ pub(crate) fn ban(conn: &'static Conn, reason: Reason) {
         end_stretch(conn, &guard, segment, reason);
     }
     conn.set_reason(reason);
+    // Marks that have served must not make the socket look readable to the kernel.
+    let _ = receive::look(conn, id);
 }
 
 fn end_stretch(conn: &Conn, guard: &Guard<'_>, segment: &Segment, reason: Reason) {
@@ -57,6 +59,10 @@ pub(crate) fn sends_raw(conn: &Conn, id: u64) -> bool {
 
 /// Whether the receiving direction is raw and no promotion has been announced.
 pub(crate) fn receives_raw(conn: &Conn, id: u64) -> bool {
+    if conn.phase() == Phase::Attached {
+        // Takes the marks that end a stretch.
+        let _ = receive::look(conn, id);
+    }
     conn.own_receive(id).is_none_or(|guard| {
         conn.segment(&guard)
             .is_none_or(|segment| Incoming::new(segment.receiver(conn.side())).source() == Source::Raw)

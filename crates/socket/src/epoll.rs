@@ -73,6 +73,7 @@ pub(crate) struct Set {
     /// Waited for through another set, which cannot be seen into.
     nested: AtomicBool,
     pub(crate) kernel_looked: AtomicU64,
+    pub(crate) waits: AtomicU32,
 }
 
 static SET: [Set; SETS] = [const {
@@ -88,6 +89,7 @@ static SET: [Set; SETS] = [const {
         sleepers: AtomicU32::new(0),
         nested: AtomicBool::new(false),
         kernel_looked: AtomicU64::new(0),
+        waits: AtomicU32::new(0),
     }
 }; SETS];
 
@@ -403,7 +405,7 @@ pub fn control(
     let known = find(conn, set_index, fd);
     if operation == libc::EPOLL_CTL_MOD
         && let Some((number, member)) = known
-        && (member.has(EMULATED) || conn.phase() == Phase::Attached)
+        && (member.has(EMULATED) || conn.phase() == Phase::Attached && !set.nested.load(Relaxed))
     {
         member.events.store(events, Relaxed);
         member.data.store(data, Relaxed);
@@ -451,8 +453,7 @@ fn add(set: &'static Set, set_index: usize, conn: &'static Conn, fd: i32, events
     set.members.push(number, set_links);
     if set.nested.load(Relaxed) {
         demote::ban(conn, Reason::UnseenWait);
-    }
-    if conn.phase() == Phase::Attached {
+    } else if conn.phase() == Phase::Attached {
         emulate(set, number, member);
     }
 }
@@ -482,7 +483,7 @@ fn emulate(set: &Set, number: u32, member: &'static Member) {
 /// since only the kernel knows whether it has fired.
 pub(crate) fn attached(conn: &'static Conn) {
     for_each_membership(conn, |set, number, member| {
-        if member.events.load(Relaxed) & EPOLLONESHOT.cast_unsigned() == 0 {
+        if member.events.load(Relaxed) & EPOLLONESHOT.cast_unsigned() == 0 && !set.nested.load(Relaxed) {
             emulate(set, number, member);
         }
     });
@@ -536,8 +537,13 @@ pub fn nest(index: usize) {
         return;
     }
     let Some(_owner) = set.own() else { return };
-    for number in set.members.iter(set_links) {
-        if let Some(conn) = member(number).and_then(Member::conn) {
+    for member in set.members.iter(set_links).filter_map(member) {
+        if member.flags.fetch_and(!EMULATED, Relaxed) & EMULATED != 0 {
+            set.emulated.fetch_sub(1, Relaxed);
+            let (events, data) = (member.events.load(Relaxed), member.data());
+            let _ = raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_MOD, member.fd.load(Relaxed), events, data);
+        }
+        if let Some(conn) = member.conn() {
             demote::ban(conn, Reason::UnseenWait);
         }
     }

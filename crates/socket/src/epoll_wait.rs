@@ -8,6 +8,8 @@ use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 /// While lanes keep a set busy, the kernel's own events are fetched at least this often, in microseconds.
 const KERNEL_LOOK_US: u64 = 20;
+/// And at least once in this many waits.
+const KERNEL_LOOK_WAITS: u32 = 32;
 /// A sleep in which somebody waits for room in a lane is not longer than this.
 const CAP_NS: u64 = 20_000_000;
 
@@ -83,7 +85,8 @@ fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *con
 /// Takes the kernel's events, if it is time to ask for them, and then those of the lanes.
 fn collect(set: &'static Set, events: &mut Events, ask: bool) {
     let now = sys::ticks();
-    if ask || now.wrapping_sub(set.kernel_looked.load(Relaxed)) > KERNEL_LOOK_US * sys::ticks_per_us() {
+    let turn = set.waits.fetch_add(1, Relaxed) % KERNEL_LOOK_WAITS == 0;
+    if ask || turn || now.wrapping_sub(set.kernel_looked.load(Relaxed)) > KERNEL_LOOK_US * sys::ticks_per_us() {
         set.kernel_looked.store(now, Relaxed);
         let from = events.used();
         if events.fetch(|room| raw::epoll_now(set.fd(), room)) > 0 {

@@ -178,6 +178,9 @@ pub fn shut_down(conn: &'static Conn, how: c_int, direct: impl FnOnce() -> c_int
     if result == 0 && how != libc::SHUT_WR {
         conn.set_flag(conn::SHUT_READ, true);
     }
+    if result == 0 && how != libc::SHUT_RD {
+        conn.set_flag(conn::SHUT_WRITE, true);
+    }
     drop(guard);
     result
 }
@@ -225,9 +228,16 @@ pub fn to_stdio(conn: &'static Conn) -> bool {
     demote::bring_back(conn, Reason::Stdio)
 }
 
-/// The program has the kernel move the socket's bytes; false if it is still on a lane.
-pub fn to_kernel(conn: &'static Conn) -> bool {
-    demote::bring_back(conn, Reason::Splice)
+/// The program has the kernel send the socket bytes; false if that direction is still on a lane.
+pub fn sends_by_kernel(conn: &'static Conn) -> bool {
+    demote::ban(conn, Reason::Splice);
+    demote::sends_raw(conn, conn.id())
+}
+
+/// The program has the kernel take the socket's bytes; false if that direction is still on a lane.
+pub fn receives_by_kernel(conn: &'static Conn) -> bool {
+    demote::ban(conn, Reason::Splice);
+    demote::receives_raw(conn, conn.id())
 }
 
 /// The process is about to become another program. A socket that is its standard input or output is meant for that program, which may

@@ -87,6 +87,13 @@ pub fn readable_bytes(conn: &'static Conn) -> Option<c_int> {
     (conn.phase() == Phase::Attached).then(|| receive::readable_bytes(conn, conn.id()))
 }
 
+/// `SIOCATMARK`: the kernel's business, once marks of ours are out of the way.
+pub fn at_mark(conn: &'static Conn) {
+    if conn.phase() == Phase::Attached {
+        let _ = receive::look(conn, conn.id());
+    }
+}
+
 /// `SIOCOUTQ`; `None`: the kernel's business.
 pub fn unsent_bytes(conn: &'static Conn) -> Option<c_int> {
     (conn.phase() == Phase::Attached)

@@ -47,8 +47,15 @@ fn attached(fd: c_int) -> Option<&'static Conn> {
 /// Looks at one connection; `None` if it is closed meanwhile.
 fn look(conn: &'static Conn, events: i16, kernel: bool) -> Option<i16> {
     let interest = u32::from(events.cast_unsigned());
+    // What only the kernel knows.
+    let asked = events & (POLLRDHUP | POLLPRI) != 0;
     let mask = with_proof(conn, |proof| {
-        ready::look(conn, proof, interest, kernel || !ready::receives_on_lane(conn, proof))
+        ready::look(
+            conn,
+            proof,
+            interest,
+            kernel || asked || !ready::receives_on_lane(conn, proof),
+        )
     })?;
     i16::try_from(mask & 0x7fff).ok()
 }

@@ -177,7 +177,11 @@ pub(crate) fn relieve(conn: &'static Conn) {
     let Some(segment) = conn.segment(&guard) else { return };
     let lane = segment.sender(conn.side());
     let out = Outgoing::new(lane);
-    if out.mode() == Mode::Lane && !roomy(segment, &lane) && conn.stuck_at(lane.in_flight(), lane.tail()) {
+    if out.mode() == Mode::Lane
+        && !roomy(segment, &lane)
+        && send::may_overflow(conn, &lane)
+        && conn.stuck_at(lane.in_flight(), lane.tail())
+    {
         send::demote(conn, &out, Reason::LaneStall);
         conn.note_stall();
         // The mark that ends the stretch; if the kernel's buffer is full, the next send makes up for it.

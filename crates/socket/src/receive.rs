@@ -202,10 +202,28 @@ fn attempt(
                 if waiting > 0 {
                     return raw_receive(conn, vector, skip, waiting, flags);
                 }
-                return end_of_raw(conn, &incoming);
+                return match end_of_raw(conn, &incoming)? {
+                    // Bytes that the kernel does not count: they stand behind urgent data.
+                    Found::Bytes(_) => behind_urgent_data(conn, vector, skip, flags),
+                    other => Ok(other),
+                };
             }
         }
     }
+}
+
+/// Receives the byte behind urgent data, after which the kernel counts the others again.
+#[cold]
+fn behind_urgent_data(conn: &Conn, vector: Vector<'_>, skip: usize, flags: c_int) -> Result<Found, Errno> {
+    let first = raw_receive(conn, vector, skip, 1, flags)?;
+    let waiting = kernel::queued(conn.fd());
+    if first != Found::Bytes(1) || waiting == 0 || vector.len() <= skip + 1 || flags & libc::MSG_PEEK != 0 {
+        return Ok(first);
+    }
+    Ok(match raw_receive(conn, vector, skip + 1, waiting, flags) {
+        Ok(Found::Bytes(more)) => Found::Bytes(1 + more),
+        _ => first,
+    })
 }
 
 /// What a receive would find now, without receiving.
@@ -245,6 +263,10 @@ pub(crate) fn look(conn: &Conn, id: u64) -> Result<Found, Errno> {
             }
             Source::Raw => {
                 conn.pay_ready(&guard);
+                // The kernel minds the low-water mark.
+                if raw::poll_now(conn.fd(), libc::POLLIN) == 0 {
+                    return Ok(Found::Nothing);
+                }
                 let waiting = kernel::queued(conn.fd());
                 if incoming.source() != Source::Raw {
                     continue;
@@ -279,6 +301,7 @@ fn end_of_raw(conn: &Conn, incoming: &Incoming<'_>) -> Result<Found, Errno> {
     let mut byte = [0; 1];
     match raw::recv(conn.fd(), &mut byte, libc::MSG_PEEK | libc::MSG_DONTWAIT) {
         Ok(0) if incoming.source() == Source::Raw => Ok(Found::End),
+        Ok(1) if kernel::queued(conn.fd()) == 0 && incoming.source() == Source::Raw => Ok(Found::Bytes(1)),
         Ok(_) | Err(libc::EAGAIN | libc::EINTR) => Ok(Found::Nothing),
         Err(errno) => Err(errno),
     }
@@ -395,7 +418,8 @@ pub(crate) fn look_at_marks(conn: &Conn, incoming: &Incoming<'_>, lane: &Receive
             }
             Err(errno) => {
                 conn.set_flag(conn::PEER_FIN | conn::DEAD, true);
-                let ending = if errno == libc::ECONNRESET && peer_took_all(conn) {
+                let killed = errno == libc::ECONNRESET && !incoming.peer_closed();
+                let ending = if killed && peer_took_all(conn) {
                     Ok(Marks::End)
                 } else {
                     Err(errno)
@@ -512,10 +536,13 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
 /// Not an error number: a wait found the end of the stream.
 const END: Errno = 0;
 
-/// Before the last descriptor goes: takes marks off the kernel connection, since the kernel answers unread bytes with RST where the program
+/// Before the last descriptor goes, or the process: takes marks off the kernel connection, since the kernel answers unread bytes with RST where the program
 /// has read everything; and has it send RST where the program has left lane bytes unread. Both directions are owned.
 pub(crate) fn settle(conn: &Conn, receive: &Guard<'_>) {
     let Some(segment) = conn.segment(receive) else { return };
+    if !conn.flag(conn::FORKED) {
+        Outgoing::new(segment.sender(conn.side())).set_closed();
+    }
     let lane = segment.receiver(conn.side());
     let incoming = Incoming::new(lane);
     if !matches!(incoming.source(), Source::Lane | Source::LaneThenRaw) {

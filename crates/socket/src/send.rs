@@ -76,8 +76,10 @@ fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl 
             Err(errno) => break errno,
         }
     };
-    if error == libc::EAGAIN && nonblocking {
+    if error == libc::EAGAIN {
         conn.set_flag(conn::OUT_WANTED, true);
+    } else if error == 0 && conn.flag(conn::OUT_WANTED) {
+        conn.set_flag(conn::OUT_WANTED, false);
     }
     if done > 0 {
         return done.cast_signed();
@@ -135,6 +137,9 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
     let lane = segment.sender(conn.side());
     if conn.due_for_check(CHECK_US) {
         check_peer(conn)?;
+    }
+    if conn.flag(conn::SHUT_WRITE) {
+        return Err(libc::EPIPE);
     }
     if conn.flag(conn::DEAD) {
         return Err(broken(conn));
@@ -261,6 +266,13 @@ pub(crate) fn send_back(conn: &Conn, out: &Outgoing<'_>) -> Result<bool, Errno> 
     }
 }
 
+/// Whether a sender that finds no room may go over to the kernel's buffers, which together with the lane hold what TCP would have held.
+/// Not if the program has been told that the connection is full: it stays so until the peer reads. But a lane that got no memory
+/// at all never empties.
+pub(crate) fn may_overflow(conn: &Conn, lane: &viaduct_channel::Sender<'_>) -> bool {
+    !conn.flag(conn::OUT_WANTED) || lane.starved() && lane.in_flight() == 0
+}
+
 fn raw_send(conn: &Conn, vector: Vector<'_>, skip: usize, flags: c_int) -> Result<usize, Errno> {
     match kernel::send(conn.fd(), vector, skip, flags) {
         Ok(sent) => {
@@ -324,7 +336,8 @@ fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
         if lane.has_space() {
             return Ok(Woken::Look);
         }
-        if sys::now_ns() - started >= STALL_NS && lane.in_flight() >= before {
+        let stalled = sys::now_ns() - started >= STALL_NS && lane.in_flight() >= before;
+        if stalled && may_overflow(conn, &lane) {
             demote(conn, &Outgoing::new(lane), Reason::LaneStall);
             conn.note_stall();
             return Ok(Woken::Look);

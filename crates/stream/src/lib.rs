@@ -25,6 +25,7 @@
 //! |---|---|
 //! | sender 0 | X of the newest epoch |
 //! | sender 1 | newest epoch, counted from 1 |
+//! | sender 2 | 1: the sender has closed in order; a reset that follows is meant |
 //! | sender 3 | the sender's own [`Mode`], so that forked processes share it |
 //! | receiver 0 | 1: this end is attached, promotions may come |
 //! | receiver 1 | newest epoch whose stretch has ended and been read |
@@ -42,6 +43,7 @@ pub const MARK_BACK: u8 = 1;
 
 const S_UNTIL: usize = 0;
 const S_EPOCH: usize = 1;
+const S_CLOSED: usize = 2;
 const S_MODE: usize = 3;
 const R_READY: usize = 0;
 const R_ENDED: usize = 1;
@@ -115,6 +117,11 @@ impl<'a> Outgoing<'a> {
         }
     }
 
+    /// The end is being closed by its program; what the kernel tells the peer from now on is meant.
+    pub fn set_closed(&self) {
+        self.lane.word(S_CLOSED).store(1, Relaxed);
+    }
+
     /// [`MARK_BACK`] has been handed to the kernel.
     pub fn back_sent(&self) {
         self.lane.word(S_MODE).store(0, Relaxed);
@@ -161,6 +168,11 @@ impl<'a> Incoming<'a> {
     /// Asks the sender for TCP, or takes that back.
     pub fn request_raw(&self, raw: bool) {
         self.lane.word(R_REQUEST).store(u64::from(raw), Relaxed);
+    }
+
+    /// Whether the sender has closed in order, rather than been killed.
+    pub fn peer_closed(&self) -> bool {
+        self.lane.peer_word(S_CLOSED).load(Relaxed) == 1
     }
 
     /// Where the next bytes come from.
