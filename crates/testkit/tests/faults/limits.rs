@@ -104,6 +104,8 @@ fn limits_of_a_user_leave_connections_on_tcp_and_say_so() {
             assert!(told.is_ok(), "{option}, round {round}: {told:#?}");
             client.finish(PATIENCE).success();
             server.assert_sound();
+            // What the next client needs is given back when both ends have noticed.
+            std::thread::sleep(Duration::from_millis(300));
         }
     }
 }
