@@ -146,7 +146,10 @@ pub(crate) fn sweep(
         from: bottom.into(),
         to: top.into(),
     };
-    for rung in rungs {
+    // Over many powers of ten the steps between them would crowd.
+    let crowded = rungs.len() > 16;
+    let decade = |value: f64| (value.log10() - value.log10().round()).abs() < 1e-6;
+    for rung in rungs.into_iter().filter(|rung| !crowded || decade(*rung)) {
         let at = y.at(rung);
         line(&backend, vec![(left, at), (right, at)], GRID, 1)?;
         write(
@@ -248,7 +251,7 @@ pub(crate) fn bars(file: &Path, title: &str, subtitle: &str, bars: &[Bar]) -> Re
     let rows = i32::try_from(bars.len())?;
     let (left, right, top) = (300, 760, 118);
     let bottom = top + rows * ROW;
-    let size = (1040, u32::try_from(bottom + 66)?);
+    let size = (1080, u32::try_from(bottom + 66)?);
     let backend = SVGBackend::new(file, size).into_drawing_area();
     head(&backend, title, subtitle)?;
     let values = || {
@@ -290,11 +293,18 @@ pub(crate) fn bars(file: &Path, title: &str, subtitle: &str, bars: &[Bar]) -> Re
             14,
             (BLACK, HPos::Right, VPos::Center),
         )?;
-        let figures = format!("{:.2}×  {}", bar.ratio, bar.figures);
+        let ratio = format!("{:.2}×", bar.ratio);
         write(
             &backend,
-            &figures,
-            (right + 14, middle),
+            &ratio,
+            (right + 66, middle),
+            14,
+            (BLACK, HPos::Right, VPos::Center),
+        )?;
+        write(
+            &backend,
+            &bar.figures,
+            (right + 78, middle),
             13,
             (GREY, HPos::Left, VPos::Center),
         )?;
@@ -329,6 +339,17 @@ pub(crate) fn bars(file: &Path, title: &str, subtitle: &str, bars: &[Bar]) -> Re
         (BLACK, HPos::Left, VPos::Center),
     )?;
     draw(&backend, Circle::new((left + 86, 93), 4, BLACK.stroke_width(2)))?;
+    for (at, road, text) in [(150, Road::Viaduct, "as demanded"), (276, Road::Tcp, "less")] {
+        let place = [(left + at, 86), (left + at + 14, 100)];
+        draw(&backend, Rectangle::new(place, colour(road).filled()))?;
+        write(
+            &backend,
+            text,
+            (left + at + 22, 93),
+            13,
+            (BLACK, HPos::Left, VPos::Center),
+        )?;
+    }
     write(&backend, "aim", (left + 96, 93), 13, (BLACK, HPos::Left, VPos::Center))?;
     backend
         .present()

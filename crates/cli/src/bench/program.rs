@@ -178,6 +178,12 @@ impl Program {
         self.child.id()
     }
 
+    /// Whether it still runs.
+    pub(crate) fn runs(&self) -> bool {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        matches!(waitid(WaitId::Pid(Pid::from_child(&self.child)), options), Ok(None))
+    }
+
     /// Its process and those it has started.
     pub(crate) fn family(&self) -> Vec<u32> {
         let mut family = vec![self.pid()];
@@ -226,10 +232,8 @@ impl Program {
     /// It fails, or runs longer than `limit`.
     pub(crate) fn finish(mut self, limit: Duration) -> Result<Outcome> {
         let start = Instant::now();
-        let pid = Pid::from_child(&self.child);
         // Left unreaped at first, so that its times can still be read.
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
-        while waitid(WaitId::Pid(pid), options)?.is_none() {
+        while self.runs() {
             if start.elapsed() > limit {
                 return Err(self.blame(&format!("still runs after {} s", limit.as_secs())));
             }

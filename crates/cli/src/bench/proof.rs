@@ -11,7 +11,7 @@ use viaduct_control::counters::Path;
 pub(crate) struct Proof {
     /// Connection ends.
     pub(crate) ends: usize,
-    /// Those with both directions on shared memory.
+    /// Those with a direction on shared memory; one that carries nothing stays where it is.
     pub(crate) fast_ends: usize,
     /// Stream bytes sent and received by them so far.
     pub(crate) bytes: u64,
@@ -28,7 +28,7 @@ impl Proof {
         for process in counters::read_some(pids, Some(instance.id())).unwrap_or_default() {
             for end in process.ends {
                 proof.ends += 1;
-                proof.fast_ends += usize::from(counters::is_on(end.state, Path::Shm));
+                proof.fast_ends += usize::from([end.state.sending, end.state.receiving].contains(&Path::Shm));
                 proof.bytes += end.bytes_sent + end.bytes_received;
                 proof.fast_bytes += end.fast_bytes_sent + end.fast_bytes_received;
                 *proof.reasons.entry(end.state.reason.code()).or_default() += 1;

@@ -444,10 +444,10 @@ impl Sweep {
                 };
                 let mut row = vec![terminal::bytes(size as u64)];
                 let values = self.curves.iter().map(|curve| of(curve.road));
-                row.extend(values.map(|value| value.map_or(NOTHING.to_owned(), significant)));
+                row.extend(values.map(|value| value.map_or_else(|| NOTHING.to_owned(), significant)));
                 if !lower_is_better {
                     let rate = of(Road::Viaduct).map(|gbit| gbit * 1e9 / 8.0 / size as f64);
-                    row.push(rate.map_or(NOTHING.to_owned(), |rate| format!("{rate:.0}")));
+                    row.push(rate.map_or_else(|| NOTHING.to_owned(), |rate| format!("{rate:.0}")));
                 }
                 row.push(better(of(Road::Viaduct), of(Road::Tcp)));
                 row.push(better(of(Road::Viaduct), of(Road::Channel)));

@@ -159,6 +159,7 @@ fn once(experiment: &Experiment, plan: Plan<'_>, instance: &Instance, runs: &mut
         server: How::Plain,
         client: How::Plain,
         unix: false,
+        fast: false,
         seconds: if plan.quick { 1 } else { 3 },
     };
     let under = How::Under(instance, experiment.options);
@@ -169,6 +170,7 @@ fn once(experiment: &Experiment, plan: Plan<'_>, instance: &Instance, runs: &mut
             under
         },
         client: under,
+        fast: experiment.ends == Ends::Both,
         ..plain
     };
     let native = plain.measure(experiment.work)?;
@@ -275,6 +277,7 @@ impl Row {
             pairs: Summary::of(pairs.map(|(native, accelerated)| better(value(native), value(accelerated)))),
             cpu_ratio: cpu(&runs.native)
                 .zip(cpu(&runs.accelerated))
+                .filter(|_| relative)
                 .map(|(native, fast)| fast / native),
             target: judged.target,
             verdict: match figure {

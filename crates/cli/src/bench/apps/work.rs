@@ -33,6 +33,8 @@ pub(super) struct Run<'a> {
     pub(super) client: How<'a>,
     /// Over Unix sockets instead of TCP.
     pub(super) unix: bool,
+    /// Whether the fast path is expected.
+    pub(super) fast: bool,
     /// How long to load the server.
     pub(super) seconds: u32,
 }
@@ -61,7 +63,8 @@ impl Run<'_> {
     /// A program does not start, fails, or prints what is not understood.
     pub(super) fn measure(self, work: Work) -> Result<Measurement> {
         match work {
-            Work::SockperfLatency => self.sockperf("pp -m 14", parse::sockperf_latency),
+            // Unless told that there may be more, it has room for the results of 600,000 round trips a second only.
+            Work::SockperfLatency => self.sockperf("pp -m 14 --mps=4000000", parse::sockperf_latency),
             Work::SockperfRate => self.sockperf("tp -m 64", parse::sockperf_rate),
             Work::Stream8 => self.stream(),
             Work::Iperf => self.iperf(),
@@ -87,12 +90,26 @@ impl Run<'_> {
         })
     }
 
-    /// Lets a client that ends by itself load a server. The path is looked at when most of the time has passed.
+    /// The path when most of the time has passed. Looked at again where it is not yet the fast one that it should be, since
+    /// some programs begin slowly.
+    fn late_proof(self, server: &Program, client: &Program, seconds: f64) -> Option<Proof> {
+        sleep(Duration::from_secs_f64(seconds * 0.7));
+        let mut proof = self.proof(server, client)?;
+        while self.fast && !proof.is_fast() && client.runs() {
+            sleep(Duration::from_millis(200));
+            let later = self.proof(server, client)?;
+            if later.ends > 0 {
+                proof = later;
+            }
+        }
+        Some(proof)
+    }
+
+    /// Lets a client that ends by itself load a server.
     fn load(self, server: &Program, client: Launch<'_>, seconds: f64) -> Result<(Outcome, Measurement)> {
         let before = self.cpu_s(server);
         let client = client.spawn()?;
-        sleep(Duration::from_secs_f64(seconds * 0.7));
-        let proof = self.proof(server, &client);
+        let proof = self.late_proof(server, &client, seconds);
         let outcome = client.finish(PATIENCE)?;
         let measurement = Measurement {
             cpu_s: outcome.cpu_s + self.cpu_s(server) - before,
@@ -119,7 +136,6 @@ impl Run<'_> {
             .args(test)
             .args(&place)
             .args(&format!("-t {}", self.seconds));
-        // It warms up for 0.4 s and closes down for as long.
         let (outcome, measurement) = self.load(&server, client, f64::from(self.seconds))?;
         let (value, work) = figures(&outcome.output).context("sockperf's output is not understood")?;
         Ok(Measurement {
