@@ -5,6 +5,7 @@
 //! according to the counters that `viaduct status` shows. `docs/benchmarks.md` defines each experiment.
 
 mod apps;
+mod curves;
 mod instance;
 mod machine;
 mod parse;

@@ -3,7 +3,7 @@
 //! Drawn from lines and text at places in pixels, because what charts usually do with logarithmic axes cannot be read:
 //! ticks here are at powers of two for sizes and at 1, 2 and 5 for the rest.
 
-use crate::bench::sweep::Road;
+use crate::bench::curves::Road;
 use anyhow::{Result, anyhow};
 use plotters::coord::Shift;
 use plotters::prelude::*;

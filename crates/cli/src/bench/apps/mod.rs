@@ -3,12 +3,12 @@
 mod table;
 mod work;
 
+use crate::bench::curves::significant;
 use crate::bench::instance::Instance;
 use crate::bench::plot;
 use crate::bench::program::{How, find};
 use crate::bench::progress::Progress;
 use crate::bench::stats::{Summary, median};
-use crate::bench::sweep::significant;
 use crate::terminal::{self, Style, styled};
 use anyhow::{Result, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

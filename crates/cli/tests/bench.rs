@@ -1,0 +1,142 @@
+//! The benchmark's own programs, and under `VIADUCT_TEST_BENCH` the benchmark itself.
+
+mod common;
+
+use common::{Dir, viaduct};
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+/// Names the directory with all of Viaduct's programs, built for release; without it nothing is measured.
+const PROGRAMS: &str = "VIADUCT_TEST_BENCH";
+
+/// A peer with pipes to it, killed on drop.
+struct Peer(Child, BufReader<std::process::ChildStdout>);
+
+impl Peer {
+    fn start(home: &Dir, arguments: &str) -> Self {
+        let mut child = viaduct(&home.path)
+            .arg("bench-peer")
+            .args(arguments.split_whitespace())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self(child, output)
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.1.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    /// Ends its standard input, and waits for its own end.
+    fn end(mut self) -> bool {
+        drop(self.0.stdin.take());
+        self.0.wait().unwrap().success()
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn peers_measure_each_size_over_a_connection() {
+    let home = Dir::new();
+    for kind in ["latency", "bandwidth"] {
+        let mut server = Peer::start(&home, "serve --transport tcp");
+        let address = server.line();
+        let arguments = format!("ask --transport tcp --kind {kind} --millis 5 --sizes 1,8,100000 --addr {address}");
+        let mut client = Peer::start(&home, &arguments);
+        let mut sizes = Vec::new();
+        while sizes.len() < 3 {
+            let (asked, served) = (client.line(), server.line());
+            let (asked, served): (Value, Value) = (
+                serde_json::from_str(&asked).unwrap(),
+                serde_json::from_str(&served).unwrap(),
+            );
+            assert_eq!((&asked["size"], &asked["rounds"]), (&served["size"], &served["rounds"]));
+            if asked["measured"] == true {
+                // Were the last bytes held back until they are acknowledged, it would take forty times as long.
+                assert!(asked["seconds"].as_f64().unwrap() < 0.2, "{asked}");
+                sizes.push(asked["size"].as_u64().unwrap());
+            }
+        }
+        assert_eq!(sizes, [1, 8, 100_000]);
+        assert!(client.end() && server.end());
+    }
+}
+
+#[test]
+fn a_load_gets_its_answers_on_every_connection() {
+    let home = Dir::new();
+    let mut server = Peer::start(&home, "echo");
+    let address = server.line();
+    let arguments = format!("load --connections 20 --warm-up 5 --millis 50 --question 12345678 --answer 8 {address}");
+    let mut client = Peer::start(&home, &arguments);
+    let found: Value = serde_json::from_str(&client.line()).unwrap();
+    assert_eq!(found["connections"], 20);
+    assert!(found["answers"].as_u64().unwrap() >= 20, "{found}");
+    assert!(found["seconds"].as_f64().unwrap() >= 0.05);
+    assert!(client.end() && server.end());
+}
+
+#[test]
+fn an_unknown_experiment_is_an_error_that_names_the_known() {
+    let home = Dir::new();
+    let output = viaduct(&home.path)
+        .args(["bench", "apps", "--only", "fax"])
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        errors.contains("sockperf") && errors.contains("idle-memory"),
+        "{errors}"
+    );
+}
+
+#[test]
+fn the_benchmark_measures_and_proves_the_path() {
+    let Some(programs) = std::env::var_os(PROGRAMS).map(PathBuf::from) else {
+        return;
+    };
+    let home = Dir::new();
+    let bench = |arguments: &str| -> Value {
+        let (json, svg) = (home.path.join("found.json"), home.path.join("found.svg"));
+        let output = Command::new(programs.join("viaduct"))
+            .arg("bench")
+            .args(arguments.split_whitespace())
+            .args(["--quick", "--runs", "1", "--json"])
+            .arg(&json)
+            .arg("--svg")
+            .arg(&svg)
+            .env("TMPDIR", &home.path)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(std::fs::read_to_string(svg).unwrap().contains("</svg>"));
+        serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap()
+    };
+    let found = bench("latency --only viaduct");
+    let curve = &found["result"]["curves"][0];
+    assert_eq!(curve["points"].as_array().unwrap().len(), 11);
+    assert!(curve["proofs"][0]["fast_bytes"].as_u64() > Some(1 << 20));
+    let found = bench("apps --only stream");
+    let row = &found["result"]["rows"][0];
+    assert_ne!(row["verdict"], "unproved", "{row}");
+    assert!(row["ratio"].as_f64() > Some(1.0), "{row}");
+    let left: Vec<_> = std::fs::read_dir(&home.path)
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().into_string().ok())
+        .filter(|name| name.starts_with("viaduct-bench"))
+        .collect();
+    assert!(left.is_empty(), "left behind: {left:?}");
+}
