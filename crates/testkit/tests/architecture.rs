@@ -28,16 +28,22 @@ const MAY_USE: &[(&str, &[&str])] = &[
 /// Lines of Rust a file may have, its tests not counted.
 const LONGEST_FILE: usize = 500;
 
-fn metadata() -> Value {
+/// Licences that a dependency may have, as `deny.toml` says too.
+const LICENCES: &[&str] = &[
+    "Apache-2.0",
+    "Apache-2.0 WITH LLVM-exception",
+    "MIT",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "ISC",
+    "Unicode-3.0",
+    "Zlib",
+];
+
+fn metadata(options: &[&str]) -> Value {
     let output = Command::new(env!("CARGO"))
-        .args([
-            "metadata",
-            "--format-version",
-            "1",
-            "--no-deps",
-            "--locked",
-            "--offline",
-        ])
+        .args(["metadata", "--format-version", "1", "--locked", "--offline"])
+        .args(options)
         .current_dir(workspace())
         .output()
         .unwrap();
@@ -47,7 +53,7 @@ fn metadata() -> Value {
 
 #[test]
 fn imports_point_down() {
-    let metadata = metadata();
+    let metadata = metadata(&["--no-deps"]);
     let allowed: BTreeMap<_, BTreeSet<_>> = MAY_USE
         .iter()
         .map(|(name, uses)| (*name, uses.iter().copied().collect()))
@@ -68,6 +74,37 @@ fn imports_point_down() {
             }
         }
     }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Whether an SPDX expression, or the older form with slashes, leaves a choice that is allowed.
+fn is_allowed(expression: &str) -> bool {
+    let expression = expression.replace('/', " OR ").replace(['(', ')'], "");
+    let one = |licence: &str| LICENCES.contains(&licence.trim());
+    // `AND` binds tighter; the few expressions with parentheses are alternatives joined by `AND`, which this reads strictly.
+    expression.split(" OR ").any(|all| all.split(" AND ").all(one)) && {
+        let parts = expression.split(" AND ");
+        parts.into_iter().all(|part| part.split(" OR ").any(one))
+    }
+}
+
+#[test]
+fn dependencies_are_free_to_use_and_come_from_the_registry() {
+    let metadata = metadata(&["--filter-platform", "x86_64-unknown-linux-gnu"]);
+    let packages = metadata["packages"].as_array().unwrap();
+    assert!(packages.len() > 20);
+    let wrong: Vec<String> = packages
+        .iter()
+        .filter_map(|package| {
+            let name = package["name"].as_str().unwrap();
+            let licence = package["license"].as_str().unwrap_or("none");
+            let ours = package["source"].is_null() && name.starts_with("viaduct-");
+            let registry = package["source"]
+                .as_str()
+                .is_some_and(|source| source.starts_with("registry+"));
+            (!is_allowed(licence) || !(ours || registry)).then(|| format!("{name}: {licence}, {}", package["source"]))
+        })
+        .collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
