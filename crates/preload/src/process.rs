@@ -58,6 +58,22 @@ pub unsafe extern "C-unwind" fn syscall(
             libc::SYS_write => transfer::write(fd, at, c as usize) as c_long,
             libc::SYS_readv => transfer::readv(fd, at.cast(), c as c_int) as c_long,
             libc::SYS_writev => transfer::writev(fd, at.cast(), c as c_int) as c_long,
+            libc::SYS_recvfrom => transfer::recvfrom(
+                fd,
+                at,
+                c as usize,
+                d as c_int,
+                core::ptr::with_exposed_provenance_mut(e as usize),
+                core::ptr::with_exposed_provenance_mut(f as usize),
+            ) as c_long,
+            libc::SYS_sendto => transfer::sendto(
+                fd,
+                at,
+                c as usize,
+                d as c_int,
+                core::ptr::with_exposed_provenance(e as usize),
+                f as u32,
+            ) as c_long,
             libc::SYS_recvmsg => transfer::recvmsg(fd, at.cast(), c as c_int) as c_long,
             libc::SYS_sendmsg => transfer::sendmsg(fd, at.cast(), c as c_int) as c_long,
             libc::SYS_io_uring_setup => {
@@ -103,6 +119,18 @@ pub unsafe extern "C-unwind" fn execvpe(
     lifecycle::executing();
     // SAFETY: the program's own call.
     unsafe { real::execvpe(file, arguments, environment) }
+}
+
+/// A spawned program gets the descriptors that its parent has put in place for it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
+    actions: *mut libc::posix_spawn_file_actions_t,
+    fd: c_int,
+    new: c_int,
+) -> c_int {
+    lifecycle::handing_over(fd);
+    // SAFETY: the program's own call.
+    unsafe { real::posix_spawn_file_actions_adddup2(actions, fd, new) }
 }
 
 /// Runs when the library is loaded.

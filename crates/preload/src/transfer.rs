@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
-use viaduct_socket::{Vector, real, receive, send as send_on, sys, table};
+use viaduct_socket::{Vector, lifecycle, real, receive, send as send_on, sys, table};
 
 /// The list of one buffer.
 fn one(buffer: *const c_void, len: size_t) -> [iovec; 1] {
@@ -259,7 +259,7 @@ pub unsafe extern "C-unwind" fn sendto(
         None => {
             let sent = direct();
             if flags & libc::MSG_FASTOPEN != 0 && sent >= 0 {
-                viaduct_socket::lifecycle::fast_opened(fd);
+                lifecycle::fast_opened(fd);
             }
             sent
         }
@@ -271,6 +271,8 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     // SAFETY: the program's own call.
     let direct = || unsafe { real::sendmsg(fd, message, flags) };
     let Some(conn) = table::connection(fd) else {
+        // SAFETY: the program's header.
+        unsafe { hand_over_passed(message) };
         return direct();
     };
     if message.is_null() {
@@ -293,6 +295,27 @@ pub unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, coun
     each_message(messages, count, |message| unsafe {
         sendmsg(fd, &raw const (*message).msg_hdr, flags)
     })
+}
+
+/// Sockets that the program passes to another process go back to TCP first.
+unsafe fn hand_over_passed(message: *const msghdr) {
+    // SAFETY: null or the program's header, with its control messages.
+    unsafe {
+        if message.is_null() || (*message).msg_control.is_null() {
+            return;
+        }
+        let mut header = libc::CMSG_FIRSTHDR(message);
+        while !header.is_null() {
+            if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
+                let bytes = ((*header).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
+                let fds = libc::CMSG_DATA(header).cast::<c_int>();
+                for index in 0..(bytes / size_of::<c_int>()).min(253) {
+                    lifecycle::handing_over(fds.add(index).read_unaligned());
+                }
+            }
+            header = libc::CMSG_NXTHDR(message, header);
+        }
+    }
 }
 
 /// A fortified call found the program's buffer too small: ends the process as the C library does.

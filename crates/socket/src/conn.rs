@@ -58,6 +58,8 @@ pub(crate) const ESTABLISHED: u32 = 1 << 9;
 
 /// [`Conn::flag`]: the program shut down its sending direction.
 pub(crate) const SHUT_WRITE: u32 = 1 << 11;
+/// [`Conn::flag`]: given to somebody who may not know of lanes.
+pub(crate) const HANDED_OVER: u32 = 1 << 12;
 /// [`Conn::flag`]: a send found no room; an edge is due once there is some.
 pub(crate) const OUT_WANTED: u32 = 1 << 10;
 

@@ -14,6 +14,11 @@ const PATIENCE_NS: u64 = 200_000_000;
 /// Bans the connection from lanes, brings the sending direction back to TCP and asks the peer to do the same. A direction whose stretch
 /// has not ended yet goes on correctly; it is just not on TCP yet.
 pub(crate) fn ban(conn: &'static Conn, reason: Reason) {
+    ban_with(conn, reason, |incoming| incoming.request_raw(true));
+}
+
+/// Bans the connection, making the given request of the peer before anything wakes it.
+fn ban_with(conn: &'static Conn, reason: Reason, request: impl FnOnce(&Incoming<'_>)) {
     conn.set_flag(conn::BANNED, true);
     if conn.phase() != Phase::Attached {
         conn.set_reason(reason);
@@ -25,7 +30,7 @@ pub(crate) fn ban(conn: &'static Conn, reason: Reason) {
     {
         let incoming = Incoming::new(segment.receiver(conn.side()));
         incoming.set_unready();
-        incoming.request_raw(true);
+        request(&incoming);
     }
     if let Some(guard) = conn.own_send(id)
         && let Some(segment) = conn.segment(&guard)
@@ -80,11 +85,24 @@ fn patiently(mut done: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Brings both directions back to TCP, patiently; false if one is not there yet.
-pub(crate) fn bring_back(conn: &'static Conn, reason: Reason) -> bool {
-    ban(conn, reason);
+/// Gives both directions to the kernel connection, with all that is unread, for somebody who does not know of lanes. Waits for the peer, which
+/// has a part in it; false if it did not do it in time.
+pub(crate) fn hand_over(conn: &'static Conn, reason: Reason) -> bool {
+    conn.set_flag(conn::HANDED_OVER, true);
+    ban_with(conn, reason, |incoming| incoming.recall());
+    if conn.phase() != Phase::Attached {
+        return true;
+    }
     let id = conn.id();
-    conn.phase() != Phase::Attached || patiently(|| sends_raw(conn, id) && receives_raw(conn, id))
+    // The peer may sleep with nothing to send.
+    let _ = raw::eventfd_ring(conn.peer_bell());
+    patiently(|| {
+        // Where both ends are ours, nobody else will serve the other.
+        conn::all()
+            .filter(|other| other.segment_name() == conn.segment_name() && !core::ptr::eq(*other, conn))
+            .for_each(send::serve);
+        sends_raw(conn, id) && receive::recalled(conn, id)
+    })
 }
 
 /// Makes a send that only TCP can carry.

@@ -225,7 +225,7 @@ pub fn fast_opened(fd: c_int) {
 
 /// The program makes a stdio stream of the socket, whose calls are not seen; false if it is still on a lane.
 pub fn to_stdio(conn: &'static Conn) -> bool {
-    demote::bring_back(conn, Reason::Stdio)
+    demote::hand_over(conn, Reason::Stdio)
 }
 
 /// The program has the kernel send the socket bytes; false if that direction is still on a lane.
@@ -245,8 +245,15 @@ pub fn receives_by_kernel(conn: &'static Conn) -> bool {
 pub fn executing() {
     for fd in 0..3 {
         if let Some(conn) = table::connection(fd) {
-            demote::bring_back(conn, Reason::ForeignProcess);
+            demote::hand_over(conn, Reason::ForeignProcess);
         }
+    }
+}
+
+/// The program gives the socket to another process, which may not run under Viaduct.
+pub fn handing_over(fd: c_int) {
+    if let Some(conn) = table::connection(fd) {
+        demote::hand_over(conn, Reason::ForeignProcess);
     }
 }
 

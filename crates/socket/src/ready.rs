@@ -42,6 +42,7 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, kernel: boo
         }
     }
     if kernel {
+        send::serve(conn);
         let asked = libc::POLLRDHUP | libc::POLLPRI;
         let events = u32::from(raw::poll_now(conn.fd(), asked).cast_unsigned());
         conn.set_flag(conn::PEER_FIN, events & RDHUP != 0 || conn.flag(conn::PEER_FIN));

@@ -527,30 +527,50 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
     {
         segment.receiver(conn.side()).disarm(bell::BY_BELL | bell::BY_SOCKET);
     }
+    send::serve(conn);
     if agent::has_mail() {
         agent::deliver();
     }
     Ok(woken)
 }
 
+/// Whether the kernel connection carries the raw stream from here on, the lane's rest having been recalled; takes the marks before it.
+pub(crate) fn recalled(conn: &Conn, id: u64) -> bool {
+    let Some(guard) = conn.own_receive(id) else { return true };
+    let Some(segment) = conn.segment(&guard) else {
+        return true;
+    };
+    let lane = segment.receiver(conn.side());
+    let incoming = Incoming::new(lane);
+    match incoming.source() {
+        Source::Raw | Source::LaneThenRaw => true,
+        Source::RawUntil(until) => {
+            // The raw bytes before the lane's are still there, and nobody here will read them.
+            until == 0
+        }
+        Source::Lane => look_at_marks(conn, &incoming, &lane).is_err() || incoming.source() == Source::LaneThenRaw,
+    }
+}
+
 /// Not an error number: a wait found the end of the stream.
 const END: Errno = 0;
 
-/// Before the last descriptor goes, or the process: takes marks off the kernel connection, since the kernel answers unread bytes with RST where the program
-/// has read everything; and has it send RST where the program has left lane bytes unread. Both directions are owned.
+/// Before the last descriptor goes, or the process: takes marks off the kernel connection, since the kernel answers unread
+/// bytes with RST where the program has read everything; and has it send RST where the program has left lane bytes unread.
+/// Does nothing where another process may go on with the socket. The receiving direction is owned.
 pub(crate) fn settle(conn: &Conn, receive: &Guard<'_>) {
-    let Some(segment) = conn.segment(receive) else { return };
-    if !conn.flag(conn::FORKED) {
-        Outgoing::new(segment.sender(conn.side())).set_closed();
-    }
-    let lane = segment.receiver(conn.side());
-    let incoming = Incoming::new(lane);
-    if !matches!(incoming.source(), Source::Lane | Source::LaneThenRaw) {
+    if conn.flag(conn::FORKED | conn::HANDED_OVER) {
         return;
     }
-    let _ = look_at_marks(conn, &incoming, &lane);
-    let unread = lane.readable() != Ok(0);
-    if unread && !conn.flag(conn::FORKED) {
+    let Some(segment) = conn.segment(receive) else { return };
+    Outgoing::new(segment.sender(conn.side())).set_closed();
+    let lane = segment.receiver(conn.side());
+    let incoming = Incoming::new(lane);
+    if incoming.source() == Source::Lane {
+        let _ = look_at_marks(conn, &incoming, &lane);
+    }
+    let on_lane = matches!(incoming.source(), Source::Lane | Source::LaneThenRaw);
+    if on_lane && lane.readable() != Ok(0) {
         let abort = libc::linger {
             l_onoff: 1,
             l_linger: 0,

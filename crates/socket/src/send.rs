@@ -122,6 +122,11 @@ fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) 
                     return Ok(0);
                 }
             }
+            Mode::Recalling => {
+                if !send_again(conn, segment, &out)? {
+                    return Ok(0);
+                }
+            }
             Mode::Raw => {
                 if conn.wants_lane() && !out.peer_wants_raw() && !conn.sending_directly() && promote(conn, &out) {
                     continue;
@@ -263,6 +268,51 @@ pub(crate) fn send_back(conn: &Conn, out: &Outgoing<'_>) -> Result<bool, Errno> 
             conn.set_flag(conn::DEAD, true);
             Err(errno)
         }
+    }
+}
+
+/// Sends again, raw, what the peer left unread in the lane; false: the kernel's buffer is full.
+fn send_again(conn: &Conn, segment: &Segment, out: &Outgoing<'_>) -> Result<bool, Errno> {
+    // The peer has promised to read no more: this end stands in for it.
+    let lane = segment.receiver(conn.side().other());
+    let mut bytes = [0; 4096];
+    loop {
+        if lane.readable().is_err() {
+            return Err(violated(conn));
+        }
+        let len = lane.copy_out((&mut bytes[..]).into(), 0);
+        if len == 0 {
+            out.recalled();
+            return Ok(true);
+        }
+        match raw::send(
+            conn.fd(),
+            bytes.get(..len).unwrap_or(&[]),
+            libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+        ) {
+            Ok(sent) => {
+                lane.consume(sent);
+            }
+            Err(libc::EAGAIN | libc::EINTR) => return Ok(false),
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// Does what the peer has asked for, if this end's direction is on the lane: for ends that wait and do not send.
+pub(crate) fn serve(conn: &Conn) {
+    let Some(guard) = conn.try_own_send() else { return };
+    let Some(segment) = conn.segment(&guard) else { return };
+    let out = Outgoing::new(segment.sender(conn.side()));
+    if out.mode() == Mode::Lane && out.peer_wants_raw() {
+        demote(conn, &out, Reason::PeerRequested);
+    }
+    // What the kernel does not take now goes with the next send.
+    if out.mode() == Mode::BackPending {
+        let _ = send_back(conn, &out);
+    }
+    if out.mode() == Mode::Recalling {
+        let _ = send_again(conn, segment, &out);
     }
 }
 

@@ -29,7 +29,7 @@
 //! | sender 3 | the sender's own [`Mode`], so that forked processes share it |
 //! | receiver 0 | 1: this end is attached, promotions may come |
 //! | receiver 1 | newest epoch whose stretch has ended and been read |
-//! | receiver 2 | 1: please demote, 0: as you like |
+//! | receiver 2 | 0: as you like, 1: please demote, 2: please demote and take back what is unread |
 //! | receiver 3 | epoch being read, bit 63: its [`MARK_BACK`] has been seen |
 #![forbid(unsafe_code)]
 
@@ -60,6 +60,8 @@ pub enum Mode {
     Lane,
     /// [`MARK_BACK`] must be sent before anything else; then the mode is [`Mode::Raw`].
     BackPending,
+    /// The bytes the receiver left in the lane must be sent raw before anything else.
+    Recalling,
 }
 
 /// The sending half of one end. Used by one party at a time.
@@ -81,6 +83,7 @@ impl<'a> Outgoing<'a> {
         match self.lane.word(S_MODE).load(Relaxed) {
             1 => Mode::Lane,
             2 => Mode::BackPending,
+            3 => Mode::Recalling,
             _ => Mode::Raw,
         }
     }
@@ -97,7 +100,13 @@ impl<'a> Outgoing<'a> {
     /// Whether the receiver asks for TCP.
     #[inline]
     pub fn peer_wants_raw(&self) -> bool {
-        self.lane.peer_word(R_REQUEST).load(Relaxed) == 1
+        self.lane.peer_word(R_REQUEST).load(Relaxed) != 0
+    }
+
+    /// Whether the receiver will read no more from the lane: what it left there must travel again, raw, after [`MARK_BACK`].
+    pub fn peer_recalls(&self) -> bool {
+        // Acquire pairs with the release in `Incoming::recall`: the receiver's head stands still.
+        self.lane.peer_word(R_REQUEST).load(Acquire) == 2
     }
 
     /// Declares that the raw stretch ends at kernel position `until` and the lane goes on from there. A mark must follow on
@@ -124,6 +133,13 @@ impl<'a> Outgoing<'a> {
 
     /// [`MARK_BACK`] has been handed to the kernel.
     pub fn back_sent(&self) {
+        self.lane
+            .word(S_MODE)
+            .store(if self.peer_recalls() { 3 } else { 0 }, Relaxed);
+    }
+
+    /// In [`Mode::Recalling`]: nothing is left in the lane.
+    pub fn recalled(&self) {
         self.lane.word(S_MODE).store(0, Relaxed);
     }
 }
@@ -163,6 +179,13 @@ impl<'a> Incoming<'a> {
     /// Tells the sender to promote no more; a stretch that has begun goes on.
     pub fn set_unready(&self) {
         self.lane.word(R_READY).store(0, Release);
+    }
+
+    /// Asks the sender for TCP and for all that is unread in the lane, which this end reads no more: a successor that knows no lanes is
+    /// to receive it.
+    pub fn recall(&self) {
+        // Release pairs with `Outgoing::peer_recalls`.
+        self.lane.word(R_REQUEST).store(2, Release);
     }
 
     /// Asks the sender for TCP, or takes that back.
