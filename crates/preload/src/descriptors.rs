@@ -139,14 +139,12 @@ pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
-    // SAFETY: the program's stream.
-    let fd = if stream.is_null() {
-        -1
-    } else {
-        unsafe { libc::fileno(stream) }
-    };
-    if fd >= 0 {
-        lifecycle::closing(fd);
+    if !stream.is_null() {
+        // SAFETY: the program's stream.
+        let fd = unsafe { libc::fileno(stream) };
+        if fd >= 0 {
+            lifecycle::closing(fd);
+        }
     }
     // SAFETY: the program's own call.
     unsafe { real::fclose(stream) }

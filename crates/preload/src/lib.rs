@@ -4,11 +4,11 @@
 //! descriptor concerns Viaduct, and if not calls the function behind it; if so it hands over to `viaduct-socket`. No hook panics, and
 //! those that may wait can be unwound through by a cancelled thread.
 
-#![expect(
-    clippy::missing_safety_doc,
-    reason = "every hook has the contract of the C function of its name"
-)]
 #![expect(unreachable_pub, reason = "the hooks are for the dynamic linker")]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "words pass the calling convention as they are"
+)]
 
 mod descriptors;
 mod files;

@@ -31,11 +31,6 @@ pub unsafe extern "C-unwind" fn sigaction(
 /// Raw system calls that programs make of socket calls take the same way as these. A program that asks for io_uring is told that the
 /// kernel has none: what it would do there could not be seen.
 #[unsafe(no_mangle)]
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "the kernel looks at the lower half of these arguments only"
-)]
-#[expect(clippy::cast_sign_loss, reason = "words are passed as they are")]
 pub unsafe extern "C-unwind" fn syscall(
     number: c_long,
     a: c_long,

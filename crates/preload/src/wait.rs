@@ -174,9 +174,9 @@ unsafe fn select_with(sets: &Sets, timeout_ns: Option<u64>, mask: *const sigset_
     let mut count = 0;
     for entry in &entries {
         let fd = entry.fd as usize;
-        for set in 0..3 {
+        for (set, counts) in COUNTS.iter().enumerate() {
             if sets.has(set, fd) {
-                let on = entry.revents & COUNTS[set] != 0;
+                let on = entry.revents & counts != 0;
                 sets.put(set, fd, on);
                 count += c_int::from(on);
             }

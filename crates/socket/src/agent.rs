@@ -383,7 +383,10 @@ pub(crate) fn deliver() {
     };
     MAIL_SEEN.store(mail.load(Acquire), Relaxed);
     let mut packet = [0; message::MAX_PACKET];
-    while fd >= 0 {
+    if fd < 0 {
+        return;
+    }
+    loop {
         match sys::receive_packet(fd, &mut packet) {
             Ok((0, _)) => return disconnect(fd),
             Ok((len, descriptors)) => handle(packet.get(..len).unwrap_or(&[]), descriptors),

@@ -124,9 +124,16 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Conn> {
         .filter(|conn| conn.id() != 0)
 }
 
+/// The record that `id` names.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "masked to the number of records")]
+fn index_of(id: u64) -> usize {
+    (id & (RECORDS as u64 - 1)) as usize
+}
+
 /// The connection that was given `id`, if it still lives.
 pub(crate) fn by_id(id: u64) -> Option<&'static Conn> {
-    record((id & (RECORDS as u64 - 1)) as usize).filter(|conn| conn.id() == id)
+    record(index_of(id)).filter(|conn| conn.id() == id)
 }
 
 fn claim() -> Option<usize> {
@@ -247,7 +254,7 @@ impl Conn {
     /// Number of the record, and of its slot in the counters.
     #[inline]
     pub(crate) fn index(&self) -> usize {
-        (self.id() & (RECORDS as u64 - 1)) as usize
+        index_of(self.id())
     }
 
     /// A descriptor of the socket.
@@ -455,10 +462,9 @@ impl Conn {
         }
         match self.phase() {
             Phase::Plain => self.consider_offer(messages, volume),
-            Phase::Offered if messages % 256 == 0 => {
-                if agent::probe() != self.offered_in.load(Relaxed) {
-                    self.set_phase(Phase::Plain);
-                }
+            // viaductd is gone, and the offer with it.
+            Phase::Offered if messages.is_multiple_of(256) && agent::probe() != self.offered_in.load(Relaxed) => {
+                self.set_phase(Phase::Plain);
             }
             _ => {}
         }
@@ -602,7 +608,7 @@ impl Conn {
             let send = self.own_send(id);
             if self.phase() == Phase::Attached {
                 if let (Some(receive), Some(_), false) = (&receive, &send, stale) {
-                    crate::receive::settle(self, receive);
+                    crate::marks::settle(self, receive);
                 }
                 self.segment.clear();
                 agent::detached(self.segment_name());

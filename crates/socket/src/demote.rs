@@ -3,7 +3,7 @@
 use crate::conn::{self, Conn, Phase};
 use crate::lock::Guard;
 use crate::sys::{self, raw};
-use crate::{receive, send};
+use crate::{marks, receive, send};
 use viaduct_channel::Segment;
 use viaduct_control::Reason;
 use viaduct_stream::{Incoming, Mode, Outgoing, Source};
@@ -101,7 +101,7 @@ pub(crate) fn hand_over(conn: &'static Conn, reason: Reason) -> bool {
         conn::all()
             .filter(|other| other.segment_name() == conn.segment_name() && !core::ptr::eq(*other, conn))
             .for_each(send::serve);
-        sends_raw(conn, id) && receive::recalled(conn, id)
+        sends_raw(conn, id) && marks::recalled(conn, id)
     })
 }
 

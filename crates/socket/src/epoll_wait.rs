@@ -85,7 +85,7 @@ fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *con
 /// Takes the kernel's events, if it is time to ask for them, and then those of the lanes.
 fn collect(set: &'static Set, events: &mut Events, ask: bool) {
     let now = sys::ticks();
-    let turn = set.waits.fetch_add(1, Relaxed) % KERNEL_LOOK_WAITS == 0;
+    let turn = set.waits.fetch_add(1, Relaxed).is_multiple_of(KERNEL_LOOK_WAITS);
     if ask || turn || now.wrapping_sub(set.kernel_looked.load(Relaxed)) > KERNEL_LOOK_US * sys::ticks_per_us() {
         set.kernel_looked.store(now, Relaxed);
         let from = events.used();

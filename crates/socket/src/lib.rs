@@ -27,6 +27,7 @@ mod kernel;
 pub mod lifecycle;
 mod list;
 mod lock;
+mod marks;
 pub mod options;
 pub mod poll;
 mod ready;
@@ -37,6 +38,10 @@ mod send;
 pub mod signals;
 mod spin;
 #[expect(unsafe_code, reason = "the system-call corner")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "words pass the system-call boundary as they are"
+)]
 pub mod sys;
 pub mod table;
 #[expect(unsafe_code, reason = "the program's buffers, on its word")]

@@ -262,7 +262,7 @@ pub fn handing_over(fd: c_int) {
 pub fn exiting() {
     for conn in conn::all().filter(|conn| conn.phase() == Phase::Attached) {
         if let Some(guard) = conn.own_receive(conn.id()) {
-            crate::receive::settle(conn, &guard);
+            crate::marks::settle(conn, &guard);
         }
     }
 }

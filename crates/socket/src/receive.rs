@@ -1,7 +1,7 @@
 //! Receiving: the stream's next bytes, wherever they travelled.
 
 use crate::conn::{self, Conn, DirectCall, Phase};
-use crate::lock::Guard;
+use crate::marks::{Marks, look_at_marks};
 use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
@@ -42,16 +42,16 @@ pub fn receive(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: im
     if agent::has_mail() {
         agent::deliver();
     }
-    if conn.phase() != Phase::Attached {
-        if let Some(call) = DirectCall::receive(conn) {
-            let received = direct();
-            call.end();
-            if received > 0 && flags & libc::MSG_PEEK == 0 {
-                counters::add(conn, slot::BYTES_RECEIVED, received.cast_unsigned() as u64);
-                conn.note_traffic(received.cast_unsigned());
-            }
-            return received;
+    if conn.phase() != Phase::Attached
+        && let Some(call) = DirectCall::receive(conn)
+    {
+        let received = direct();
+        call.end();
+        if received > 0 && flags & libc::MSG_PEEK == 0 {
+            counters::add(conn, slot::BYTES_RECEIVED, received.cast_unsigned() as u64);
+            conn.note_traffic(received.cast_unsigned());
         }
+        return received;
     }
     attached(conn, vector, flags, direct)
 }
@@ -379,81 +379,6 @@ fn ring_for_credit(conn: &Conn, bits: u32) {
     }
 }
 
-/// What the marks on the kernel connection said.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Marks {
-    /// Nothing new.
-    None,
-    /// There were marks, or the lane has bytes: look again.
-    Changed,
-    /// The connection has ended, and the lane is empty.
-    End,
-}
-
-/// Takes the marks off the kernel connection of a direction that is on the lane. The receiving direction is owned.
-pub(crate) fn look_at_marks(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>) -> Result<Marks, Errno> {
-    let mut marks = [0; 64];
-    let mut changed = false;
-    // Bounded: a hostile peer may send marks faster than they are taken.
-    for _ in 0..16 {
-        match raw::recv(conn.fd(), &mut marks, libc::MSG_PEEK | libc::MSG_DONTWAIT) {
-            Ok(0) => {
-                conn.set_flag(conn::PEER_FIN, true);
-                return last_bytes_first(conn, lane, Ok(Marks::End));
-            }
-            Ok(seen) => {
-                changed = true;
-                let taken = incoming.marks(marks.get(..seen).unwrap_or(&[]));
-                let _ = raw::discard(conn.fd(), taken);
-                if incoming.source() != Source::Lane {
-                    return Ok(Marks::Changed);
-                }
-            }
-            Err(libc::EAGAIN | libc::EINTR) => {
-                let errno = conn.take_error();
-                if errno != 0 {
-                    return last_bytes_first(conn, lane, Err(errno));
-                }
-                return Ok(if changed { Marks::Changed } else { Marks::None });
-            }
-            Err(errno) => {
-                conn.set_flag(conn::PEER_FIN | conn::DEAD, true);
-                let killed = errno == libc::ECONNRESET && !incoming.peer_closed();
-                let ending = if killed && peer_took_all(conn) {
-                    Ok(Marks::End)
-                } else {
-                    Err(errno)
-                };
-                return last_bytes_first(conn, lane, ending);
-            }
-        }
-    }
-    Ok(Marks::Changed)
-}
-
-/// A connection has ended: what the peer published before still counts, and comes first.
-fn last_bytes_first(conn: &Conn, lane: &Receiver<'_>, ending: Result<Marks, Errno>) -> Result<Marks, Errno> {
-    match lane.readable() {
-        Ok(0) => ending,
-        Ok(_) => {
-            if let Err(errno) = ending {
-                conn.set_error(errno);
-            }
-            Ok(Marks::Changed)
-        }
-        Err(_) => Err(send::violated(conn)),
-    }
-}
-
-/// Whether the peer had received all that was sent to it. If so, TCP would have ended with FIN; the RST only says that
-/// the peer's kernel held marks of ours that nobody took.
-fn peer_took_all(conn: &Conn) -> bool {
-    conn.segment(&conn).is_some_and(|segment| {
-        let lane = segment.sender(conn.side());
-        Outgoing::new(lane).mode() == Mode::Lane && lane.in_flight() == 0
-    })
-}
-
 /// Waits until a receive may find something. Nothing is owned while waiting.
 fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Errno> {
     let mut spinner = Spinner::new();
@@ -534,50 +459,8 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
     Ok(woken)
 }
 
-/// Whether the kernel connection carries the raw stream from here on, the lane's rest having been recalled; takes the marks before it.
-pub(crate) fn recalled(conn: &Conn, id: u64) -> bool {
-    let Some(guard) = conn.own_receive(id) else { return true };
-    let Some(segment) = conn.segment(&guard) else {
-        return true;
-    };
-    let lane = segment.receiver(conn.side());
-    let incoming = Incoming::new(lane);
-    match incoming.source() {
-        Source::Raw | Source::LaneThenRaw => true,
-        Source::RawUntil(until) => {
-            // The raw bytes before the lane's are still there, and nobody here will read them.
-            until == 0
-        }
-        Source::Lane => look_at_marks(conn, &incoming, &lane).is_err() || incoming.source() == Source::LaneThenRaw,
-    }
-}
-
 /// Not an error number: a wait found the end of the stream.
 const END: Errno = 0;
-
-/// Before the last descriptor goes, or the process: takes marks off the kernel connection, since the kernel answers unread
-/// bytes with RST where the program has read everything; and has it send RST where the program has left lane bytes unread.
-/// Does nothing where another process may go on with the socket. The receiving direction is owned.
-pub(crate) fn settle(conn: &Conn, receive: &Guard<'_>) {
-    if conn.flag(conn::FORKED | conn::HANDED_OVER) {
-        return;
-    }
-    let Some(segment) = conn.segment(receive) else { return };
-    Outgoing::new(segment.sender(conn.side())).set_closed();
-    let lane = segment.receiver(conn.side());
-    let incoming = Incoming::new(lane);
-    if incoming.source() == Source::Lane {
-        let _ = look_at_marks(conn, &incoming, &lane);
-    }
-    let on_lane = matches!(incoming.source(), Source::Lane | Source::LaneThenRaw);
-    if on_lane && lane.readable() != Ok(0) {
-        let abort = libc::linger {
-            l_onoff: 1,
-            l_linger: 0,
-        };
-        let _ = raw::setsockopt(conn.fd(), libc::SOL_SOCKET, libc::SO_LINGER, &abort);
-    }
-}
 
 /// Bytes that a receive would find in the present stretch.
 pub(crate) fn readable_bytes(conn: &'static Conn, id: u64) -> c_int {

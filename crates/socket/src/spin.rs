@@ -72,7 +72,7 @@ impl Spinner {
             return false;
         }
         self.looks += 1;
-        if self.looks % BURST != 0 {
+        if !self.looks.is_multiple_of(BURST) {
             core::hint::spin_loop();
             return true;
         }

@@ -1,0 +1,327 @@
+//! The system-call corner: the only module of this crate with `unsafe`, beside the thread-locals and fork hooks it offers.
+//!
+//! Two ways to the kernel: `real` calls the C library's own function, found behind ours, and is for calls the program asked for
+//! (they are cancellation points and set `errno`); [`raw`] enters the kernel directly, leaves `errno` alone and cannot be
+//! intercepted, and is for calls of our own.
+
+use core::ffi::{c_int, c_long, c_void};
+use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+/// An error number.
+pub type Errno = c_int;
+
+/// `errno` of the calling thread.
+#[inline]
+pub fn errno() -> Errno {
+    // SAFETY: the C library answers a valid pointer to this thread's errno.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Sets `errno`.
+#[inline]
+pub fn set_errno(errno: Errno) {
+    // SAFETY: as in `errno`.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Sets `errno` and answers -1, as a C function does.
+#[cold]
+pub fn fail(errno: Errno) -> isize {
+    set_errno(errno);
+    -1
+}
+
+/// Finds the function behind ours, once; null if there is none.
+pub fn next_symbol(slot: &AtomicPtr<c_void>, name: &'static core::ffi::CStr) -> *mut c_void {
+    let known = slot.load(Relaxed);
+    if !known.is_null() {
+        return known;
+    }
+    // SAFETY: RTLD_NEXT with a valid C string.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    slot.store(found, Relaxed);
+    found
+}
+
+mod events;
+mod packet;
+pub mod raw;
+
+pub use events::Events;
+pub(crate) use packet::{addresses, connect_packet_socket, own_descriptor, receive_packet, send_packet};
+
+/// Nanoseconds of `CLOCK_MONOTONIC`.
+pub fn now_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the C library writes one timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
+}
+
+/// A cheap, monotonic enough clock in units of [`ticks_per_us`].
+#[inline]
+pub fn ticks() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has the instruction.
+    unsafe {
+        core::arch::x86_64::_rdtsc()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    now_ns()
+}
+
+/// Ticks in a microsecond, measured once over about 50 us.
+#[inline]
+pub fn ticks_per_us() -> u64 {
+    use core::sync::atomic::AtomicU64;
+    static TICKS: AtomicU64 = AtomicU64::new(0);
+    let known = TICKS.load(Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let (from, from_ns) = (ticks(), now_ns());
+    let mut to_ns = from_ns;
+    while to_ns.saturating_sub(from_ns) < 50_000 {
+        to_ns = now_ns();
+    }
+    let measured = (ticks().wrapping_sub(from) * 1000 / (to_ns - from_ns).max(1)).max(1);
+    TICKS.store(measured, Relaxed);
+    measured
+}
+
+/// A variable of the environment, if it is valid UTF-8. Read before the program can have changed it underneath us.
+pub fn environment(name: &core::ffi::CStr) -> Option<&'static str> {
+    // SAFETY: a valid C string; the answer lives as long as the environment, which programs change rarely and never free.
+    let value = unsafe { libc::getenv(name.as_ptr()) };
+    if value.is_null() {
+        return None;
+    }
+    // SAFETY: the C library's strings end with zero.
+    unsafe { core::ffi::CStr::from_ptr(value) }.to_str().ok()
+}
+
+/// The record `index` of an array in a region from [`raw::anonymous_shared`], which is never unmapped and long enough.
+pub(crate) fn shared_record<T: Sync>(region: *mut T, index: usize) -> &'static T {
+    // SAFETY: callers pass a region of theirs and an index within it; zeroed memory is a valid T for the records of atomics
+    // that are kept there.
+    unsafe { &*region.add(index) }
+}
+
+/// A place for the segment of a connection, in a static record.
+#[derive(Debug)]
+pub(crate) struct SegmentCell {
+    full: core::sync::atomic::AtomicBool,
+    place: core::cell::UnsafeCell<core::mem::MaybeUninit<viaduct_channel::Segment>>,
+}
+
+// SAFETY: the place is written by `fill` before `full` is set and dropped by `clear` after it is reset, and the callers of those
+// hold both ownership words of the connection; `get` asks for the proof that one is held.
+unsafe impl Sync for SegmentCell {}
+
+impl SegmentCell {
+    pub(crate) const fn empty() -> Self {
+        Self {
+            full: core::sync::atomic::AtomicBool::new(false),
+            place: core::cell::UnsafeCell::new(core::mem::MaybeUninit::uninit()),
+        }
+    }
+
+    /// The segment, while a direction of the connection is owned (or its epoll set is, which keeps it from being closed).
+    #[inline]
+    pub(crate) fn get<'a, P>(&'a self, _proof: &'a P) -> Option<&'a viaduct_channel::Segment> {
+        if !self.full.load(core::sync::atomic::Ordering::Acquire) {
+            return None;
+        }
+        // SAFETY: `full` says that the place is initialised, and the proof keeps `clear` away.
+        Some(unsafe { (*self.place.get()).assume_init_ref() })
+    }
+
+    /// Puts a segment in. The caller owns both directions.
+    pub(crate) fn fill(&self, segment: viaduct_channel::Segment) {
+        self.clear();
+        // SAFETY: nobody else is here while both directions are owned.
+        unsafe { (*self.place.get()).write(segment) };
+        self.full.store(true, core::sync::atomic::Ordering::Release);
+    }
+
+    /// Unmaps the segment. The caller owns both directions.
+    pub(crate) fn clear(&self) {
+        if self.full.swap(false, core::sync::atomic::Ordering::AcqRel) {
+            // SAFETY: it was full, and nobody else is here while both directions are owned.
+            unsafe { (*self.place.get()).assume_init_drop() };
+        }
+    }
+}
+
+/// `getrlimit(RLIMIT_NOFILE)`.
+pub(crate) fn descriptor_limit(limit: &mut libc::rlimit) {
+    // SAFETY: the C library writes one rlimit.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, core::ptr::from_mut(limit)) };
+}
+
+/// A record that [`shared_record`] gave out, from its address; `None` for null.
+#[inline]
+pub(crate) fn leaked_record<T: Sync>(record: *mut T) -> Option<&'static T> {
+    // SAFETY: callers pass null or an address got from a static reference.
+    unsafe { record.as_ref() }
+}
+
+/// Writes the name the program was called by, without directories, into `name`, leaving at least one zero.
+pub(crate) fn program_name(name: &mut [u8; 64]) {
+    unsafe extern "C" {
+        static program_invocation_short_name: *const core::ffi::c_char;
+    }
+    // SAFETY: the C library sets it before any code of ours runs.
+    let called = unsafe { program_invocation_short_name };
+    if called.is_null() {
+        return;
+    }
+    // SAFETY: a C string, part of the program's arguments.
+    let called = unsafe { core::ffi::CStr::from_ptr(called) };
+    for (place, byte) in name.iter_mut().take(63).zip(called.to_bytes()) {
+        *place = *byte;
+    }
+}
+
+/// Waits until `fd` is readable or `ns` nanoseconds are over, in short steps that signals cannot be lost in: an interrupted
+/// step just ends early, and the caller looks again.
+pub(crate) fn wait_readable_quietly(fd: c_int, ns: u64) {
+    let mut entry = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let timeout = timespec(ns);
+    let (place, timeout) = (
+        (&raw mut entry).expose_provenance(),
+        (&raw const timeout).expose_provenance(),
+    );
+    // SAFETY: one pollfd and a timeout that outlive the call.
+    let _ = unsafe { raw::call(libc::SYS_ppoll, [place, 1, timeout, 0, 8, 0]) };
+}
+
+/// `ns` nanoseconds as the kernel takes them.
+pub(crate) fn timespec(ns: u64) -> libc::timespec {
+    libc::timespec {
+        tv_sec: i64::try_from(ns / 1_000_000_000).unwrap_or(i64::MAX),
+        tv_nsec: i64::try_from(ns % 1_000_000_000).unwrap_or(0),
+    }
+}
+
+/// Has `action` called with `value` when the calling thread ends. One action serves the whole process.
+pub(crate) fn at_thread_exit(value: u32, action: fn(u32)) {
+    use core::sync::atomic::{AtomicU32, Ordering};
+    static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
+    static ACTION: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+    extern "C" fn run(value: *mut c_void) {
+        let action = ACTION.load(Ordering::Acquire);
+        if !action.is_null() {
+            // SAFETY: only `action` values, of this type, are stored there.
+            let action = unsafe { core::mem::transmute::<*mut c_void, fn(u32)>(action) };
+            action(u32::try_from(value.addr()).unwrap_or(0));
+        }
+    }
+    ACTION.store(action as *mut c_void, Ordering::Release);
+    let mut key = KEY.load(Ordering::Acquire);
+    if key == u32::MAX {
+        // SAFETY: the key is written before use; `run` has the right signature.
+        if unsafe { libc::pthread_key_create(&raw mut key, Some(run)) } != 0 {
+            return;
+        }
+        if let Err(winner) = KEY.compare_exchange(u32::MAX, key, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY: the key made above, which nobody uses.
+            unsafe { libc::pthread_key_delete(key) };
+            key = winner;
+        }
+    }
+    // SAFETY: a valid key; the value is a plain number.
+    unsafe { libc::pthread_setspecific(key, core::ptr::without_provenance(value as usize)) };
+}
+
+/// `recvmsg` or `sendmsg` on buffers of the program's, without entering the C library.
+pub(crate) fn message_call(call: c_long, fd: c_int, message: &mut libc::msghdr, flags: c_int) -> Result<usize, Errno> {
+    let place = core::ptr::from_mut(message).expose_provenance();
+    // SAFETY: the header outlives the call; the kernel checks the program's buffers itself.
+    unsafe { raw::call(call, [fd as usize, place, flags as usize, 0, 0, 0]) }
+}
+
+/// Sends this thread SIGPIPE, as a send on a broken connection does.
+pub(crate) fn raise_sigpipe() {
+    // SAFETY: no pointers.
+    let _ = unsafe {
+        raw::call(
+            libc::SYS_tgkill,
+            [
+                raw::getpid() as usize,
+                raw::gettid() as usize,
+                libc::SIGPIPE as usize,
+                0,
+                0,
+                0,
+            ],
+        )
+    };
+}
+
+/// A random number, good enough to be unlike any other.
+pub(crate) fn random() -> u64 {
+    let mut value = 0_u64;
+    let place = (&raw mut value).expose_provenance();
+    // SAFETY: the kernel writes eight bytes of `value`.
+    let _ = unsafe { raw::call(libc::SYS_getrandom, [place, 8, 1, 0, 0, 0]) };
+    value ^ ticks()
+}
+
+/// Has `parent` and `child` called in the respective process after each `fork`.
+pub(crate) fn at_fork(parent: fn(), child: fn()) {
+    use core::sync::atomic::Ordering::{Acquire, Release};
+    static HOOKS: [AtomicPtr<c_void>; 2] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 2];
+    fn run(index: usize) {
+        let hook = HOOKS
+            .get(index)
+            .map_or(core::ptr::null_mut(), |hook| hook.load(Acquire));
+        if !hook.is_null() {
+            // SAFETY: only functions of this type are stored there.
+            unsafe { core::mem::transmute::<*mut c_void, fn()>(hook)() };
+        }
+    }
+    unsafe extern "C" fn in_parent() {
+        run(0);
+    }
+    unsafe extern "C" fn in_child() {
+        run(1);
+    }
+    HOOKS[0].store(parent as *mut c_void, Release);
+    HOOKS[1].store(child as *mut c_void, Release);
+    // SAFETY: two functions with the right signature, valid for ever.
+    unsafe { libc::pthread_atfork(None, Some(in_parent), Some(in_child)) };
+}
+
+/// `lseek(fd, 0, SEEK_CUR)`.
+pub(crate) fn file_position(fd: c_int) -> Result<libc::off_t, Errno> {
+    // SAFETY: no pointers.
+    unsafe { raw::call(libc::SYS_lseek, [fd as usize, 0, libc::SEEK_CUR as usize, 0, 0, 0]) }
+        .map(|at| at as libc::off_t)
+}
+
+/// `lseek(fd, position, SEEK_SET)`.
+pub(crate) fn set_file_position(fd: c_int, position: libc::off_t) {
+    // SAFETY: no pointers.
+    let _ = unsafe {
+        raw::call(
+            libc::SYS_lseek,
+            [fd as usize, position as usize, libc::SEEK_SET as usize, 0, 0, 0],
+        )
+    };
+}
+
+/// Whether `fd` is an open descriptor.
+pub fn is_open(fd: c_int) -> bool {
+    raw::fcntl(fd, libc::F_GETFD, 0).is_ok()
+}
+
+/// Ends the process with SIGABRT.
+pub fn abort() -> ! {
+    // SAFETY: always allowed.
+    unsafe { libc::abort() }
+}

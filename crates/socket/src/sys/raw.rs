@@ -1,0 +1,252 @@
+//! Direct system calls, answering `Err(errno)`.
+
+use super::Errno;
+use core::ffi::{c_int, c_long};
+
+/// Enters the kernel.
+///
+/// # Safety
+/// As for the system call: pointers among the arguments must be valid for what the kernel does with them.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+unsafe fn enter(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+    let result: isize;
+    // SAFETY: the calling convention of the kernel; the caller vouches for the arguments.
+    unsafe {
+        core::arch::asm!("syscall", inlateout("rax") number as isize => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    result
+}
+
+/// Enters the kernel.
+///
+/// # Safety
+/// As for the system call: pointers among the arguments must be valid for what the kernel does with them.
+#[cfg(target_arch = "aarch64")]
+#[inline]
+unsafe fn enter(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+    let result: isize;
+    // SAFETY: the calling convention of the kernel; the caller vouches for the arguments.
+    unsafe {
+        core::arch::asm!("svc 0", in("x8") number, inlateout("x0") a => result,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f, options(nostack));
+    }
+    result
+}
+
+/// A system call by number.
+///
+/// # Safety
+/// As for the system call.
+#[inline]
+pub unsafe fn call(number: c_long, args: [usize; 6]) -> Result<usize, Errno> {
+    let [a, b, c, d, e, f] = args;
+    // SAFETY: passed on to the caller.
+    let result = unsafe { enter(number, a, b, c, d, e, f) };
+    if (-4095..0).contains(&result) {
+        Err(-result as Errno)
+    } else {
+        Ok(result.cast_unsigned())
+    }
+}
+
+#[inline]
+fn fd_arg(fd: c_int) -> usize {
+    fd as usize
+}
+
+/// `close`.
+pub fn close(fd: c_int) {
+    // SAFETY: no pointers; callers only close descriptors of our own.
+    let _ = unsafe { call(libc::SYS_close, [fd_arg(fd), 0, 0, 0, 0, 0]) };
+}
+
+/// `sched_yield`.
+#[inline]
+pub fn sched_yield() {
+    // SAFETY: no arguments.
+    let _ = unsafe { call(libc::SYS_sched_yield, [0; 6]) };
+}
+
+/// `gettid`.
+pub fn gettid() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { call(libc::SYS_gettid, [0; 6]) }.map_or(1, |tid| tid as u32)
+}
+
+/// `getpid`.
+pub fn getpid() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { call(libc::SYS_getpid, [0; 6]) }.map_or(1, |pid| pid as u32)
+}
+
+/// Whether the thread `tid` exists, as far as this process may see.
+pub fn thread_alive(tid: u32) -> bool {
+    // SAFETY: signal 0 sends nothing.
+    let result = unsafe { call(libc::SYS_tkill, [tid as usize, 0, 0, 0, 0, 0]) };
+    result != Err(libc::ESRCH)
+}
+
+/// `eventfd2(0, EFD_NONBLOCK | EFD_CLOEXEC)`.
+pub fn eventfd() -> Result<c_int, Errno> {
+    let flags = (libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as usize;
+    // SAFETY: no pointers.
+    unsafe { call(libc::SYS_eventfd2, [0, flags, 0, 0, 0, 0]) }.map(|fd| fd as c_int)
+}
+
+/// Adds one to an eventfd.
+#[inline]
+pub fn eventfd_ring(fd: c_int) -> Result<(), Errno> {
+    let one = 1_u64;
+    // SAFETY: the kernel reads eight bytes of `one`.
+    unsafe {
+        call(
+            libc::SYS_write,
+            [fd_arg(fd), (&raw const one).expose_provenance(), 8, 0, 0, 0],
+        )
+    }
+    .map(drop)
+}
+
+/// Sets an eventfd to zero.
+pub fn eventfd_reset(fd: c_int) {
+    let mut value = 0_u64;
+    // SAFETY: the kernel writes eight bytes of `value`.
+    let _ = unsafe {
+        call(
+            libc::SYS_read,
+            [fd_arg(fd), (&raw mut value).expose_provenance(), 8, 0, 0, 0],
+        )
+    };
+}
+
+/// `fcntl` with an integer argument.
+pub fn fcntl(fd: c_int, command: c_int, argument: usize) -> Result<usize, Errno> {
+    // SAFETY: only commands without pointer arguments are used by this crate.
+    unsafe { call(libc::SYS_fcntl, [fd_arg(fd), command as usize, argument, 0, 0, 0]) }
+}
+
+/// `ioctl` that answers one integer.
+pub fn ioctl_get(fd: c_int, request: c_long) -> Result<c_int, Errno> {
+    let mut value: c_int = 0;
+    let place = (&raw mut value).expose_provenance();
+    // SAFETY: FIONREAD and SIOCOUTQ write one int.
+    unsafe {
+        call(
+            libc::SYS_ioctl,
+            [fd_arg(fd), request.cast_unsigned() as usize, place, 0, 0, 0],
+        )
+    }
+    .map(|_| value)
+}
+
+/// `getsockopt` into a plain value; answers the length the kernel wrote.
+pub fn getsockopt<T: Copy>(fd: c_int, level: c_int, name: c_int, value: &mut T) -> Result<usize, Errno> {
+    let mut length = size_of::<T>() as u32;
+    let value = core::ptr::from_mut(value).expose_provenance();
+    let place = (&raw mut length).expose_provenance();
+    // SAFETY: the kernel writes at most `length` bytes of `value`; callers pass plain integers and byte structures.
+    unsafe {
+        call(
+            libc::SYS_getsockopt,
+            [fd_arg(fd), level as usize, name as usize, value, place, 0],
+        )
+    }
+    .map(|_| length as usize)
+}
+
+/// `setsockopt` from a plain value.
+pub fn setsockopt<T: Copy>(fd: c_int, level: c_int, name: c_int, value: &T) -> Result<(), Errno> {
+    let place = core::ptr::from_ref(value).expose_provenance();
+    // SAFETY: the kernel reads `size_of::<T>()` bytes of `value`.
+    unsafe {
+        call(
+            libc::SYS_setsockopt,
+            [fd_arg(fd), level as usize, name as usize, place, size_of::<T>(), 0],
+        )
+    }
+    .map(drop)
+}
+
+/// `recv` into memory of our own.
+#[inline]
+pub fn recv(fd: c_int, buffer: &mut [u8], flags: c_int) -> Result<usize, Errno> {
+    let place = buffer.as_mut_ptr().expose_provenance();
+    // SAFETY: the kernel writes at most `buffer.len()` bytes of `buffer`.
+    unsafe {
+        call(
+            libc::SYS_recvfrom,
+            [fd_arg(fd), place, buffer.len(), flags as usize, 0, 0],
+        )
+    }
+}
+
+/// Drops `len` received bytes (`MSG_TRUNC`).
+pub fn discard(fd: c_int, len: usize) -> Result<usize, Errno> {
+    let flags = (libc::MSG_TRUNC | libc::MSG_DONTWAIT) as usize;
+    // SAFETY: with MSG_TRUNC a TCP socket writes nothing.
+    unsafe { call(libc::SYS_recvfrom, [fd_arg(fd), 0, len, flags, 0, 0]) }
+}
+
+/// `send` of memory of our own.
+#[inline]
+pub fn send(fd: c_int, buffer: &[u8], flags: c_int) -> Result<usize, Errno> {
+    let place = buffer.as_ptr().expose_provenance();
+    // SAFETY: the kernel reads `buffer.len()` bytes of `buffer`.
+    unsafe {
+        call(
+            libc::SYS_sendto,
+            [fd_arg(fd), place, buffer.len(), flags as usize, 0, 0],
+        )
+    }
+}
+
+/// `pread`.
+pub fn pread(fd: c_int, buffer: &mut [u8], at: libc::off_t) -> Result<usize, Errno> {
+    let place = buffer.as_mut_ptr().expose_provenance();
+    // SAFETY: the kernel writes at most `buffer.len()` bytes of `buffer`.
+    unsafe { call(libc::SYS_pread64, [fd_arg(fd), place, buffer.len(), at as usize, 0, 0]) }
+}
+
+/// `poll` of one descriptor without waiting; answers its events.
+pub fn poll_now(fd: c_int, events: i16) -> i16 {
+    let mut entry = libc::pollfd { fd, events, revents: 0 };
+    let place = (&raw mut entry).expose_provenance();
+    let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let timeout = (&raw const zero).expose_provenance();
+    // SAFETY: one pollfd and a timeout that outlive the call.
+    let _ = unsafe { call(libc::SYS_ppoll, [place, 1, timeout, 0, 8, 0]) };
+    entry.revents
+}
+
+/// `epoll_ctl`.
+pub fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, events: u32, data: u64) -> Result<(), Errno> {
+    let event = libc::epoll_event { events, u64: data };
+    let place = (&raw const event).expose_provenance();
+    // SAFETY: the kernel reads one epoll_event.
+    unsafe {
+        call(
+            libc::SYS_epoll_ctl,
+            [fd_arg(set), operation as usize, fd_arg(fd), place, 0, 0],
+        )
+    }
+    .map(drop)
+}
+
+/// `epoll_wait` without waiting, into memory of our own.
+pub fn epoll_now(set: c_int, events: &mut [libc::epoll_event]) -> Result<usize, Errno> {
+    let place = events.as_mut_ptr().expose_provenance();
+    // SAFETY: the kernel writes at most `events.len()` entries.
+    unsafe { call(libc::SYS_epoll_pwait, [fd_arg(set), place, events.len(), 0, 0, 8]) }
+}
+
+/// Asks that pages of a shared mapping exist, so that touching them cannot fault fatally.
+pub fn anonymous_shared(len: usize) -> Result<*mut u8, Errno> {
+    let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+    let flags = (libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as usize;
+    // SAFETY: a new mapping where the kernel likes.
+    unsafe { call(libc::SYS_mmap, [0, len, protection, flags, usize::MAX, 0]) }
+        .map(core::ptr::with_exposed_provenance_mut)
+}
