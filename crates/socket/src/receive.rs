@@ -395,11 +395,6 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
             if Incoming::new(lane).source() != Source::Lane {
                 break;
             }
-            let mut looks = 0;
-            while lane.readable() == Ok(0) && looks < 16 {
-                looks += 1;
-                core::hint::spin_loop();
-            }
             if lane.readable() != Ok(0) {
                 spinner.paid();
                 return Ok(Woken::Look);

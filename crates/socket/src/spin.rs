@@ -15,12 +15,12 @@ const LONGEST_US: u32 = 50;
 const FIRST_US: u32 = 20;
 /// With a spent budget, one wait in this many tries again.
 const PROBE_EVERY: u32 = 16;
-/// Looks between two yields.
-const BURST: u32 = 24;
+/// A core is given up after so many microseconds of looking.
+const BURST_US: u64 = 1;
 /// A yield longer than this let somebody else run.
 const CONTENDED_US: u64 = 2;
 /// So many contended yields in one wait are enough.
-const CONTENDED_MOST: u32 = 8;
+const CONTENDED_MOST: u32 = 2;
 
 thread_local! {
     static BUDGET_US: Cell<u32> = const { Cell::new(FIRST_US) };
@@ -33,6 +33,8 @@ pub(crate) struct Spinner {
     /// When the budget is spent, in ticks; 0: it is.
     until: u64,
     looks: u32,
+    /// When the core was last given up, in ticks.
+    yielded: u64,
     contended: u32,
     always: bool,
 }
@@ -53,13 +55,15 @@ impl Spinner {
                 budget => budget,
             },
         };
+        let now = if budget == 0 { 0 } else { sys::ticks() };
         Self {
             until: if budget == 0 {
                 0
             } else {
-                sys::ticks() + u64::from(budget) * sys::ticks_per_us()
+                now + u64::from(budget) * sys::ticks_per_us()
             },
             looks: 0,
+            yielded: now,
             contended: 0,
             always: agent::policy().spin == SpinPolicy::Always,
         }
@@ -72,17 +76,18 @@ impl Spinner {
             return false;
         }
         self.looks += 1;
-        if !self.looks.is_multiple_of(BURST) {
+        let now = sys::ticks();
+        if now.wrapping_sub(self.yielded) < BURST_US * sys::ticks_per_us() {
             core::hint::spin_loop();
             return true;
         }
-        self.pause()
+        self.pause(now)
     }
 
-    fn pause(&mut self) -> bool {
-        let before = sys::ticks();
+    fn pause(&mut self, before: u64) -> bool {
         raw::sched_yield();
         let after = sys::ticks();
+        self.yielded = after;
         if self.always {
             return true;
         }
@@ -93,7 +98,8 @@ impl Spinner {
         }
         let go_on = after < self.until && self.contended < CONTENDED_MOST;
         if !go_on {
-            BUDGET_US.set(BUDGET_US.get() / 2);
+            // Where others want the core, polling is worse than useless.
+            BUDGET_US.set(BUDGET_US.get() / if self.contended > 0 { 4 } else { 2 });
             self.until = 0;
         }
         go_on
