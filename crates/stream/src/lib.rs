@@ -221,7 +221,8 @@ impl<'a> Incoming<'a> {
     /// All raw bytes up to X have been received: the lane is next.
     pub fn enter_lane(&self) {
         let epoch = self.lane.word(R_ENDED).load(Relaxed).wrapping_add(1) & !BACK_SEEN;
-        self.lane.word(R_READING).store(epoch, Relaxed);
+        // Never 0, which would mean that the lane has not been entered: a hostile peer could have it entered for ever.
+        self.lane.word(R_READING).store(epoch.max(1), Relaxed);
     }
 
     /// Takes marks that were peeked from the kernel connection in [`Source::Lane`]; answers how many of them may be

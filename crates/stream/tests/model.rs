@@ -1,0 +1,278 @@
+//! Every byte of a stream arrives once and in order, however its direction is moved about.
+
+mod support;
+
+use std::thread;
+
+use proptest::prelude::*;
+use support::{Deed, Glance, Listener, Pipe, Step, Talker, scramble};
+use viaduct_channel::{Segment, Side};
+
+/// Something one of the four halves of a connection does.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Talk(Deed),
+    Listen(Glance),
+    RequestRaw(bool),
+    Recall,
+}
+
+/// One direction: who talks, who listens.
+struct Direction<'a> {
+    talker: Talker<'a>,
+    listener: Listener<'a>,
+}
+
+impl<'a> Direction<'a> {
+    /// The direction in which `side` talks.
+    fn new(near: &'a Segment, far: &'a Segment, side: Side, pipe: &'a Pipe) -> Self {
+        let direction = Self {
+            talker: Talker::new(near, side, pipe),
+            listener: Listener::new(far, side.other(), pipe),
+        };
+        direction.listener.incoming.set_ready();
+        direction
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Talk(deed) => self.talker.act(deed),
+            Event::Listen(glance) => {
+                assert_ne!(self.listener.step(glance), Step::Violation);
+                self.check();
+            }
+            Event::RequestRaw(raw) => self.listener.request_raw(raw),
+            Event::Recall => self.listener.recall(),
+        }
+    }
+
+    fn check(&self) {
+        assert_eq!(self.listener.garbled, 0, "{self}");
+        assert!(self.listener.received <= self.talker.sent, "{self}");
+    }
+
+    /// The talker does nothing new, but what it owes; the listener receives until nothing comes.
+    fn settle(&mut self) {
+        let glance = Glance {
+            room: 5000,
+            batch: 64,
+            marks_first: false,
+        };
+        let mut idle = 0;
+        for _ in 0..1_000_000 {
+            self.talker.act(Deed::Send(0));
+            let step = self.listener.step(glance);
+            assert_ne!(step, Step::Violation);
+            idle = if step == Step::Idle { idle + 1 } else { 0 };
+            if idle > 8 {
+                break;
+            }
+        }
+        self.check();
+        assert_eq!(self.listener.received, self.talker.sent, "{self}");
+        assert_eq!(self.talker.pipe.queued(), 0, "{self}");
+    }
+}
+
+impl std::fmt::Display for Direction<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:#?}\n{:#?}", self.talker, self.listener)
+    }
+}
+
+fn deed() -> impl Strategy<Value = Deed> {
+    prop_oneof![
+        4 => (1usize..100).prop_map(Deed::Send),
+        1 => (1usize..12_000).prop_map(Deed::Send),
+        4 => Just(Deed::Promote),
+        2 => Just(Deed::Demote),
+        3 => Just(Deed::Bell),
+    ]
+}
+
+fn glance() -> impl Strategy<Value = Glance> {
+    let room = prop_oneof![1usize..20, 1usize..9000];
+    (room, 1usize..12, any::<bool>()).prop_map(|(room, batch, marks_first)| Glance {
+        room,
+        batch,
+        marks_first,
+    })
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        50 => deed().prop_map(Event::Talk),
+        60 => glance().prop_map(Event::Listen),
+        3 => any::<bool>().prop_map(Event::RequestRaw),
+    ]
+}
+
+fn events() -> impl Strategy<Value = Vec<(bool, Event)>> {
+    prop::collection::vec((any::<bool>(), event()), 0..600)
+}
+
+proptest! {
+    #[test]
+    fn both_directions_deliver_every_byte_once_and_in_order(
+        capacities in (1usize..80, 1usize..80),
+        events in events(),
+    ) {
+        let (first, second) = support::segment();
+        let (there, back) = (Pipe::new(capacities.0), Pipe::new(capacities.1));
+        let mut directions = [
+            Direction::new(&first, &second, Side::First, &there),
+            Direction::new(&second, &first, Side::Second, &back),
+        ];
+        for (which, event) in events {
+            directions[usize::from(which)].happen(event);
+        }
+        directions.iter_mut().for_each(Direction::settle);
+    }
+
+    #[test]
+    fn what_is_recalled_arrives_once_and_in_order(
+        capacity in 1usize..200,
+        before in prop::collection::vec(event(), 0..300),
+        after in prop::collection::vec(event(), 0..100),
+    ) {
+        let (first, second) = support::segment();
+        let pipe = Pipe::new(capacity);
+        let mut direction = Direction::new(&first, &second, Side::First, &pipe);
+        let events = before.into_iter().chain([Event::Recall]).chain(after);
+        events.for_each(|event| direction.happen(event));
+        direction.settle();
+    }
+
+    #[test]
+    fn an_idle_direction_does_not_notice_the_other(events in prop::collection::vec(event(), 0..200)) {
+        let (first, second) = support::segment();
+        let (there, back) = (Pipe::new(16), Pipe::new(16));
+        let mut busy = Direction::new(&first, &second, Side::First, &there);
+        let mut idle = Direction::new(&second, &first, Side::Second, &back);
+        events.into_iter().for_each(|event| busy.happen(event));
+        prop_assert_eq!(idle.talker.out.mode(), viaduct_stream::Mode::Raw);
+        prop_assert!(idle.talker.out.may_promote());
+        prop_assert!(!idle.talker.out.peer_wants_raw());
+        prop_assert_eq!(idle.listener.incoming.source(), viaduct_stream::Source::Raw);
+        prop_assert_eq!(idle.listener.lane.readable(), Ok(0));
+        idle.settle();
+    }
+}
+
+fn drawn_deed(state: &mut u64) -> Deed {
+    let number = scramble(state);
+    let len = usize::try_from(number >> 40).expect("24 bits");
+    match number % 16 {
+        0..6 => Deed::Send(len % 100),
+        6 => Deed::Send(len % 12_000),
+        7..11 => Deed::Promote,
+        11..13 => Deed::Demote,
+        _ => Deed::Bell,
+    }
+}
+
+fn drawn_glance(state: &mut u64) -> Glance {
+    let number = scramble(state);
+    let len = usize::try_from(number >> 40).expect("24 bits");
+    Glance {
+        room: 1 + len % if number & 2 == 0 { 20 } else { 9000 },
+        batch: 1 + len % 12,
+        marks_first: number & 1 == 0,
+    }
+}
+
+#[test]
+fn nothing_is_lost_over_thousands_of_switches() {
+    let (first, second) = support::segment();
+    let pipe = Pipe::new(24);
+    let mut direction = Direction::new(&first, &second, Side::First, &pipe);
+    let mut state = 7;
+    for _ in 0..400_000 {
+        if scramble(&mut state) & 1 == 0 {
+            direction.happen(Event::Talk(drawn_deed(&mut state)));
+        } else {
+            direction.happen(Event::Listen(drawn_glance(&mut state)));
+        }
+    }
+    direction.settle();
+    // The run has been through what it is for.
+    assert!(direction.talker.switches > 5000, "{direction}");
+    assert!(direction.listener.entered > 2500, "{direction}");
+    assert!(direction.talker.refused > 100, "{direction}");
+    assert!(direction.listener.full_batches > 100, "{direction}");
+    assert!(direction.talker.sent > 1 << 20, "{direction}");
+}
+
+#[test]
+fn a_recall_sends_again_what_was_left_in_the_lane() {
+    let mut again = 0;
+    for seed in 0..200 {
+        let (first, second) = support::segment();
+        let pipe = Pipe::new(64);
+        let mut direction = Direction::new(&first, &second, Side::First, &pipe);
+        let mut state = seed;
+        for _ in 0..100 {
+            direction.happen(Event::Talk(drawn_deed(&mut state)));
+            direction.happen(Event::Listen(drawn_glance(&mut state)));
+        }
+        direction.happen(Event::Recall);
+        direction.settle();
+        again += direction.talker.again;
+    }
+    assert!(again > 10_000, "{again}");
+}
+
+/// Talks until `total` bytes have been sent, and then until nothing is owed. Returns the switches.
+fn talk(segment: &Segment, side: Side, pipe: &Pipe, total: u64) -> u64 {
+    let mut talker = Talker::new(segment, side, pipe);
+    let mut state = total;
+    let mut steps = 0_u64;
+    while talker.sent < total {
+        // A listener that has failed takes no more.
+        steps += 1;
+        assert!(steps < 100 * total, "{talker:#?}");
+        talker.act(drawn_deed(&mut state));
+    }
+    for _ in 0..1_000_000 {
+        talker.act(Deed::Send(0));
+        if talker.out.mode() == viaduct_stream::Mode::Raw {
+            break;
+        }
+        talker.act(Deed::Demote);
+        thread::yield_now();
+    }
+    talker.switches
+}
+
+/// Listens until the `total` bytes and perhaps some of the last call have been received.
+fn listen(segment: &Segment, side: Side, pipe: &Pipe, total: u64) {
+    let mut listener = Listener::new(segment, side, pipe);
+    listener.incoming.set_ready();
+    let mut state = !total;
+    while listener.received < total {
+        match listener.step(drawn_glance(&mut state)) {
+            Step::Moved => assert_eq!(listener.garbled, 0, "{listener:#?}"),
+            Step::Idle => thread::yield_now(),
+            Step::Violation => panic!("violation: {listener:#?}"),
+        }
+    }
+}
+
+#[test]
+fn four_threads_lose_nothing() {
+    const TOTAL: u64 = 1 << 20;
+    let (first, second) = support::segment();
+    let (there, back) = (Pipe::new(300), Pipe::new(300));
+    thread::scope(|scope| {
+        let talkers = [
+            scope.spawn(|| talk(&first, Side::First, &there, TOTAL)),
+            scope.spawn(|| talk(&second, Side::Second, &back, TOTAL + 1)),
+        ];
+        scope.spawn(|| listen(&second, Side::Second, &there, TOTAL));
+        scope.spawn(|| listen(&first, Side::First, &back, TOTAL + 1));
+        for talker in talkers {
+            let switches = talker.join().expect("no panic");
+            assert!(switches > 50, "{switches}");
+        }
+    });
+}

@@ -1,0 +1,217 @@
+//! The rules of docs/stream-protocol.md, one by one.
+
+mod support;
+
+use support::{Pipe, segment};
+use viaduct_channel::{Segment, Side};
+use viaduct_stream::{Incoming, MARK_BACK, MARK_BELL, Mode, Outgoing, Source};
+
+fn outgoing(near: &Segment) -> Outgoing<'_> {
+    Outgoing::new(near.sender(Side::First))
+}
+
+fn incoming(far: &Segment) -> Incoming<'_> {
+    Incoming::new(far.receiver(Side::Second))
+}
+
+/// A stretch on the lane that the receiver has entered.
+fn on_lane<'a>(near: &'a Segment, far: &'a Segment) -> (Outgoing<'a>, Incoming<'a>) {
+    let (out, inc) = (outgoing(near), incoming(far));
+    inc.set_ready();
+    assert!(out.may_promote());
+    out.promote(0);
+    assert_eq!(inc.source(), Source::RawUntil(0));
+    inc.enter_lane();
+    assert_eq!(inc.source(), Source::Lane);
+    (out, inc)
+}
+
+#[test]
+fn a_direction_begins_raw_and_stays_so_until_the_receiver_is_attached() {
+    let (near, far) = segment();
+    let (out, inc) = (outgoing(&near), incoming(&far));
+    assert_eq!(out.mode(), Mode::Raw);
+    assert_eq!(inc.source(), Source::Raw);
+    assert!(!out.may_promote());
+    inc.set_ready();
+    assert!(out.may_promote());
+}
+
+#[test]
+fn a_receiver_that_is_not_ready_any_more_keeps_the_stretch_that_has_begun() {
+    let (near, far) = segment();
+    let (out, inc) = on_lane(&near, &far);
+    inc.set_unready();
+    assert_eq!((out.mode(), inc.source()), (Mode::Lane, Source::Lane));
+    out.demote();
+    out.back_sent();
+    inc.marks(&[MARK_BACK]);
+    inc.lane_drained();
+    assert!(!out.may_promote());
+    inc.set_ready();
+    assert!(out.may_promote());
+}
+
+#[test]
+fn a_promotion_names_the_position_at_which_the_raw_stretch_ends() {
+    let (near, far) = segment();
+    let (out, inc) = (outgoing(&near), incoming(&far));
+    inc.set_ready();
+    out.promote(1 << 40);
+    assert_eq!(out.mode(), Mode::Lane);
+    assert!(!out.may_promote());
+    assert_eq!(inc.source(), Source::RawUntil(1 << 40));
+}
+
+#[test]
+fn the_next_promotion_waits_until_the_stretch_before_it_has_been_read() {
+    let (near, far) = segment();
+    let (out, inc) = on_lane(&near, &far);
+    out.demote();
+    assert!(!out.may_promote(), "MARK_BACK is owed");
+    out.back_sent();
+    assert_eq!(out.mode(), Mode::Raw);
+    assert!(!out.may_promote(), "the receiver has not seen the end");
+    inc.marks(&[MARK_BACK]);
+    assert_eq!(inc.source(), Source::LaneThenRaw);
+    assert!(!out.may_promote(), "the lane may still hold bytes");
+    inc.lane_drained();
+    assert_eq!(inc.source(), Source::Raw);
+    assert!(out.may_promote());
+    out.promote(9);
+    assert_eq!(inc.source(), Source::RawUntil(9));
+}
+
+#[test]
+fn a_mark_that_finds_the_kernel_full_stays_owed_and_nothing_overtakes_it() {
+    let (near, far) = segment();
+    let (out, inc) = on_lane(&near, &far);
+    let pipe = Pipe::new(1);
+    assert_eq!(pipe.send(&[MARK_BELL]), 1);
+    out.demote();
+    assert_eq!(pipe.send(&[MARK_BACK]), 0);
+    assert_eq!(out.mode(), Mode::BackPending);
+    out.demote();
+    assert_eq!(out.mode(), Mode::BackPending);
+    // The receiver goes on with the lane and makes room.
+    assert_eq!(inc.marks(&pipe.peek(9)), 1);
+    pipe.receive(1);
+    assert_eq!(inc.source(), Source::Lane);
+    assert_eq!(pipe.send(&[MARK_BACK]), 1);
+    out.back_sent();
+    assert_eq!(out.mode(), Mode::Raw);
+}
+
+#[test]
+fn demoting_a_raw_direction_changes_nothing() {
+    let (near, _far) = segment();
+    let out = outgoing(&near);
+    out.demote();
+    assert_eq!(out.mode(), Mode::Raw);
+}
+
+#[test]
+fn bells_are_discarded_and_say_nothing() {
+    let (near, far) = segment();
+    let (_out, inc) = on_lane(&near, &far);
+    assert_eq!(inc.marks(&[]), 0);
+    assert_eq!(inc.marks(&[MARK_BELL; 64]), 64);
+    assert_eq!(inc.marks(&[7, 255]), 2, "marks of a later version are bells");
+    assert_eq!(inc.source(), Source::Lane);
+}
+
+#[test]
+fn what_stands_behind_the_mark_back_is_raw_whatever_it_looks_like() {
+    let (near, far) = segment();
+    let (_out, inc) = on_lane(&near, &far);
+    assert_eq!(inc.marks(&[MARK_BELL, MARK_BELL, MARK_BACK, MARK_BACK, MARK_BELL]), 3);
+    assert_eq!(inc.source(), Source::LaneThenRaw);
+}
+
+#[test]
+fn a_request_for_tcp_is_seen_and_can_be_taken_back() {
+    let (near, far) = segment();
+    let (out, inc) = (outgoing(&near), incoming(&far));
+    assert!(!out.peer_wants_raw());
+    inc.request_raw(true);
+    assert!(out.peer_wants_raw());
+    assert!(!out.peer_recalls());
+    inc.request_raw(false);
+    assert!(!out.peer_wants_raw());
+}
+
+#[test]
+fn a_recall_makes_the_sender_send_again_behind_the_mark_back() {
+    let (near, far) = segment();
+    let (out, inc) = on_lane(&near, &far);
+    assert_eq!(near.sender(Side::First).append(b"unread"[..].into()), Ok(6));
+    inc.recall();
+    assert!(out.peer_wants_raw() && out.peer_recalls());
+    out.demote();
+    assert_eq!(out.mode(), Mode::BackPending);
+    out.back_sent();
+    assert_eq!(out.mode(), Mode::Recalling);
+    assert!(!out.may_promote());
+    // The sender stands in for the receiver.
+    let lane = near.receiver(Side::Second);
+    let mut bytes = [0; 9];
+    assert_eq!(lane.readable(), Ok(6));
+    assert_eq!(lane.copy_out((&mut bytes[..]).into(), 0), 6);
+    assert_eq!(&bytes[..6], b"unread");
+    lane.consume(6);
+    out.recalled();
+    assert_eq!(out.mode(), Mode::Raw);
+    assert_eq!(far.receiver(Side::Second).readable(), Ok(0));
+}
+
+#[test]
+fn a_recall_behind_the_mark_back_comes_too_late() {
+    let (near, far) = segment();
+    let (out, inc) = on_lane(&near, &far);
+    assert_eq!(near.sender(Side::First).append(b"unread"[..].into()), Ok(6));
+    out.demote();
+    out.back_sent();
+    inc.recall();
+    assert_eq!(out.mode(), Mode::Raw);
+    inc.marks(&[MARK_BACK]);
+    // The bytes are where they were, and the receiver must read them itself.
+    assert_eq!(inc.source(), Source::LaneThenRaw);
+    assert_eq!(far.receiver(Side::Second).readable(), Ok(6));
+}
+
+#[test]
+fn a_close_in_order_is_told_from_a_death() {
+    let (near, far) = segment();
+    let (out, inc) = on_lane(&near, &far);
+    assert!(!inc.peer_closed());
+    out.set_closed();
+    assert!(inc.peer_closed());
+}
+
+#[test]
+fn all_state_is_in_the_segment_so_a_forked_process_goes_on_with_it() {
+    let (near, far) = segment();
+    let (out, inc) = on_lane(&near, &far);
+    inc.marks(&[MARK_BACK]);
+    out.demote();
+    assert_eq!(outgoing(&near).mode(), Mode::BackPending);
+    assert_eq!(incoming(&far).source(), Source::LaneThenRaw);
+}
+
+/// A promotion between the two looks puts a mark among what the second one finds.
+#[test]
+fn who_looks_at_the_epoch_before_counting_takes_a_mark_for_data() {
+    let (near, far) = segment();
+    let (out, inc) = (outgoing(&near), incoming(&far));
+    let pipe = Pipe::new(99);
+    inc.set_ready();
+    pipe.send(b"data");
+    let (epoch_first, counted_first) = (inc.source(), pipe.queued());
+    out.promote(pipe.send_position());
+    pipe.send(&[MARK_BELL]);
+    let (epoch_second, counted_second) = (inc.source(), pipe.queued());
+    // Wrong: it was raw, and there are five bytes, of which one is a mark.
+    assert_eq!((epoch_first, counted_second), (Source::Raw, 5));
+    // Right: there were four bytes, and the second look tells how many are raw.
+    assert_eq!((counted_first, epoch_second), (4, Source::RawUntil(4)));
+}

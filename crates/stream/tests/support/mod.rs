@@ -1,0 +1,425 @@
+//! Two ends of a connection without a kernel: a pipe that counts positions, a talker that moves its direction about, and a
+//! listener that follows the receivers' law. Both do one small step at a time, so that a test can put anything between two.
+
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::Relaxed;
+
+use viaduct_channel::{Geometry, Receiver, Segment, Sender, Side};
+use viaduct_stream::{Incoming, MARK_BACK, MARK_BELL, Mode, Outgoing, Source};
+
+/// The sender's word that holds its mode, as in docs/stream-protocol.md.
+const S_MODE: usize = 3;
+
+/// The smallest segment there is.
+pub(crate) fn segment() -> (Segment, Segment) {
+    Segment::heap(Geometry::new(12, 8).expect("permitted"))
+}
+
+/// A generator good enough to vary what happens, the same in every run.
+pub(crate) fn scramble(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// The byte at a position of every stream here. Often one that could be a mark.
+pub(crate) fn byte_at(position: u64) -> u8 {
+    let mut state = position;
+    let [kind, byte, ..] = scramble(&mut state).to_le_bytes();
+    if kind < 96 { kind & 1 } else { byte }
+}
+
+fn bytes_at(position: u64, len: usize) -> Vec<u8> {
+    (position..).take(len).map(byte_at).collect()
+}
+
+/// One direction of a kernel connection.
+#[derive(Debug)]
+pub(crate) struct Pipe {
+    capacity: usize,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    bytes: VecDeque<u8>,
+    received: u64,
+}
+
+impl Pipe {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self {
+            capacity,
+            inner: Mutex::default(),
+        }
+    }
+
+    /// Takes as many bytes as there is room for.
+    pub(crate) fn send(&self, bytes: &[u8]) -> usize {
+        let mut inner = self.inner.lock().expect("no panic inside");
+        let sent = bytes.len().min(self.capacity - inner.bytes.len());
+        inner.bytes.extend(&bytes[..sent]);
+        sent
+    }
+
+    pub(crate) fn queued(&self) -> usize {
+        self.inner.lock().expect("no panic inside").bytes.len()
+    }
+
+    /// Kernel position of the next byte to be sent.
+    pub(crate) fn send_position(&self) -> u64 {
+        let inner = self.inner.lock().expect("no panic inside");
+        inner.received + inner.bytes.len() as u64
+    }
+
+    /// Kernel position of the next byte to be received.
+    pub(crate) fn receive_position(&self) -> u64 {
+        self.inner.lock().expect("no panic inside").received
+    }
+
+    pub(crate) fn peek(&self, most: usize) -> Vec<u8> {
+        let inner = self.inner.lock().expect("no panic inside");
+        inner.bytes.iter().copied().take(most).collect()
+    }
+
+    pub(crate) fn receive(&self, most: usize) -> Vec<u8> {
+        let mut inner = self.inner.lock().expect("no panic inside");
+        let taken = most.min(inner.bytes.len());
+        inner.received += taken as u64;
+        inner.bytes.drain(..taken).collect()
+    }
+}
+
+/// What a talker may be told to do; it does what its mode allows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Deed {
+    /// Send bytes of the stream, at most so many.
+    Send(usize),
+    /// Move to the lane.
+    Promote,
+    /// Move back to the kernel connection.
+    Demote,
+    /// Put a mark on the kernel connection.
+    Bell,
+}
+
+/// A switch that is half done.
+#[derive(Clone, Copy, Debug)]
+enum Switch {
+    None,
+    Positioned(u64),
+    BellOwed,
+    BackSent,
+}
+
+/// The sending half of one end.
+#[derive(Debug)]
+pub(crate) struct Talker<'a> {
+    pub(crate) out: Outgoing<'a>,
+    pub(crate) lane: Sender<'a>,
+    /// The peer's side of the lane, for what the peer has recalled.
+    far: Receiver<'a>,
+    pub(crate) pipe: &'a Pipe,
+    switch: Switch,
+    /// Stream bytes sent.
+    pub(crate) sent: u64,
+    /// Stream bytes sent a second time, because the peer recalled them.
+    pub(crate) again: u64,
+    /// Changes of path.
+    pub(crate) switches: u64,
+    /// Times that [`MARK_BACK`] met a full pipe.
+    pub(crate) refused: u64,
+}
+
+impl<'a> Talker<'a> {
+    pub(crate) fn new(segment: &'a Segment, side: Side, pipe: &'a Pipe) -> Self {
+        let lane = segment.sender(side);
+        Self {
+            out: Outgoing::new(lane),
+            lane,
+            far: segment.receiver(side.other()),
+            pipe,
+            switch: Switch::None,
+            sent: 0,
+            again: 0,
+            switches: 0,
+            refused: 0,
+        }
+    }
+
+    /// One step. Steps of a switch that has begun go before the deed.
+    pub(crate) fn act(&mut self, deed: Deed) {
+        match self.switch {
+            Switch::Positioned(until) => {
+                self.out.promote(until);
+                self.switch = Switch::BellOwed;
+            }
+            Switch::BellOwed => {
+                // A full pipe wakes its reader anyway.
+                self.pipe.send(&[MARK_BELL]);
+                self.switch = Switch::None;
+            }
+            Switch::BackSent => {
+                self.out.back_sent();
+                self.switch = Switch::None;
+            }
+            Switch::None => self.act_freely(deed),
+        }
+    }
+
+    fn act_freely(&mut self, deed: Deed) {
+        match (self.out.mode(), deed) {
+            (Mode::Raw, Deed::Send(len)) => {
+                let sent = self.pipe.send(&bytes_at(self.sent, len));
+                self.sent += sent as u64;
+            }
+            (Mode::Raw, Deed::Promote) if !self.out.peer_wants_raw() && self.out.may_promote() => {
+                self.switch = Switch::Positioned(self.pipe.send_position());
+                self.switches += 1;
+            }
+            (Mode::Lane, _) if self.out.peer_wants_raw() => self.demote(),
+            (Mode::Lane, Deed::Demote) => self.demote(),
+            (Mode::Lane, Deed::Send(len)) => {
+                // An honest peer gives no violation; a hostile one ends the connection, which is not this model's.
+                let appended = self
+                    .lane
+                    .append(bytes_at(self.sent, len).as_slice().into())
+                    .unwrap_or(0);
+                self.sent += appended as u64;
+            }
+            (Mode::Lane, Deed::Bell) => {
+                self.pipe.send(&[MARK_BELL]);
+            }
+            (Mode::BackPending, _) => {
+                if self.pipe.send(&[MARK_BACK]) == 1 {
+                    self.switch = Switch::BackSent;
+                } else {
+                    self.refused += 1;
+                }
+            }
+            (Mode::Recalling, _) => self.send_again(),
+            (Mode::Raw | Mode::Lane, _) => {}
+        }
+    }
+
+    fn demote(&mut self) {
+        self.out.demote();
+        self.switches += 1;
+    }
+
+    fn send_again(&mut self) {
+        let mut bytes = [0; 100];
+        let readable = self.far.readable().unwrap_or(0);
+        let len = self.far.copy_out((&mut bytes[..]).into(), 0);
+        if readable == 0 || len == 0 {
+            self.out.recalled();
+            return;
+        }
+        let sent = self.pipe.send(&bytes[..len]);
+        self.far.consume(sent);
+        self.again += sent as u64;
+    }
+}
+
+/// How a listener looks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Glance {
+    /// Bytes it has room for.
+    pub(crate) room: usize,
+    /// Marks it peeks at.
+    pub(crate) batch: usize,
+    /// Looks at the marks although the lane may have bytes.
+    pub(crate) marks_first: bool,
+}
+
+/// A look that is half done.
+#[derive(Clone, Copy, Debug)]
+enum Look {
+    Begin,
+    /// So many bytes waited before the epoch was looked at again.
+    Counted(usize),
+    /// So many bytes are surely raw.
+    Take(usize),
+    /// So many marks have been understood.
+    Discard(usize),
+}
+
+/// What a step of a listener did.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Something; there may be more.
+    Moved,
+    /// Nothing; the peer must do something first.
+    Idle,
+    /// The peer's words make no sense.
+    Violation,
+}
+
+/// The receiving half of one end.
+#[derive(Debug)]
+pub(crate) struct Listener<'a> {
+    pub(crate) incoming: Incoming<'a>,
+    pub(crate) lane: Receiver<'a>,
+    pub(crate) pipe: &'a Pipe,
+    look: Look,
+    recalled: bool,
+    /// Stream bytes received.
+    pub(crate) received: u64,
+    /// Bytes received that are not those of the stream.
+    pub(crate) garbled: u64,
+    /// Times that a lane stretch was entered.
+    pub(crate) entered: u64,
+    /// Peeks that found more marks than they could hold.
+    pub(crate) full_batches: u64,
+}
+
+impl<'a> Listener<'a> {
+    pub(crate) fn new(segment: &'a Segment, side: Side, pipe: &'a Pipe) -> Self {
+        let lane = segment.receiver(side);
+        let incoming = Incoming::new(lane);
+        Self {
+            incoming,
+            lane,
+            pipe,
+            look: Look::Begin,
+            recalled: false,
+            received: 0,
+            garbled: 0,
+            entered: 0,
+            full_batches: 0,
+        }
+    }
+
+    /// Asks for everything back; possible until the end of a lane stretch has been seen.
+    pub(crate) fn recall(&mut self) {
+        if self.incoming.source() != Source::LaneThenRaw {
+            self.incoming.set_unready();
+            self.incoming.recall();
+            self.recalled = true;
+        }
+    }
+
+    pub(crate) fn request_raw(&self, raw: bool) {
+        if !self.recalled {
+            self.incoming.request_raw(raw);
+        }
+    }
+
+    /// One step.
+    pub(crate) fn step(&mut self, glance: Glance) -> Step {
+        match core::mem::replace(&mut self.look, Look::Begin) {
+            Look::Begin => self.begin(glance),
+            Look::Counted(waiting) => {
+                // Second, where the bytes come from. Anything but raw: what was counted may be marks.
+                if self.incoming.source() == Source::Raw {
+                    self.look = Look::Take(waiting);
+                }
+                Step::Moved
+            }
+            Look::Take(surely_raw) => {
+                let bytes = self.pipe.receive(surely_raw.min(glance.room));
+                self.accept(&bytes)
+            }
+            Look::Discard(marks) => {
+                self.pipe.receive(marks);
+                Step::Moved
+            }
+        }
+    }
+
+    fn begin(&mut self, glance: Glance) -> Step {
+        match self.incoming.source() {
+            Source::Raw => match self.pipe.queued() {
+                0 => Step::Idle,
+                waiting => {
+                    self.look = Look::Counted(waiting);
+                    Step::Moved
+                }
+            },
+            Source::RawUntil(until) => {
+                let position = self.pipe.receive_position();
+                if position == until {
+                    self.incoming.enter_lane();
+                    self.entered += 1;
+                    return Step::Moved;
+                }
+                let Some(left) = until.checked_sub(position) else {
+                    return Step::Violation;
+                };
+                self.look = Look::Take(usize::try_from(left).expect("64 bits"));
+                if self.pipe.queued() == 0 {
+                    Step::Idle
+                } else {
+                    Step::Moved
+                }
+            }
+            Source::Lane if glance.marks_first || self.recalled => match self.take_marks(glance.batch) {
+                Step::Idle if !self.recalled => self.read_lane(glance.room),
+                step => step,
+            },
+            Source::Lane => match self.read_lane(glance.room) {
+                Step::Idle => self.take_marks(glance.batch),
+                step => step,
+            },
+            Source::LaneThenRaw if self.recalled => self.end_of_recalled(glance.room),
+            Source::LaneThenRaw => match self.read_lane(glance.room) {
+                Step::Idle => {
+                    self.incoming.lane_drained();
+                    Step::Moved
+                }
+                step => step,
+            },
+        }
+    }
+
+    fn take_marks(&mut self, batch: usize) -> Step {
+        let marks = self.pipe.peek(batch);
+        let taken = self.incoming.marks(&marks);
+        if taken == 0 {
+            return Step::Idle;
+        }
+        if taken == batch && self.pipe.queued() > batch {
+            self.full_batches += 1;
+        }
+        self.look = Look::Discard(taken);
+        Step::Moved
+    }
+
+    /// Behind the end of a stretch that was recalled. The sender may have ended it before it saw the recall: then it is raw
+    /// at once and leaves the lane alone, which is to be read as ever.
+    fn end_of_recalled(&mut self, room: usize) -> Step {
+        let sender_is_raw = self.lane.peer_word(S_MODE).load(Relaxed) == 0;
+        if sender_is_raw && self.lane.has_bytes() {
+            return self.read_lane(room);
+        }
+        match self.pipe.receive(room) {
+            bytes if bytes.is_empty() => Step::Idle,
+            bytes => self.accept(&bytes),
+        }
+    }
+
+    fn read_lane(&mut self, room: usize) -> Step {
+        let Ok(readable) = self.lane.readable() else {
+            return Step::Violation;
+        };
+        let mut bytes = vec![0; readable.min(room)];
+        let copied = self.lane.copy_out(bytes.as_mut_slice().into(), 0);
+        self.lane.consume(copied);
+        if copied == 0 {
+            return Step::Idle;
+        }
+        self.accept(&bytes[..copied])
+    }
+
+    fn accept(&mut self, bytes: &[u8]) -> Step {
+        let right = bytes_at(self.received, bytes.len());
+        self.garbled += bytes.iter().zip(&right).filter(|(byte, right)| byte != right).count() as u64;
+        self.received += bytes.len() as u64;
+        Step::Moved
+    }
+}
