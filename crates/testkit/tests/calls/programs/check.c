@@ -120,7 +120,7 @@ int run_checks(const struct check *checks, size_t count, int argc, char **argv)
         failure[0] = 0;
         /* A check that hangs ends the program; its name is the last line. */
         printf("check %s\n", checks[index].name);
-        alarm(20);
+        alarm(10);
         checks[index].run();
         alarm(0);
         if (failure[0]) {
