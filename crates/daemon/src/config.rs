@@ -54,8 +54,8 @@ impl Table {
     fn decide(self) -> Decided {
         Decided {
             limits: Limits {
-                segments: self.segments_per_user.unwrap_or(16384),
-                memory: self.memory_per_user.unwrap_or(64 << 30),
+                segments: self.segments_per_user.unwrap_or(65536),
+                memory: self.memory_per_user.unwrap_or(256 << 30),
                 offers: self.offers_per_user.unwrap_or(32768),
             },
             processes_per_user: self.processes_per_user.unwrap_or(1024),

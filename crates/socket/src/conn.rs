@@ -494,7 +494,16 @@ impl Conn {
         match agent::offer(self, (messages, volume)) {
             Ok(Some(generation)) => {
                 self.offered_in.store(generation, Relaxed);
-                self.set_reason(Reason::Offered);
+                // A limit stays the reason until it is overcome.
+                let limits = [
+                    Reason::LimitSegments,
+                    Reason::LimitMemory,
+                    Reason::NoMemory,
+                    Reason::NoDescriptors,
+                ];
+                if !limits.contains(&self.reason()) {
+                    self.set_reason(Reason::Offered);
+                }
             }
             // Not yet worth it: ask again soon.
             Ok(None) => self.retry_at_ns.store(0, Relaxed),
