@@ -107,6 +107,8 @@ pub(crate) struct Sweep {
     pub(crate) unit: &'static str,
     /// Those that could be measured.
     pub(crate) curves: Vec<Curve>,
+    /// Processors' worth of time that other programs used meanwhile.
+    pub(crate) others: Option<f64>,
 }
 
 impl Point {
@@ -188,6 +190,9 @@ impl Sweep {
         let mut text = terminal::table(&head, &vec![true; head.len()], &rows);
         for proof in self.curves.iter().filter_map(|curve| curve.proofs.last()) {
             text.push_str(&format!("path under viaduct run: {}\n", proof.text()));
+        }
+        if let Some(others) = self.others {
+            text.push_str(&format!("other programs kept {others:.2} processors busy meanwhile\n"));
         }
         text
     }
@@ -277,6 +282,7 @@ mod tests {
                 curve(Road::Viaduct, 0.002),
                 curve(Road::Channel, 0.001),
             ],
+            others: None,
         };
         let table = sweep.table();
         let words: Vec<&str> = table.lines().nth(1).unwrap().split_whitespace().collect();

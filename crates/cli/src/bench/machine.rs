@@ -1,8 +1,10 @@
 //! What the figures were measured on.
 
+use crate::bench::program::cpu_s;
 use serde::Serialize;
 use std::fs;
 use std::thread::available_parallelism;
+use std::time::Instant;
 
 /// A machine, as far as it explains figures.
 #[derive(Clone, Debug, Serialize)]
@@ -17,8 +19,6 @@ pub(crate) struct Machine {
     pub(crate) kernel: String,
     /// Congestion control of TCP, which matters even on loopback.
     pub(crate) congestion_control: String,
-    /// Processes that wanted a processor when the measurement began, without this one.
-    pub(crate) busy: f64,
 }
 
 impl Machine {
@@ -33,25 +33,69 @@ impl Machine {
             memory: field(&memory, "MemTotal").and_then(kibibytes).unwrap_or(0),
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             congestion_control: congestion.trim().to_owned(),
-            busy: running().unwrap_or(0.0),
         }
     }
 
     /// In one line.
     pub(crate) fn line(&self) -> String {
-        let mut line = format!(
+        format!(
             "{} processors ({}), {:.0} GiB, Linux {}, TCP {}",
             self.cpus,
             self.processor,
             self.memory as f64 / f64::from(1 << 30),
             self.kernel,
             self.congestion_control
-        );
-        if self.busy >= 0.5 {
-            line.push_str(&format!("; {:.0} other processes were running", self.busy));
-        }
-        line
+        )
     }
+}
+
+/// How much of the machine others use while something is measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Meter {
+    daemon: u32,
+    start: Instant,
+    spent_s: f64,
+}
+
+impl Meter {
+    /// From now on; the work of this process, of those it starts, and of `daemon` does not count.
+    pub(crate) fn start(daemon: u32) -> Self {
+        Self {
+            daemon,
+            start: Instant::now(),
+            spent_s: others_s(daemon).unwrap_or(f64::NAN),
+        }
+    }
+
+    /// Processors' worth of time that others have used, once everything started since then has ended.
+    pub(crate) fn others(&self) -> Option<f64> {
+        let spent = others_s(self.daemon)? - self.spent_s;
+        let share = spent / self.start.elapsed().as_secs_f64();
+        share.is_finite().then_some(share.max(0.0))
+    }
+}
+
+/// Processor time in seconds that others have used so far.
+fn others_s(daemon: u32) -> Option<f64> {
+    let whole = busy_ticks(&fs::read_to_string("/proc/stat").ok()?)?;
+    let own = family_ticks(&fs::read_to_string("/proc/self/stat").ok()?)?;
+    Some((whole as f64 - own as f64) / rustix::param::clock_ticks_per_second() as f64 - cpu_s(daemon))
+}
+
+/// Time that all processors have worked, from `/proc/stat`.
+fn busy_ticks(stat: &str) -> Option<u64> {
+    let words = stat.lines().next()?.strip_prefix("cpu ")?.split_ascii_whitespace();
+    let ticks: Vec<u64> = words.map_while(|word| word.parse().ok()).collect();
+    // user, nice, system, idle, iowait, irq, softirq, steal
+    let at = |index: usize| ticks.get(index);
+    Some(at(0)? + at(1)? + at(2)? + at(5)? + at(6)? + at(7)?)
+}
+
+/// Time of a process and of its descendants that have ended, from `/proc/PID/stat`.
+fn family_ticks(stat: &str) -> Option<u64> {
+    // The program's name is in parentheses and may hold anything.
+    let words = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11).take(4);
+    words.map(|word| word.parse::<u64>().ok()).sum()
 }
 
 /// The value of the first line `name: value`.
@@ -67,13 +111,6 @@ pub(crate) fn kibibytes(value: &str) -> Option<u64> {
     Some(value.strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
-/// Threads that run or wait for a processor, without this one.
-fn running() -> Option<f64> {
-    let load = fs::read_to_string("/proc/loadavg").ok()?;
-    let (running, _) = load.split_whitespace().nth(3)?.split_once('/')?;
-    Some(running.parse::<f64>().ok()? - 1.0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,5 +121,19 @@ mod tests {
         assert_eq!(field(text, "MemFree").and_then(kibibytes), Some(102_400));
         assert_eq!(field(text, "Shmem"), None);
         assert_eq!(kibibytes("12"), None);
+    }
+
+    #[test]
+    fn idle_time_is_nobodys_work() {
+        assert_eq!(busy_ticks("cpu  10 1 20 900 50 2 3 4 0 0\ncpu0 5 0 10\n"), Some(40));
+        assert_eq!(busy_ticks("intr 1\n"), None);
+        let stat = "17 (a) b (c) S 1 17 17 0 -1 4194560 5 0 0 0 120 34 7 8 20 0 1 0 99 1 2";
+        assert_eq!(family_ticks(stat), Some(169));
+    }
+
+    #[test]
+    fn own_work_is_not_that_of_others() {
+        let before = others_s(0).unwrap();
+        assert!(before.is_finite() && Meter::start(0).others().is_some_and(|share| share >= 0.0));
     }
 }

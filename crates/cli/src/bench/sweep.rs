@@ -2,6 +2,7 @@
 
 use crate::bench::curves::{Curve, Point, Road, Sample, Sweep};
 use crate::bench::instance::Instance;
+use crate::bench::machine::Meter;
 use crate::bench::parse;
 use crate::bench::peer::{Batch, Kind, Transport};
 use crate::bench::program::{How, Launch, Program, find, free_port};
@@ -53,6 +54,7 @@ pub(crate) fn run(plan: Plan<'_>) -> Result<Sweep> {
         .map(|road| (*road, vec![Vec::new(); sizes.len()], Vec::new()))
         .collect();
     let progress = Progress::new(roads.len() * plan.runs);
+    let meter = Meter::start(instance.daemon_pid());
     for run in 0..plan.runs {
         for (road, samples, proofs) in &mut found {
             progress.step(&format!("{}, run {}", road.name(), run + 1));
@@ -100,6 +102,7 @@ pub(crate) fn run(plan: Plan<'_>) -> Result<Sweep> {
             Kind::Bandwidth => "Gbit/s",
         },
         curves,
+        others: meter.others(),
     })
 }
 

@@ -5,6 +5,7 @@ mod work;
 
 use crate::bench::curves::significant;
 use crate::bench::instance::Instance;
+use crate::bench::machine::Meter;
 use crate::bench::plot;
 use crate::bench::program::{How, find};
 use crate::bench::progress::Progress;
@@ -55,6 +56,8 @@ struct Row {
     cpu_ratio: Option<f64>,
     target: Target,
     verdict: Verdict,
+    /// Processors' worth of time that other programs used meanwhile.
+    others: Option<f64>,
     /// The path of the last accelerated run in words, or why there is no figure.
     path: String,
     runs: Runs,
@@ -106,7 +109,10 @@ pub(crate) fn run(plan: Plan<'_>) -> Result<Found> {
     let mut rows = Vec::new();
     for experiment in experiments {
         progress.step(experiment.title);
-        rows.extend(measure(experiment, plan, &instance, &progress));
+        let meter = Meter::start(instance.daemon_pid());
+        let found = measure(experiment, plan, &instance, &progress);
+        let others = meter.others();
+        rows.extend(found.into_iter().map(|row| Row { others, ..row }));
         progress.done();
     }
     Ok(Found { rows })
@@ -160,7 +166,7 @@ fn once(experiment: &Experiment, plan: Plan<'_>, instance: &Instance, runs: &mut
         client: How::Plain,
         unix: false,
         fast: false,
-        seconds: if plan.quick { 1 } else { 3 },
+        seconds: if plan.quick { 1 } else { 2 },
     };
     let under = How::Under(instance, experiment.options);
     let accelerated = Run {
@@ -233,6 +239,7 @@ impl Row {
             cpu_ratio: None,
             target: experiment.target,
             verdict: Verdict::NotMeasured,
+            others: None,
             path: why,
             runs: Runs::default(),
         }
@@ -285,6 +292,7 @@ impl Row {
                 Some(_) if experiment.ends == Ends::Both && !fast => Verdict::Unproved,
                 Some(figure) => judge(judged.target, figure),
             },
+            others: None,
             path: proof.map(super::proof::Proof::text).unwrap_or_default(),
             runs: Runs::default(),
         }
@@ -330,10 +338,11 @@ impl Found {
             "AT LEAST",
             "AIM",
             "",
+            "OTHERS",
             "PATH",
         ];
         let right = [
-            false, false, true, true, true, true, true, true, true, true, false, false,
+            false, false, true, true, true, true, true, true, true, true, false, true, false,
         ];
         let cells: Vec<Vec<String>> = self.rows.iter().map(Row::cells).collect();
         let mut text = terminal::table(&head, &right, &cells);
@@ -343,6 +352,9 @@ impl Found {
             }
         }
         text.push_str("CPU: processor time of both ends a unit of work, accelerated over plain.\n");
+        text.push_str(
+            "OTHERS: processors that other programs kept busy meanwhile; where it is not near 0, measure again.\n",
+        );
         text
     }
 
@@ -383,6 +395,7 @@ impl Row {
             at_least,
             aim,
             styled(word, style),
+            ratio(self.others),
             self.path.clone(),
         ]
     }

@@ -211,7 +211,7 @@ impl Run<'_> {
             .finish(PATIENCE)?;
         let trial = parse::redis(&trial.output).context("redis-benchmark's output is not understood")?;
         let requests = whole(trial.rate * f64::from(self.seconds)).max(1000);
-        let (outcome, measurement) = self.load(&server, client(requests)?, f64::from(self.seconds) * 0.8)?;
+        let (outcome, measurement) = self.load(&server, client(requests)?, f64::from(self.seconds) * 0.5)?;
         let found = parse::redis(&outcome.output).context("redis-benchmark's output is not understood")?;
         Ok(Measurement {
             value: found.rate,
