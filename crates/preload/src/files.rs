@@ -33,7 +33,8 @@ pub unsafe extern "C-unwind" fn splice(
     if !table::connection(input).is_none_or(lifecycle::receives_by_kernel)
         || !table::connection(output).is_none_or(lifecycle::sends_by_kernel)
     {
-        return sys::fail(libc::EAGAIN);
+        // Programs then fall back to reading and writing.
+        return sys::fail(libc::EINVAL);
     }
     // SAFETY: the program's own call.
     unsafe { real::splice(input, input_offset, output, output_offset, len, flags) }

@@ -3,7 +3,7 @@
 use core::ffi::{c_int, c_ulong, c_void};
 use libc::socklen_t;
 use viaduct_socket::options::{self, Verdict};
-use viaduct_socket::{real, table};
+use viaduct_socket::{real, sys, table};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn setsockopt(
@@ -25,6 +25,10 @@ pub unsafe extern "C-unwind" fn setsockopt(
     let time = (len >= size_of::<libc::timeval>()).then(|| unsafe { value.cast::<libc::timeval>().read_unaligned() });
     match options::setting(conn, level, name, number, time) {
         Verdict::Done if number.is_some() => 0,
+        Verdict::Refuse(errno) => {
+            sys::set_errno(errno);
+            -1
+        }
         _ => direct(),
     }
 }

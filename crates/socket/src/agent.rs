@@ -421,7 +421,7 @@ fn handle(packet: &[u8], descriptors: [i32; 2]) {
 }
 
 fn attach(pair: &Pair, segment: Option<std::os::fd::BorrowedFd<'_>>, bell: i32) -> bool {
-    let Some(conn) = conn::by_id(pair.offer).filter(|conn| conn.phase() == Phase::Offered) else {
+    let Some(conn) = conn::by_id(pair.offer).filter(|conn| conn.may_attach()) else {
         return false;
     };
     let Some(segment) = segment.and_then(|fd| Segment::map(fd).ok()) else {
@@ -437,21 +437,38 @@ fn attach(pair: &Pair, segment: Option<std::os::fd::BorrowedFd<'_>>, bell: i32) 
     attached
 }
 
+/// Whether the process can spare a descriptor for one more peer's bell: bells take at most one in sixteen. Otherwise it is closed.
+fn may_keep(count: usize, fresh: i32) -> bool {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    sys::descriptor_limit(&mut limit);
+    let keep = (count as u64) < limit.rlim_cur / 16;
+    if !keep {
+        raw::close(fresh);
+    }
+    keep
+}
+
 /// The descriptor of the peer's bell `name`: the one that has just come, or the one that came before.
 fn peer_bell(name: u64, fresh: Option<i32>) -> i32 {
     if name == 0 {
         return -1;
     }
-    for (known, fd) in PEER_BELL_NAME.iter().zip(&PEER_BELL_FD) {
+    for (count, (known, fd)) in PEER_BELL_NAME.iter().zip(&PEER_BELL_FD).enumerate() {
         let known_name = known.load(Relaxed);
         if known_name == name {
             if let Some(fresh) = fresh {
-                raw::close(fresh);
+                // A new viaductd counts from the beginning. Connections keep the number they got, so the old bell stays open.
+                fd.store(hide(fresh), Relaxed);
             }
             return fd.load(Relaxed);
         }
         if known_name == 0 {
-            let Some(fresh) = fresh else { return -1 };
+            let Some(fresh) = fresh.filter(|fresh| may_keep(count, *fresh)) else {
+                return -1;
+            };
             fd.store(hide(fresh), Relaxed);
             known.store(name, Relaxed);
             return fd.load(Relaxed);

@@ -96,6 +96,11 @@ pub(crate) fn numbered(number: u32) -> Option<&'static Bell> {
     BELL.get((number as usize).checked_sub(1)?)
 }
 
+/// The calling thread's bell, if it has one.
+pub(crate) fn known_of_thread() -> Option<&'static Bell> {
+    numbered(OWN.get())
+}
+
 /// The calling thread's bell.
 pub(crate) fn of_thread() -> Option<&'static Bell> {
     if let Some(bell) = numbered(OWN.get()) {

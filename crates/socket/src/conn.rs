@@ -13,7 +13,7 @@ use viaduct_channel::{Segment, Side};
 use viaduct_control::Reason;
 use viaduct_control::counters::{Path, State, Wanted, slot};
 use viaduct_control::policy::{OfferPolicy, PathPolicy};
-use viaduct_stream::{Incoming, Mode, Outgoing, Source};
+use viaduct_stream::Incoming;
 
 /// Connections that have a record at one time. Later ones stay plain.
 pub(crate) const RECORDS: usize = 1 << 16;
@@ -71,8 +71,9 @@ pub struct Conn {
     locks: AtomicPtr<Locks>,
     phase: AtomicU8,
     side: AtomicU8,
+    sending: AtomicU8,
+    receiving: AtomicU8,
     nonblocking: AtomicU8,
-    offer_policy: AtomicU8,
     reason: AtomicU16,
     flags: AtomicU32,
     references: AtomicU32,
@@ -166,6 +167,7 @@ pub(crate) fn open(fd: i32, flags: u32, nonblocking: bool) -> Option<&'static Co
     };
     let id = NEXT_ID.fetch_add(1, Relaxed).wrapping_mul(RECORDS as u64) | index as u64;
     conn.reset(fd, flags, nonblocking);
+    locks.holders.store(1, Relaxed);
     conn.locks.store(core::ptr::from_ref(locks).cast_mut(), Relaxed);
     // Release pairs with the acquire in `id`.
     conn.id.store(id, Release);
@@ -185,8 +187,9 @@ impl Conn {
             locks: AtomicPtr::new(core::ptr::null_mut()),
             phase: AtomicU8::new(0),
             side: AtomicU8::new(0),
+            sending: AtomicU8::new(0),
+            receiving: AtomicU8::new(0),
             nonblocking: AtomicU8::new(0),
-            offer_policy: AtomicU8::new(0),
             reason: AtomicU16::new(0),
             flags: AtomicU32::new(0),
             references: AtomicU32::new(0),
@@ -214,7 +217,8 @@ impl Conn {
     fn reset(&self, fd: i32, flags: u32, nonblocking: bool) {
         self.phase.store(Phase::Plain as u8, Relaxed);
         self.nonblocking.store(nonblocking.into(), Relaxed);
-        self.offer_policy.store(0, Relaxed);
+        self.sending.store(Path::Tcp as u8, Relaxed);
+        self.receiving.store(Path::Tcp as u8, Relaxed);
         self.reason.store(Reason::NotYet as u16, Relaxed);
         self.flags.store(flags, Relaxed);
         self.references.store(1, Relaxed);
@@ -422,7 +426,8 @@ impl Conn {
     /// Whether nothing has left the full lane since the last call.
     pub(crate) fn stuck_at(&self, in_flight: usize, tail: u64) -> bool {
         let head = tail.wrapping_sub(in_flight as u64);
-        self.stuck_at.swap(head + 1, Relaxed) == head + 1
+        let mark = head.wrapping_add(1);
+        self.stuck_at.swap(mark, Relaxed) == mark
     }
 
     /// Whether the last stall is long enough ago to try the lane again.
@@ -491,6 +496,9 @@ impl Conn {
         if wanted == Wanted::Tcp {
             return;
         }
+        if !self.alone() {
+            return self.set_reason(Reason::SharedEnd);
+        }
         match agent::offer(self, (messages, volume)) {
             Ok(Some(generation)) => {
                 self.offered_in.store(generation, Relaxed);
@@ -526,16 +534,21 @@ impl Conn {
     /// The pair stands: takes the segment in.
     pub(crate) fn attach(&self, segment: Segment, name: u64, side: Side, peer_bell: i32, peer_pid: u32) -> bool {
         let id = self.id();
-        let (Some(receive), Some(_send)) = (self.own_receive(id), self.own_send(id)) else {
+        let (Some(_send), Some(receive)) = (self.own_send(id), self.own_receive(id)) else {
             return false;
         };
+        if !self.may_attach() {
+            return false;
+        }
         self.side.store(u8::from(side == Side::Second), Relaxed);
         self.segment.fill(segment);
         self.segment_name.store(name, Relaxed);
         self.peer_bell.store(peer_bell, Relaxed);
         self.set_flag(READY_OWED, true);
         self.set_phase(Phase::Attached);
-        let one: i32 = 1;
+        // Marks may not be held back.
+        let (zero, one): (i32, i32) = (0, 1);
+        let _ = raw::setsockopt(self.fd(), libc::IPPROTO_TCP, libc::TCP_CORK, &zero);
         let _ = raw::setsockopt(self.fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, &one);
         if let Some(words) = counters::slot_of(self) {
             words[slot::PEER_PID].store(peer_pid.into(), Relaxed);
@@ -562,6 +575,35 @@ impl Conn {
         self.direct_sends.load(SeqCst) != 0
     }
 
+    /// The sending direction has changed its path.
+    pub(crate) fn sends_on(&self, path: Path) {
+        self.sending.store(path as u8, Relaxed);
+        self.show();
+    }
+
+    /// The receiving direction has changed its path.
+    pub(crate) fn receives_on(&self, path: Path) {
+        self.receiving.store(path as u8, Relaxed);
+        self.show();
+    }
+
+    /// Whether a pair that viaductd has made is still wanted.
+    pub(crate) fn may_attach(&self) -> bool {
+        self.phase() == Phase::Offered && !self.flag(BANNED) && self.alone()
+    }
+
+    /// Whether no other process holds the connection, whose calls on the kernel connection would not be seen here.
+    fn alone(&self) -> bool {
+        !self.flag(FORKED) || self.locks().is_some_and(|locks| locks.holders.load(Relaxed) == 1)
+    }
+
+    /// This process lets go of the connection.
+    pub(crate) fn leave(&self) {
+        if let Some(locks) = self.locks() {
+            locks.holders.fetch_sub(1, AcqRel);
+        }
+    }
+
     /// Notes in the counters what carries which direction, and why.
     pub(crate) fn show(&self) {
         let Some(words) = counters::slot_of(self) else { return };
@@ -571,21 +613,12 @@ impl Conn {
             receiving: Path::Tcp,
             reason: self.reason(),
         };
-        if self.phase() == Phase::Attached
-            && let Some(segment) = self.segment(&self)
-        {
-            if Outgoing::new(segment.sender(self.side())).mode() == Mode::Lane {
-                state.sending = Path::Shm;
-            }
-            if matches!(
-                Incoming::new(segment.receiver(self.side())).source(),
-                Source::Lane | Source::LaneThenRaw
-            ) {
-                state.receiving = Path::Shm;
-            }
-            if state.sending == Path::Shm && state.receiving == Path::Shm {
-                state.reason = Reason::Accelerated;
-            }
+        if self.phase() == Phase::Attached {
+            state.sending = Path::from_number(self.sending.load(Relaxed)).unwrap_or(Path::Tcp);
+            state.receiving = Path::from_number(self.receiving.load(Relaxed)).unwrap_or(Path::Tcp);
+        }
+        if state.sending == Path::Shm && state.receiving == Path::Shm {
+            state.reason = Reason::Accelerated;
         }
         words[slot::STATE].store(state.pack(), Relaxed);
     }
@@ -613,15 +646,21 @@ impl Conn {
             agent::withdraw(id);
         }
         {
-            let receive = self.own_receive(id);
             let send = self.own_send(id);
+            let receive = self.own_receive(id);
             if self.phase() == Phase::Attached {
-                if let (Some(receive), Some(_), false) = (&receive, &send, stale) {
+                let (Some(_), Some(receive)) = (&send, &receive) else {
+                    // Closed by a signal handler that interrupted a call on this very connection: that call still needs the
+                    // segment and the record, which are given up.
+                    return counters::close(self);
+                };
+                if !stale {
                     crate::marks::settle(self, receive);
                 }
                 self.segment.clear();
                 agent::detached(self.segment_name());
             }
+            self.leave();
             self.set_phase(Phase::Plain);
             counters::close(self);
             self.id.store(0, Release);
@@ -667,10 +706,25 @@ impl<'a> DirectCall<'a> {
     }
 }
 
+/// Before a fork: there will be one more process that holds each connection.
+pub(crate) fn before_fork() {
+    for conn in all() {
+        if let Some(locks) = conn.locks() {
+            locks.holders.fetch_add(1, AcqRel);
+        }
+    }
+}
+
 /// In a forked child: every record is a copy, offers belong to the parent.
 pub(crate) fn after_fork_in_child() {
     for conn in all() {
         conn.set_flag(FORKED, true);
+        let direct = conn.direct_receives.load(Relaxed) != 0 || conn.direct_sends.load(Relaxed) != 0;
+        if conn.flag(READY_OWED) || direct {
+            // The parent has a call inside the kernel that this process will not see return.
+            conn.set_flag(READY_OWED, false);
+            conn.set_flag(BANNED, true);
+        }
         conn.direct_receives.store(0, Relaxed);
         conn.direct_sends.store(0, Relaxed);
         conn.own_bell.store(0, Relaxed);

@@ -568,8 +568,15 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, capped: &mut bool) -> bool {
         number = set.hot.after(current, hot_links);
         let Some(member) = member(current) else { break };
         let Some(conn) = member.conn() else { continue };
-        if ready::arm(set, owner, member, conn, capped) {
+        let mut room = false;
+        let ready = ready::arm(set, owner, member, conn, &mut room);
+        *capped |= room;
+        if ready {
             return true;
+        }
+        if room {
+            // A bell that rings for room does not say for whom: only looking finds out.
+            continue;
         }
         set.grow_idle(current, member, crowded);
         if !member.has(HOT) && ready::arm_cold(owner, conn) {

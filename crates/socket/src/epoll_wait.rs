@@ -144,9 +144,11 @@ fn sleep(
     };
     let from = events.used();
     let result = real::epoll_sleep(set.fd(), events, bound, fine, mask);
-    let others = set.sleepers.fetch_sub(1, AcqRel) > 1;
     {
-        let Some(owner) = set.own() else {
+        let owner = set.own();
+        // Read while the set is owned: who arms it next is still counted.
+        let others = set.sleepers.fetch_sub(1, AcqRel) > 1;
+        let Some(owner) = owner else {
             return Err(libc::EINTR);
         };
         for (_, member) in set.hot_members() {
@@ -164,7 +166,7 @@ fn sleep(
         translate(set, events, from);
         return Ok(true);
     }
-    Ok(left.is_none_or(|left| bound != Some(left) || left > 0 && deadline.is_some_and(|at| sys::now_ns() < at)))
+    Ok(deadline.is_none_or(|at| sys::now_ns() < at))
 }
 
 /// Takes our own registrations' events out of what the kernel wrote from `from` on; true if there were any.

@@ -202,7 +202,7 @@ static STARTED: AtomicU32 = AtomicU32::new(0);
 /// Before the first connection: has `fork` tell us.
 fn start() {
     if STARTED.load(Relaxed) == 0 && STARTED.swap(1, Relaxed) == 0 {
-        crate::sys::at_fork(conn::after_fork_in_parent, after_fork_in_child);
+        crate::sys::at_fork(conn::before_fork, conn::after_fork_in_parent, after_fork_in_child);
     }
 }
 
@@ -260,9 +260,12 @@ pub fn handing_over(fd: c_int) {
 /// Before the process ends in an orderly way: its connections are closed by the kernel, which is to see what `close` would have
 /// shown it.
 pub fn exiting() {
-    for conn in conn::all().filter(|conn| conn.phase() == Phase::Attached) {
-        if let Some(guard) = conn.own_receive(conn.id()) {
+    for conn in conn::all() {
+        if conn.phase() == Phase::Attached
+            && let Some(guard) = conn.own_receive(conn.id())
+        {
             crate::marks::settle(conn, &guard);
         }
+        conn.leave();
     }
 }

@@ -12,12 +12,15 @@ use core::cell::Cell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32};
 
-/// The two ownership words of a connection end, on a cache line of their own.
+/// The two ownership words of a connection end, on a cache line of their own. Whoever takes both takes `send` first.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Locks {
     pub(crate) send: AtomicU32,
     pub(crate) receive: AtomicU32,
+    /// Processes that hold the connection: a forked child counts until it lets go. One that was killed counts for ever, which only
+    /// keeps the connection from being offered again.
+    pub(crate) holders: AtomicU32,
 }
 
 thread_local! {

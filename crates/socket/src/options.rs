@@ -16,6 +16,8 @@ pub enum Verdict {
     Done,
     /// Answered with this integer.
     Answer(c_int),
+    /// Refused with this error number.
+    Refuse(c_int),
 }
 
 /// The program sets an option; called before the kernel is told. `value`: its first integer, `time`: its value as a time.
@@ -46,7 +48,13 @@ pub fn setting(
         {
             demote::ban(conn, Reason::SocketOption);
         }
-        (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => demote::ban(conn, Reason::TransportLayer),
+        (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => {
+            // As on a kernel without it: TLS libraries then do their work themselves.
+            if conn.phase() == Phase::Attached {
+                return Verdict::Refuse(libc::ENOENT);
+            }
+            demote::ban(conn, Reason::TransportLayer);
+        }
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => {
             conn.set_flag(conn::NAGLE, !on);
             // Bells may not be held back.

@@ -4,7 +4,7 @@ use crate::conn::{self, Conn, Phase};
 use crate::lock::Guard;
 use crate::spin::Spinner;
 use crate::sys::{self, raw};
-use crate::{agent, bell, epoll, ready, real, table, wait};
+use crate::{agent, bell, epoll, ready, real, send, table, wait};
 use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDHUP, c_int, pollfd};
 
 /// A sleep in which somebody waits for room in a lane is not longer than this.
@@ -57,6 +57,9 @@ fn look(conn: &'static Conn, events: i16, kernel: bool) -> Option<i16> {
             kernel || asked || !ready::receives_on_lane(conn, proof),
         )
     })?;
+    if kernel {
+        send::serve(conn);
+    }
     i16::try_from(mask & 0x7fff).ok()
 }
 
@@ -116,7 +119,6 @@ fn wait_loop(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> Result
         };
         let ready = glance(entries, shadow, true)?;
         if ready > 0 {
-            disarm(entries);
             return Ok(ready);
         }
         let Some(capped) = capped else { continue };
@@ -132,7 +134,6 @@ fn wait_loop(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> Result
         if let Some(bell) = rang {
             raw::eventfd_reset(bell);
         }
-        disarm(entries);
         woken?;
         if capped {
             entries
@@ -156,12 +157,12 @@ fn stirs(conn: &'static Conn, events: i16) -> bool {
 
 /// Fills the kernel's view of the entries: connections on lanes are only watched for marks and the end.
 fn prepare(entries: &[pollfd], shadow: &mut [pollfd]) {
-    let bell = bell::of_thread().map_or(-1, bell::Bell::fd);
+    let bell = bell::known_of_thread().map_or(-1, bell::Bell::fd);
     for (place, entry) in shadow.iter_mut().zip(entries) {
         let events = match attached(entry.fd) {
             // Room on the kernel connection only counts where it carries the bytes.
-            Some(conn) if crate::demote::sends_raw(conn, conn.id()) => entry.events | POLLIN,
-            Some(_) => entry.events & (POLLIN | POLLPRI | POLLRDHUP) | POLLIN,
+            Some(conn) if crate::demote::sends_raw(conn, conn.id()) => entry.events,
+            Some(_) => entry.events & (POLLIN | POLLPRI | POLLRDHUP),
             None => entry.events,
         };
         *place = pollfd {
@@ -250,14 +251,4 @@ fn arm(entries: &[pollfd]) -> Armed {
         }
     }
     Armed::Asleep { capped }
-}
-
-fn disarm(entries: &[pollfd]) {
-    for conn in entries.iter().filter_map(|entry| attached(entry.fd)) {
-        with_proof(conn, |proof| {
-            if let Some(segment) = conn.segment(proof) {
-                segment.receiver(conn.side()).disarm(bell::BY_BELL | bell::BY_SOCKET);
-            }
-        });
-    }
 }

@@ -81,6 +81,8 @@ pub(crate) fn report(owner: &Guard<'_>, member: &Member, conn: &'static Conn) ->
         return 0;
     }
     let interest = member.events.load(Relaxed);
+    // Before the look: what is published after it must count as new next time.
+    let position = published(conn, owner);
     let mask = look(conn, owner, interest, flags & KERNEL != 0);
     if flags & KERNEL != 0 && mask & (IN | RDHUP | PRI | ALWAYS) == 0 {
         member.flags.fetch_and(!KERNEL, Relaxed);
@@ -89,7 +91,6 @@ pub(crate) fn report(owner: &Guard<'_>, member: &Member, conn: &'static Conn) ->
         return 0;
     }
     if interest & EPOLLET.cast_unsigned() != 0 {
-        let position = published(conn, owner);
         let arrived = flags & (FRESH | EDGE) != 0 || position != member.reported.load(Relaxed);
         let news_in = mask & (IN | RDHUP | PRI | ALWAYS) != 0 && arrived;
         let news_out = mask & OUT != 0 && (flags & FRESH != 0 || conn.flag(conn::OUT_WANTED));

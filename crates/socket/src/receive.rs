@@ -11,7 +11,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_channel::Receiver;
 use viaduct_control::Reason;
-use viaduct_control::counters::slot;
+use viaduct_control::counters::{Path, slot};
 use viaduct_stream::{Incoming, Mode, Outgoing, Source};
 
 /// Flags this module knows; any other sends the connection back to TCP.
@@ -92,7 +92,7 @@ fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl 
                 if flags & libc::MSG_PEEK != 0 && want > 1 {
                     done = peek_rest(conn, id, vector);
                 }
-                break 0;
+                break conn.take_error();
             }
             Err(errno) => break errno,
         }
@@ -107,6 +107,7 @@ fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl 
         match wait_for_bytes(conn, id, deadline) {
             Ok(Woken::Look) => {}
             Ok(woken) => break wait::errno_of(woken),
+            Err(END) => break conn.take_error(),
             Err(errno) => break errno,
         }
     };
@@ -181,11 +182,11 @@ fn attempt(
                     return Ok(found);
                 }
                 incoming.lane_drained();
-                conn.show();
+                conn.receives_on(Path::Tcp);
             }
             Source::RawUntil(until) => {
                 if !approach(conn, &incoming, until)? {
-                    let Some(position) = kernel::receive_position(conn.fd()) else {
+                    let Some(position) = kernel::receive_position(conn.fd(), conn.flag(conn::SHUT_WRITE)) else {
                         return Ok(Found::Nothing);
                     };
                     let left = usize::try_from(until.saturating_sub(position)).unwrap_or(usize::MAX);
@@ -250,7 +251,7 @@ pub(crate) fn look(conn: &Conn, id: u64) -> Result<Found, Errno> {
             Source::LaneThenRaw if lane.published() != lane.head() => return Ok(Found::Bytes(1)),
             Source::LaneThenRaw => {
                 incoming.lane_drained();
-                conn.show();
+                conn.receives_on(Path::Tcp);
             }
             Source::RawUntil(until) => {
                 if !approach(conn, &incoming, until)? {
@@ -284,10 +285,10 @@ pub(crate) fn look(conn: &Conn, id: u64) -> Result<Found, Errno> {
 /// Where a promotion to the lane at position `until` stands: true once all raw bytes have been received and the lane is
 /// entered.
 fn approach(conn: &Conn, incoming: &Incoming<'_>, until: u64) -> Result<bool, Errno> {
-    match kernel::receive_position(conn.fd()) {
+    match kernel::receive_position(conn.fd(), conn.flag(conn::SHUT_WRITE)) {
         Some(position) if position == until => {
             incoming.enter_lane();
-            conn.show();
+            conn.receives_on(Path::Shm);
             Ok(true)
         }
         // Beyond X there are only marks, which are never received before X is reached.
@@ -442,11 +443,7 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
     }
     counters::add(conn, slot::SLEEPS, 1);
     let woken = wait::sleep(conn, wait::FOR_INPUT, deadline, 0);
-    if let Some(guard) = conn.own_receive(id)
-        && let Some(segment) = conn.segment(&guard)
-    {
-        segment.receiver(conn.side()).disarm(bell::BY_BELL | bell::BY_SOCKET);
-    }
+    // The wait bit may stay: other waiters may count on it, and a bell too many does no harm.
     send::serve(conn);
     if agent::has_mail() {
         agent::deliver();
@@ -465,13 +462,15 @@ pub(crate) fn readable_bytes(conn: &'static Conn, id: u64) -> c_int {
     let lane = segment.receiver(conn.side());
     let bytes = match Incoming::new(lane).source() {
         Source::Lane | Source::LaneThenRaw => lane.readable().unwrap_or(0),
-        Source::RawUntil(until) => kernel::receive_position(conn.fd()).map_or(0, |position| {
-            let lane_bytes = lane.readable().unwrap_or(0);
-            usize::try_from(until.saturating_sub(position))
-                .unwrap_or(0)
-                .min(kernel::queued(conn.fd()))
-                + lane_bytes
-        }),
+        Source::RawUntil(until) => {
+            kernel::receive_position(conn.fd(), conn.flag(conn::SHUT_WRITE)).map_or(0, |position| {
+                let lane_bytes = lane.readable().unwrap_or(0);
+                usize::try_from(until.saturating_sub(position))
+                    .unwrap_or(0)
+                    .min(kernel::queued(conn.fd()))
+                    + lane_bytes
+            })
+        }
         Source::Raw => kernel::queued(conn.fd()),
     };
     c_int::try_from(bytes).unwrap_or(c_int::MAX)

@@ -10,7 +10,7 @@ use crate::{agent, bell, counters, kernel};
 use libc::c_int;
 use viaduct_channel::Segment;
 use viaduct_control::Reason;
-use viaduct_control::counters::slot;
+use viaduct_control::counters::{Path, slot};
 use viaduct_stream::{MARK_BACK, MARK_BELL, Mode, Outgoing};
 
 /// Flags that change nothing about where bytes go.
@@ -244,7 +244,7 @@ fn promote(conn: &Conn, out: &Outgoing<'_>) -> bool {
     counters::add(conn, slot::SWITCHES, 1);
     // Wakes a peer that sleeps in the kernel. If the connection is broken, the next look at it tells.
     let _ = mark(conn, MARK_BELL);
-    conn.show();
+    conn.sends_on(Path::Shm);
     true
 }
 
@@ -260,7 +260,7 @@ pub(crate) fn send_back(conn: &Conn, out: &Outgoing<'_>) -> Result<bool, Errno> 
     match raw::send(conn.fd(), &[MARK_BACK], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
         Ok(_) => {
             out.back_sent();
-            conn.show();
+            conn.sends_on(Path::Tcp);
             Ok(true)
         }
         Err(libc::EAGAIN | libc::EINTR) => Ok(false),

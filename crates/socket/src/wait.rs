@@ -41,7 +41,7 @@ impl Deadline {
 
 /// The wait bit with which the calling thread is woken for `conn`: by its bell if that is the one the peer knows.
 pub(crate) fn bit_for(conn: &Conn) -> u32 {
-    match bell::of_thread() {
+    match bell::known_of_thread() {
         Some(bell) if bell.number() == conn.own_bell() && conn.own_bell() != 0 => bell::BY_BELL,
         _ => bell::BY_SOCKET,
     }
@@ -54,7 +54,7 @@ pub(crate) fn bit_for(conn: &Conn) -> u32 {
 pub(crate) fn sleep(conn: &Conn, events: i16, deadline: Deadline, cap_ns: u64) -> Woken {
     let by_bell = bit_for(conn) == bell::BY_BELL;
     let bell = if by_bell {
-        bell::of_thread().map_or(-1, bell::Bell::fd)
+        bell::known_of_thread().map_or(-1, bell::Bell::fd)
     } else {
         -1
     };

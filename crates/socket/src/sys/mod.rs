@@ -272,10 +272,10 @@ pub(crate) fn random() -> u64 {
     value ^ ticks()
 }
 
-/// Has `parent` and `child` called in the respective process after each `fork`.
-pub(crate) fn at_fork(parent: fn(), child: fn()) {
+/// Has `before` called before each `fork`, and `parent` and `child` in the respective process after it.
+pub(crate) fn at_fork(before: fn(), parent: fn(), child: fn()) {
     use core::sync::atomic::Ordering::{Acquire, Release};
-    static HOOKS: [AtomicPtr<c_void>; 2] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 2];
+    static HOOKS: [AtomicPtr<c_void>; 3] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 3];
     fn run(index: usize) {
         let hook = HOOKS
             .get(index)
@@ -291,10 +291,14 @@ pub(crate) fn at_fork(parent: fn(), child: fn()) {
     unsafe extern "C" fn in_child() {
         run(1);
     }
+    unsafe extern "C" fn ahead() {
+        run(2);
+    }
+    HOOKS[2].store(before as *mut c_void, Release);
     HOOKS[0].store(parent as *mut c_void, Release);
     HOOKS[1].store(child as *mut c_void, Release);
-    // SAFETY: two functions with the right signature, valid for ever.
-    unsafe { libc::pthread_atfork(None, Some(in_parent), Some(in_child)) };
+    // SAFETY: three functions with the right signature, valid for ever.
+    unsafe { libc::pthread_atfork(Some(ahead), Some(in_parent), Some(in_child)) };
 }
 
 /// `lseek(fd, 0, SEEK_CUR)`.
