@@ -241,6 +241,8 @@ pub(crate) struct Glance {
 #[derive(Clone, Copy, Debug)]
 enum Look {
     Begin,
+    /// What waits is to be counted.
+    Count,
     /// So many bytes waited before the epoch was looked at again.
     Counted(usize),
     /// So many bytes are surely raw.
@@ -314,6 +316,13 @@ impl<'a> Listener<'a> {
     pub(crate) fn step(&mut self, glance: Glance) -> Step {
         match core::mem::replace(&mut self.look, Look::Begin) {
             Look::Begin => self.begin(glance),
+            Look::Count => match self.pipe.queued() {
+                0 => Step::Idle,
+                waiting => {
+                    self.look = Look::Counted(waiting);
+                    Step::Moved
+                }
+            },
             Look::Counted(waiting) => {
                 // Second, where the bytes come from. Anything but raw: what was counted may be marks.
                 if self.incoming.source() == Source::Raw {
@@ -334,13 +343,11 @@ impl<'a> Listener<'a> {
 
     fn begin(&mut self, glance: Glance) -> Step {
         match self.incoming.source() {
-            Source::Raw => match self.pipe.queued() {
-                0 => Step::Idle,
-                waiting => {
-                    self.look = Look::Counted(waiting);
-                    Step::Moved
-                }
-            },
+            // The sender may promote before what waits is counted.
+            Source::Raw => {
+                self.look = Look::Count;
+                Step::Moved
+            }
             Source::RawUntil(until) => {
                 let position = self.pipe.receive_position();
                 if position == until {
