@@ -108,7 +108,7 @@ pub(crate) struct Sweep {
     /// Those that could be measured.
     pub(crate) curves: Vec<Curve>,
     /// Processors' worth of time that other programs used meanwhile.
-    pub(crate) others: Option<f64>,
+    pub(super) others: Option<f64>,
 }
 
 impl Point {
@@ -137,6 +137,11 @@ impl Sweep {
     fn value(&self, road: Road, size: usize) -> Option<f64> {
         let point = self.curve(road)?.points.iter().find(|point| point.size == size)?;
         Some(point.value.median)
+    }
+
+    /// Processors' worth of time that other programs used meanwhile.
+    pub(crate) const fn others(&self) -> Option<f64> {
+        self.others
     }
 
     /// As a table: every road, and the three ratios that matter.

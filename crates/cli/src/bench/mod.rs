@@ -125,7 +125,7 @@ impl Bench {
         self.save(&found)?;
         terminal::print(&format!("{}\n{}", self.machine.line(), found.table()))?;
         if let Some(file) = &self.args.svg {
-            found.draw(file, &self.subtitle())?;
+            found.draw(file, &self.subtitle(found.others()))?;
         }
         Ok(())
     }
@@ -139,17 +139,22 @@ impl Bench {
         self.save(&found)?;
         terminal::print(&format!("{}\n{}", self.machine.line(), found.table()))?;
         if let Some(file) = &self.args.svg {
-            found.draw(file, &self.subtitle())?;
+            found.draw(file, &self.subtitle(found.others()))?;
         }
         Ok(())
     }
 
-    fn subtitle(&self) -> String {
+    /// What a picture says below its title.
+    fn subtitle(&self, others: Option<f64>) -> String {
         let runs = match self.runs {
             1 => "one run".to_owned(),
             runs => format!("median of {runs} runs"),
         };
-        format!("{}; {runs}", self.machine.line())
+        let others = match others {
+            Some(others) if others >= 0.1 => format!("; others kept {others:.1} processors busy"),
+            _ => String::new(),
+        };
+        format!("{}; {runs}{others}", self.machine.line())
     }
 
     fn save(&self, result: &impl Serialize) -> Result<()> {

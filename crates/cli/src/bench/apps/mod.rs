@@ -324,6 +324,11 @@ impl Verdict {
 }
 
 impl Found {
+    /// Processors' worth of time that other programs used during the experiment they disturbed most.
+    pub(crate) fn others(&self) -> Option<f64> {
+        self.rows.iter().filter_map(|row| row.others).reduce(f64::max)
+    }
+
     /// As a table.
     pub(crate) fn table(&self) -> String {
         let head = [
