@@ -67,7 +67,13 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
     let result = unsafe { real::connect(fd, address, len) };
     let errno = sys::errno();
     if result == 0 || errno == libc::EINPROGRESS {
-        lifecycle::connected(fd, result != 0);
+        // SAFETY: the kernel has just read the program's address.
+        let family = if address.is_null() {
+            0
+        } else {
+            unsafe { (*address).sa_family }
+        };
+        lifecycle::connected(fd, family.into(), result != 0);
         sys::set_errno(errno);
     }
     result
@@ -78,7 +84,7 @@ pub unsafe extern "C-unwind" fn accept(fd: c_int, address: *mut sockaddr, len: *
     // SAFETY: the program's own call.
     let new = unsafe { real::accept(fd, address, len) };
     if new >= 0 {
-        lifecycle::accepted(new, false);
+        lifecycle::accepted(new);
     }
     new
 }
@@ -88,7 +94,7 @@ pub unsafe extern "C-unwind" fn accept4(fd: c_int, address: *mut sockaddr, len: 
     // SAFETY: the program's own call.
     let new = unsafe { real::accept4(fd, address, len, flags) };
     if new >= 0 {
-        lifecycle::accepted(new, flags & libc::SOCK_NONBLOCK != 0);
+        lifecycle::accepted(new);
     }
     new
 }

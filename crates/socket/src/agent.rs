@@ -6,7 +6,7 @@
 
 use crate::conn::{self, Conn, Phase};
 use crate::sys::{self, raw};
-use crate::{bell, counters, epoll, lock, table};
+use crate::{bell, counters, epoll, lifecycle, lock, table};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use std::os::fd::AsFd;
@@ -290,6 +290,10 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<Optio
     let asked_for = when != OfferPolicy::Auto || policy.path == PathPolicy::Shm || conn.wanted() == layout::Wanted::Shm;
     if !worth_it && !asked_for {
         return Ok(None);
+    }
+    if !lifecycle::recall_options(conn) {
+        conn.set_flag(conn::BANNED, true);
+        return Err(Reason::NotStream);
     }
     // A signal handler that interrupted this very work leaves it to the next call.
     let Some(_owner) = lock::acquire(&OWNER) else {

@@ -159,14 +159,14 @@ fn disclaim(index: usize) {
 }
 
 /// Begins a record for the TCP socket `fd`, which the program has just got. `None`: it stays plain and unshown.
-pub(crate) fn open(fd: i32, flags: u32, nonblocking: bool) -> Option<&'static Conn> {
+pub(crate) fn open(fd: i32, flags: u32) -> Option<&'static Conn> {
     let index = claim()?;
     let (Some(conn), Some(locks)) = (record(index), lock::locks_of(index, RECORDS)) else {
         disclaim(index);
         return None;
     };
     let id = NEXT_ID.fetch_add(1, Relaxed).wrapping_mul(RECORDS as u64) | index as u64;
-    conn.reset(fd, flags, nonblocking);
+    conn.reset(fd, flags);
     locks.holders.store(1, Relaxed);
     conn.locks.store(core::ptr::from_ref(locks).cast_mut(), Relaxed);
     // Release pairs with the acquire in `id`.
@@ -214,9 +214,9 @@ impl Conn {
         }
     }
 
-    fn reset(&self, fd: i32, flags: u32, nonblocking: bool) {
+    fn reset(&self, fd: i32, flags: u32) {
         self.phase.store(Phase::Plain as u8, Relaxed);
-        self.nonblocking.store(nonblocking.into(), Relaxed);
+        self.nonblocking.store(0, Relaxed);
         self.sending.store(Path::Tcp as u8, Relaxed);
         self.receiving.store(Path::Tcp as u8, Relaxed);
         self.reason.store(Reason::NotYet as u16, Relaxed);

@@ -88,55 +88,49 @@ pub fn duplicated(old: c_int, new: c_int) {
     }
 }
 
-/// The program has connected `fd`, or is about to know (`EINPROGRESS`).
-pub fn connected(fd: c_int, pending: bool) {
+/// The program has connected `fd` (to an address of family `family`), or is about to know (`pending`).
+pub fn connected(fd: c_int, family: c_int, pending: bool) {
+    if !matches!(family, libc::AF_INET | libc::AF_INET6) || table::connection(fd).is_some() {
+        return;
+    }
     start();
-    if table::connection(fd).is_some() {
-        return;
-    }
-    if !is_tcp(fd) {
-        return;
-    }
-    let nonblocking =
-        raw::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|flags| flags & libc::O_NONBLOCK.cast_unsigned() as usize != 0);
-    if let Some(conn) = conn::open(fd, conn::ACTIVE | nagle(fd), nonblocking) {
-        recall_options(conn);
-        if !pending {
-            settle(conn);
-        }
-    }
-}
-
-/// The program has accepted `fd`; `nonblocking` as its call asked.
-pub fn accepted(fd: c_int, nonblocking: bool) {
-    start();
-    fresh(fd);
-    if !is_tcp(fd) {
-        return;
-    }
-    if let Some(conn) = conn::open(fd, conn::NAGLE, nonblocking) {
-        recall_options(conn);
+    if let Some(conn) = conn::open(fd, conn::ACTIVE)
+        && !pending
+    {
         settle(conn);
     }
 }
 
-fn nagle(fd: c_int) -> u32 {
-    let mut on: c_int = 0;
-    let known = raw::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &mut on).is_ok();
-    if known && on == 0 { conn::NAGLE } else { 0 }
+/// The program has accepted `fd`.
+pub fn accepted(fd: c_int) {
+    start();
+    fresh(fd);
+    if let Some(conn) = conn::open(fd, 0) {
+        settle(conn);
+    }
 }
 
-/// Options that were set before the record began (on the listener, or before connect).
-fn recall_options(conn: &Conn) {
+/// What the record must know before the first lane: options that were set before it began, on the listener or before connect. False if the
+/// socket is no TCP stream. Until then a connection costs no system call of ours.
+pub(crate) fn recall_options(conn: &Conn) -> bool {
+    let fd = conn.fd();
+    if !is_tcp(fd) {
+        return false;
+    }
+    conn.refresh_nonblocking();
+    let mut on: c_int = 0;
+    let known = raw::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &mut on).is_ok();
+    conn.set_flag(conn::NAGLE, known && on == 0);
     for (name, place) in [
         (libc::SO_RCVTIMEO, &conn.receive_timeout_ns),
         (libc::SO_SNDTIMEO, &conn.send_timeout_ns),
     ] {
         let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
-        if raw::getsockopt(conn.fd(), libc::SOL_SOCKET, name, &mut time).is_ok() {
+        if raw::getsockopt(fd, libc::SOL_SOCKET, name, &mut time).is_ok() {
             place.store(nanoseconds(time), Relaxed);
         }
     }
+    true
 }
 
 /// A timeout option in nanoseconds; 0: none.
@@ -217,7 +211,7 @@ fn after_fork_in_child() {
 
 /// The connection was opened by a send; where its bytes stand is not known well enough for a lane.
 pub fn fast_opened(fd: c_int) {
-    connected(fd, false);
+    connected(fd, libc::AF_INET, false);
     if let Some(conn) = table::connection(fd) {
         demote::ban(conn, Reason::FastOpen);
     }

@@ -91,12 +91,15 @@ pub(crate) fn recalled(conn: &Conn, id: u64) -> bool {
     let lane = segment.receiver(conn.side());
     let incoming = Incoming::new(lane);
     match incoming.source() {
-        Source::Raw | Source::LaneThenRaw => true,
-        Source::RawUntil(until) => {
-            // The raw bytes before the lane's are still there, and nobody here will read them.
-            until == 0
-        }
-        Source::Lane => look_at_marks(conn, &incoming, &lane).is_err() || incoming.source() == Source::LaneThenRaw,
+        Source::Raw => true,
+        // The sender has taken back what was left, or has not come to it yet.
+        Source::LaneThenRaw => lane.readable() == Ok(0),
+        // Raw bytes before X are unread, and marks stand behind them.
+        Source::RawUntil(_) => false,
+        Source::Lane => match look_at_marks(conn, &incoming, &lane) {
+            Ok(_) => incoming.source() == Source::LaneThenRaw && lane.readable() == Ok(0),
+            Err(_) => true,
+        },
     }
 }
 
