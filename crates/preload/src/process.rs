@@ -88,21 +88,27 @@ pub unsafe extern "C-unwind" fn execve(
 ) -> c_int {
     lifecycle::executing();
     // SAFETY: the program's own call.
-    unsafe { real::execve(path, arguments, environment) }
+    let result = unsafe { real::execve(path, arguments, environment) };
+    lifecycle::executing_failed();
+    result
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn execv(path: *const c_char, arguments: *const *const c_char) -> c_int {
     lifecycle::executing();
     // SAFETY: the program's own call.
-    unsafe { real::execv(path, arguments) }
+    let result = unsafe { real::execv(path, arguments) };
+    lifecycle::executing_failed();
+    result
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn execvp(file: *const c_char, arguments: *const *const c_char) -> c_int {
     lifecycle::executing();
     // SAFETY: the program's own call.
-    unsafe { real::execvp(file, arguments) }
+    let result = unsafe { real::execvp(file, arguments) };
+    lifecycle::executing_failed();
+    result
 }
 
 #[unsafe(no_mangle)]
@@ -113,7 +119,9 @@ pub unsafe extern "C-unwind" fn execvpe(
 ) -> c_int {
     lifecycle::executing();
     // SAFETY: the program's own call.
-    unsafe { real::execvpe(file, arguments, environment) }
+    let result = unsafe { real::execvpe(file, arguments, environment) };
+    lifecycle::executing_failed();
+    result
 }
 
 /// A spawned program gets the descriptors that its parent has put in place for it.

@@ -40,10 +40,28 @@ static LAST_REFUSAL: AtomicU32 = AtomicU32::new(Reason::NoDaemon as u32);
 static MAIL_SEEN: AtomicU64 = AtomicU64::new(0);
 static TICKETS: AtomicU32 = AtomicU32::new(0);
 
-/// Bells of peers that viaductd has given us, by the name it gave them.
+/// Bells of peers that viaductd has given us.
 const PEER_BELLS: usize = 4096;
-static PEER_BELL_NAME: [AtomicU64; PEER_BELLS] = [const { AtomicU64::new(0) }; PEER_BELLS];
-static PEER_BELL_FD: [AtomicI32; PEER_BELLS] = [const { AtomicI32::new(-1) }; PEER_BELLS];
+
+/// A peer's bell.
+struct PeerBell {
+    /// As viaductd calls it; 0: the place is free.
+    name: AtomicU64,
+    fd: AtomicI32,
+    /// Connections that ring it.
+    users: AtomicU32,
+    /// The process that listens to it.
+    owner: AtomicU32,
+}
+
+static PEER_BELL: [PeerBell; PEER_BELLS] = [const {
+    PeerBell {
+        name: AtomicU64::new(0),
+        fd: AtomicI32::new(-1),
+        users: AtomicU32::new(0),
+        owner: AtomicU32::new(0),
+    }
+}; PEER_BELLS];
 
 /// The policy `viaduct run` set. One that does not parse is plain TCP: `viaduct run` has already refused it.
 #[inline]
@@ -153,6 +171,7 @@ pub(crate) fn probe() -> u32 {
 
 fn disconnect(fd: i32) {
     if FD.compare_exchange(fd, -1, AcqRel, Relaxed).is_ok() {
+        RETRY_AT_NS.store(0, Relaxed);
         unhide(fd);
     }
 }
@@ -299,6 +318,9 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<Optio
     let Some(_owner) = lock::acquire(&OWNER) else {
         return Ok(None);
     };
+    if conn.phase() != Phase::Plain {
+        return Ok(None);
+    }
     connect()?;
     let mut offer = Offer {
         offer: conn.id(),
@@ -329,7 +351,11 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<Optio
         let mut answer = [0_u8; 8];
         let level = (TICKET_LEVEL | sequence).cast_signed();
         if raw::getsockopt(conn.fd(), level, NONCE.load(Relaxed).cast_signed(), &mut answer).is_err() {
-            return Err(Reason::NoTicket);
+            if let Some(bell) = bell.filter(|_| descriptor.is_some()) {
+                bell.take_back();
+            }
+            // A viaductd that is gone gives no tickets; with the next one the offer is worth repeating.
+            return if probe() == 0 { Ok(None) } else { Err(Reason::NoTicket) };
         }
         offer.ticket_sequence = sequence;
         offer.flags |= OFFER_HAS_TICKET;
@@ -406,7 +432,7 @@ fn handle(packet: &[u8], descriptors: [i32; 2]) {
         Some(Kind::Pair) => {
             if let Some(pair) = message::decode::<Pair>(packet) {
                 let bell = (pair.flags & PAIR_HAS_BELL != 0).then_some(second).flatten();
-                let bell = peer_bell(pair.bell, bell.map(std::os::fd::IntoRawFd::into_raw_fd));
+                let bell = peer_bell(pair.bell, bell.map(std::os::fd::IntoRawFd::into_raw_fd), pair.peer_pid);
                 if !attach(&pair, first.as_ref().map(AsFd::as_fd), bell) {
                     detached(pair.segment);
                 }
@@ -441,6 +467,32 @@ fn attach(pair: &Pair, segment: Option<std::os::fd::BorrowedFd<'_>>, bell: i32) 
     attached
 }
 
+/// A connection that rang the bell `fd` has ended. The last one takes the bell along if its listener is gone.
+pub(crate) fn release_bell(fd: i32) {
+    if fd < 0 {
+        return;
+    }
+    for bell in PEER_BELL
+        .iter()
+        .filter(|bell| bell.fd.load(Relaxed) == fd && bell.name.load(Relaxed) != 0)
+    {
+        bell.users.fetch_sub(1, Relaxed);
+    }
+    for bell in PEER_BELL
+        .iter()
+        .take_while(|bell| bell.name.load(Relaxed) != 0 || bell.fd.load(Relaxed) >= 0)
+    {
+        let idle = bell.name.load(Relaxed) != 0 && bell.users.load(Relaxed) == 0;
+        if idle && !raw::thread_alive(bell.owner.load(Relaxed)) {
+            bell.name.store(0, Relaxed);
+            unhide(bell.fd.swap(FREED, Relaxed));
+        }
+    }
+}
+
+/// Marks a place whose bell has been closed, so that searches go on beyond it.
+const FREED: i32 = i32::MAX;
+
 /// Whether the process can spare a descriptor for one more peer's bell: bells take at most one in sixteen. Otherwise it is closed.
 fn may_keep(count: usize, fresh: i32) -> bool {
     let mut limit = libc::rlimit {
@@ -456,32 +508,36 @@ fn may_keep(count: usize, fresh: i32) -> bool {
 }
 
 /// The descriptor of the peer's bell `name`: the one that has just come, or the one that came before.
-fn peer_bell(name: u64, fresh: Option<i32>) -> i32 {
+fn peer_bell(name: u64, fresh: Option<i32>, owner: u32) -> i32 {
     if name == 0 {
         return -1;
     }
-    for (count, (known, fd)) in PEER_BELL_NAME.iter().zip(&PEER_BELL_FD).enumerate() {
-        let known_name = known.load(Relaxed);
-        if known_name == name {
+    let mut free = None;
+    for (index, bell) in PEER_BELL.iter().enumerate() {
+        let known = bell.name.load(Relaxed);
+        if known == name {
             if let Some(fresh) = fresh {
                 // A new viaductd counts from the beginning. Connections keep the number they got, so the old bell stays open.
-                fd.store(hide(fresh), Relaxed);
+                bell.fd.store(hide(fresh), Relaxed);
             }
-            return fd.load(Relaxed);
+            bell.users.fetch_add(1, Relaxed);
+            return bell.fd.load(Relaxed);
         }
-        if known_name == 0 {
-            let Some(fresh) = fresh.filter(|fresh| may_keep(count, *fresh)) else {
-                return -1;
-            };
-            fd.store(hide(fresh), Relaxed);
-            known.store(name, Relaxed);
-            return fd.load(Relaxed);
+        if known == 0 {
+            free = free.or(Some((index, bell)));
+            if bell.fd.load(Relaxed) != FREED {
+                // Never used, like all after it.
+                break;
+            }
         }
     }
-    if let Some(fresh) = fresh {
-        raw::close(fresh);
-    }
-    -1
+    let kept = free.zip(fresh).filter(|((index, _), fresh)| may_keep(*index, *fresh));
+    let Some(((_, bell), fresh)) = kept else { return -1 };
+    bell.fd.store(hide(fresh), Relaxed);
+    bell.users.store(1, Relaxed);
+    bell.owner.store(owner, Relaxed);
+    bell.name.store(name, Relaxed);
+    bell.fd.load(Relaxed)
 }
 
 /// For `--offer wait`: offers a fresh connection and waits until it is attached at both ends, or refused, or time is up.

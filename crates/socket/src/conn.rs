@@ -6,7 +6,7 @@
 
 use crate::lock::{self, Guard, Locks};
 use crate::sys::{self, Errno, SegmentCell, raw};
-use crate::{agent, counters, epoll, table};
+use crate::{agent, counters, epoll, kernel, table};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 use viaduct_channel::{Segment, Side};
@@ -60,6 +60,10 @@ pub(crate) const ESTABLISHED: u32 = 1 << 9;
 pub(crate) const SHUT_WRITE: u32 = 1 << 11;
 /// [`Conn::flag`]: given to somebody who may not know of lanes.
 pub(crate) const HANDED_OVER: u32 = 1 << 12;
+/// [`Conn::flag`]: this process no longer counts among the holders.
+pub(crate) const LEFT: u32 = 1 << 14;
+/// [`Conn::flag`]: a receive found nothing; an edge is due once there is something.
+pub(crate) const IN_WANTED: u32 = 1 << 13;
 /// [`Conn::flag`]: a send found no room; an edge is due once there is some.
 pub(crate) const OUT_WANTED: u32 = 1 << 10;
 
@@ -161,13 +165,12 @@ fn disclaim(index: usize) {
 /// Begins a record for the TCP socket `fd`, which the program has just got. `None`: it stays plain and unshown.
 pub(crate) fn open(fd: i32, flags: u32) -> Option<&'static Conn> {
     let index = claim()?;
-    let (Some(conn), Some(locks)) = (record(index), lock::locks_of(index, RECORDS)) else {
+    let (Some(conn), Some(locks)) = (record(index), lock::claim(RECORDS)) else {
         disclaim(index);
         return None;
     };
     let id = NEXT_ID.fetch_add(1, Relaxed).wrapping_mul(RECORDS as u64) | index as u64;
     conn.reset(fd, flags);
-    locks.holders.store(1, Relaxed);
     conn.locks.store(core::ptr::from_ref(locks).cast_mut(), Relaxed);
     // Release pairs with the acquire in `id`.
     conn.id.store(id, Release);
@@ -279,6 +282,14 @@ impl Conn {
 
     pub(crate) fn set_phase(&self, phase: Phase) {
         self.phase.store(phase as u8, SeqCst);
+    }
+
+    /// Takes the offer back, if there is one that has not led to a pair.
+    pub(crate) fn end_offer(&self) {
+        let (offered, plain) = (Phase::Offered as u8, Phase::Plain as u8);
+        if self.phase.compare_exchange(offered, plain, SeqCst, SeqCst).is_ok() {
+            agent::withdraw(self.id());
+        }
     }
 
     #[inline]
@@ -469,7 +480,7 @@ impl Conn {
             Phase::Plain => self.consider_offer(messages, volume),
             // viaductd is gone, and the offer with it.
             Phase::Offered if messages.is_multiple_of(256) && agent::probe() != self.offered_in.load(Relaxed) => {
-                self.set_phase(Phase::Plain);
+                self.end_offer();
             }
             _ => {}
         }
@@ -521,7 +532,10 @@ impl Conn {
 
     /// The offer was refused; it may be repeated after `retry_ms`, or never if that is 0.
     pub(crate) fn refused(&self, reason: Reason, retry_ms: u32) {
-        self.set_phase(Phase::Plain);
+        let (offered, plain) = (Phase::Offered as u8, Phase::Plain as u8);
+        if self.phase.compare_exchange(offered, plain, SeqCst, SeqCst).is_err() {
+            return;
+        }
         if retry_ms == 0 {
             self.set_flag(BANNED, true);
         } else {
@@ -545,7 +559,11 @@ impl Conn {
         self.segment_name.store(name, Relaxed);
         self.peer_bell.store(peer_bell, Relaxed);
         self.set_flag(READY_OWED, true);
-        self.set_phase(Phase::Attached);
+        let (offered, attached) = (Phase::Offered as u8, Phase::Attached as u8);
+        if self.phase.compare_exchange(offered, attached, SeqCst, SeqCst).is_err() {
+            self.segment.clear();
+            return false;
+        }
         // Marks may not be held back.
         let (zero, one): (i32, i32) = (0, 1);
         let _ = raw::setsockopt(self.fd(), libc::IPPROTO_TCP, libc::TCP_CORK, &zero);
@@ -564,7 +582,10 @@ impl Conn {
         if self.flag(READY_OWED)
             && self.direct_receives.load(SeqCst) == 0
             && let Some(segment) = self.segment(receive)
+            && let Some(locks) = self.locks()
+            && let Some(position) = kernel::receive_position(self.fd())
         {
+            locks.position.store(position, Relaxed);
             self.set_flag(READY_OWED, false);
             Incoming::new(segment.receiver(self.side())).set_ready();
         }
@@ -597,10 +618,35 @@ impl Conn {
         !self.flag(FORKED) || self.locks().is_some_and(|locks| locks.holders.load(Relaxed) == 1)
     }
 
-    /// This process lets go of the connection.
+    /// This process lets go of the connection, once.
     pub(crate) fn leave(&self) {
-        if let Some(locks) = self.locks() {
+        if self.flags.fetch_or(LEFT, AcqRel) & LEFT == 0
+            && let Some(locks) = self.locks()
+        {
             locks.holders.fetch_sub(1, AcqRel);
+        }
+    }
+
+    /// This process holds the connection after all.
+    pub(crate) fn stay(&self) {
+        if self.flags.fetch_and(!LEFT, AcqRel) & LEFT != 0
+            && let Some(locks) = self.locks()
+        {
+            locks.holders.fetch_add(1, AcqRel);
+        }
+    }
+
+    /// Kernel position of the next byte to be received, counted since the pair stood. The receiving direction is owned.
+    pub(crate) fn position(&self) -> u64 {
+        self.locks().map_or(0, |locks| locks.position.load(Relaxed))
+    }
+
+    /// So many bytes, of the stream or marks, have been taken from the kernel connection. The receiving direction is owned.
+    pub(crate) fn advance(&self, bytes: usize) {
+        if let Some(locks) = self.locks() {
+            locks
+                .position
+                .store(self.position().wrapping_add(bytes as u64), Relaxed);
         }
     }
 
@@ -642,9 +688,7 @@ impl Conn {
         let id = self.id();
         let index = self.index();
         epoll::forget(self);
-        if self.phase() == Phase::Offered {
-            agent::withdraw(id);
-        }
+        self.end_offer();
         {
             let send = self.own_send(id);
             let receive = self.own_receive(id);
@@ -652,6 +696,7 @@ impl Conn {
                 let (Some(_), Some(receive)) = (&send, &receive) else {
                     // Closed by a signal handler that interrupted a call on this very connection: that call still needs the
                     // segment and the record, which are given up.
+                    self.fd.store(-1, Relaxed);
                     return counters::close(self);
                 };
                 if !stale {
@@ -659,6 +704,7 @@ impl Conn {
                 }
                 self.segment.clear();
                 agent::detached(self.segment_name());
+                agent::release_bell(self.peer_bell());
             }
             self.leave();
             self.set_phase(Phase::Plain);
@@ -739,8 +785,7 @@ pub(crate) fn after_fork_in_parent() {
     for conn in all() {
         conn.set_flag(FORKED, true);
         if conn.phase() == Phase::Offered {
-            agent::withdraw(conn.id());
-            conn.set_phase(Phase::Plain);
+            conn.end_offer();
             conn.retry_at_ns.store(sys::now_ns() + 20_000_000, Relaxed);
         }
     }

@@ -3,7 +3,7 @@
 use crate::conn::{self, Conn, Phase};
 use crate::lock::Guard;
 use crate::sys::{self, raw};
-use crate::{agent, marks, receive, send};
+use crate::{marks, receive, send};
 use viaduct_channel::Segment;
 use viaduct_control::Reason;
 use viaduct_stream::{Incoming, Mode, Outgoing, Source};
@@ -20,10 +20,7 @@ pub(crate) fn ban(conn: &'static Conn, reason: Reason) {
 /// Bans the connection, making the given request of the peer before anything wakes it.
 fn ban_with(conn: &'static Conn, reason: Reason, request: impl FnOnce(&Incoming<'_>)) {
     conn.set_flag(conn::BANNED, true);
-    if conn.phase() == Phase::Offered {
-        agent::withdraw(conn.id());
-        conn.set_phase(Phase::Plain);
-    }
+    conn.end_offer();
     if conn.phase() != Phase::Attached {
         conn.set_reason(reason);
         return;

@@ -132,7 +132,7 @@ fn sleep(
             return Err(libc::EINTR);
         };
         if epoll::arm(set, &owner, &mut capped) {
-            return Ok(true);
+            return Ok(deadline.is_none_or(|at| sys::now_ns() < at));
         }
         set.sleepers.fetch_add(1, AcqRel);
     }
@@ -154,7 +154,7 @@ fn sleep(
         for (_, member) in set.hot_members() {
             let Some(conn) = member.conn() else { continue };
             if !others {
-                ready::disarm(&owner, conn);
+                ready::disarm(set, &owner, conn);
             }
             if capped {
                 ready::relieve(conn);

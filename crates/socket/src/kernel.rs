@@ -105,18 +105,18 @@ pub(crate) fn queued(fd: c_int) -> usize {
         .unwrap_or(0)
 }
 
-/// Kernel position of the next byte to be received; `shut_write`: this end has sent its FIN. The caller owns the receiving direction. `None` while bytes arrive
+/// Kernel position of the next byte to be received. Only right while the connection is up: a reset hides whether a FIN was counted. The caller owns the receiving direction. `None` while bytes arrive
 /// faster than they can be counted.
-pub(crate) fn receive_position(fd: c_int, shut_write: bool) -> Option<u64> {
+pub(crate) fn receive_position(fd: c_int) -> Option<u64> {
     for _ in 0..16 {
         let before = tcp_info(fd)?;
         let waiting = queued(fd) as u64;
         let after = tcp_info(fd)?;
         if before.bytes_received == after.bytes_received && before.state == after.state {
-            // A FIN counts one in `bytes_received`, but never waits among the bytes. A reset ends the connection without one.
+            // A FIN counts one in `bytes_received`, but never waits among the bytes.
             let fin = match after.state {
                 ESTABLISHED | FIN_WAIT1 | FIN_WAIT2 => 0,
-                CLOSE if !shut_write => 0,
+                CLOSE => return None,
                 _ => 1,
             };
             return Some(after.bytes_received.wrapping_sub(fin).wrapping_sub(waiting));

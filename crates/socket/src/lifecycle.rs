@@ -181,11 +181,7 @@ pub fn shut_down(conn: &'static Conn, how: c_int, direct: impl FnOnce() -> c_int
 
 /// A connection that shuts down before it has a lane is not worth one.
 fn shutting_plain(conn: &'static Conn) {
-    if conn.phase() == Phase::Offered {
-        // Not worth a segment any more.
-        agent::withdraw(conn.id());
-        conn.set_phase(Phase::Plain);
-    }
+    conn.end_offer();
     if conn.phase() != Phase::Attached {
         conn.set_flag(conn::BANNED, true);
     }
@@ -242,6 +238,12 @@ pub fn executing() {
             demote::hand_over(conn, Reason::ForeignProcess);
         }
     }
+    conn::all().for_each(Conn::leave);
+}
+
+/// The process did not become another program.
+pub fn executing_failed() {
+    conn::all().for_each(Conn::stay);
 }
 
 /// The program gives the socket to another process, which may not run under Viaduct.

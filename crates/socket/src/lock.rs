@@ -10,7 +10,7 @@
 use crate::sys::{self, raw};
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicU32};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
 /// The two ownership words of a connection end, on a cache line of their own. Whoever takes both takes `send` first.
 #[derive(Debug, Default)]
@@ -21,6 +21,8 @@ pub(crate) struct Locks {
     /// Processes that hold the connection: a forked child counts until it lets go. One that was killed counts for ever, which only
     /// keeps the connection from being offered again.
     pub(crate) holders: AtomicU32,
+    /// See [`crate::conn::Conn::position`].
+    pub(crate) position: AtomicU64,
 }
 
 thread_local! {
@@ -107,11 +109,8 @@ fn acquire_contended(word: &AtomicU32, tid: u32) -> Option<Guard<'_>> {
 /// The region of this process's words; null before the first connection and after fork.
 static REGION: AtomicPtr<Locks> = AtomicPtr::new(core::ptr::null_mut());
 
-/// The words of connection record `index`, of `count` in all; `None` if there is no memory for them.
-pub(crate) fn locks_of(index: usize, count: usize) -> Option<&'static Locks> {
-    if index >= count {
-        return None;
-    }
+/// Takes words that no process of the family holds, of `count` in all; `None` if there are none or there is no memory for them.
+pub(crate) fn claim(count: usize) -> Option<&'static Locks> {
     let mut region = REGION.load(Acquire);
     if region.is_null() {
         let fresh = raw::anonymous_shared(count * size_of::<Locks>()).ok()?.cast::<Locks>();
@@ -121,5 +120,17 @@ pub(crate) fn locks_of(index: usize, count: usize) -> Option<&'static Locks> {
             Err(winner) => winner,
         };
     }
-    Some(sys::shared_record(region, index))
+    let from = HINT.fetch_add(1, Relaxed) as usize;
+    for step in 0..count {
+        let locks = sys::shared_record(region, (from + step) % count);
+        if locks.holders.load(Relaxed) == 0 && locks.holders.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
+            locks.send.store(0, Relaxed);
+            locks.receive.store(0, Relaxed);
+            return Some(locks);
+        }
+    }
+    None
 }
+
+/// Where to look first for free words.
+static HINT: AtomicU32 = AtomicU32::new(0);

@@ -32,7 +32,9 @@ pub(crate) fn look_at_marks(conn: &Conn, incoming: &Incoming<'_>, lane: &Receive
             Ok(seen) => {
                 changed = true;
                 let taken = incoming.marks(marks.get(..seen).unwrap_or(&[]));
-                let _ = raw::discard(conn.fd(), taken);
+                if let Ok(discarded) = raw::discard(conn.fd(), taken) {
+                    conn.advance(discarded);
+                }
                 if incoming.source() != Source::Lane {
                     return Ok(Marks::Changed);
                 }
@@ -111,9 +113,12 @@ pub(crate) fn settle(conn: &Conn, receive: &Guard<'_>) {
         return;
     }
     let Some(segment) = conn.segment(receive) else { return };
-    Outgoing::new(segment.sender(conn.side())).set_closed();
     let lane = segment.receiver(conn.side());
     let incoming = Incoming::new(lane);
+    incoming.set_unready();
+    if let Source::RawUntil(until) = incoming.source() {
+        let _ = crate::receive::approach(conn, &incoming, until);
+    }
     if incoming.source() == Source::Lane {
         let _ = look_at_marks(conn, &incoming, &lane);
     }
@@ -124,5 +129,13 @@ pub(crate) fn settle(conn: &Conn, receive: &Guard<'_>) {
             l_linger: 0,
         };
         let _ = raw::setsockopt(conn.fd(), libc::SOL_SOCKET, libc::SO_LINGER, &abort);
+    }
+    let mut linger = libc::linger {
+        l_onoff: 0,
+        l_linger: 0,
+    };
+    let known = raw::getsockopt(conn.fd(), libc::SOL_SOCKET, libc::SO_LINGER, &mut linger).is_ok();
+    if known && linger.l_onoff != 0 && linger.l_linger == 0 {
+        Outgoing::new(segment.sender(conn.side())).set_closed();
     }
 }

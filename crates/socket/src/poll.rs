@@ -162,6 +162,7 @@ fn prepare(entries: &[pollfd], shadow: &mut [pollfd]) {
         let events = match attached(entry.fd) {
             // Room on the kernel connection only counts where it carries the bytes.
             Some(conn) if crate::demote::sends_raw(conn, conn.id()) => entry.events,
+            Some(conn) if send::owes(conn) => entry.events | POLLOUT,
             Some(_) => entry.events & (POLLIN | POLLPRI | POLLRDHUP),
             None => entry.events,
         };

@@ -91,7 +91,8 @@ pub(crate) fn report(owner: &Guard<'_>, member: &Member, conn: &'static Conn) ->
         return 0;
     }
     if interest & EPOLLET.cast_unsigned() != 0 {
-        let arrived = flags & (FRESH | EDGE) != 0 || position != member.reported.load(Relaxed);
+        let arrived =
+            flags & (FRESH | EDGE) != 0 || conn.flag(conn::IN_WANTED) || position != member.reported.load(Relaxed);
         let news_in = mask & (IN | RDHUP | PRI | ALWAYS) != 0 && arrived;
         let news_out = mask & OUT != 0 && (flags & FRESH != 0 || conn.flag(conn::OUT_WANTED));
         if !news_in && !news_out {
@@ -99,6 +100,9 @@ pub(crate) fn report(owner: &Guard<'_>, member: &Member, conn: &'static Conn) ->
         }
         member.reported.store(position, Relaxed);
         member.flags.fetch_and(!(FRESH | EDGE), Relaxed);
+        if news_in {
+            conn.set_flag(conn::IN_WANTED, false);
+        }
         if mask & OUT != 0 {
             conn.set_flag(conn::OUT_WANTED, false);
         }
@@ -133,10 +137,9 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static 
     let bit = set.bit_for(conn);
     if interest & IN != 0 {
         let lane = segment.receiver(conn.side());
-        let known = |at: u64| if edge { member.reported.load(Relaxed) } else { at };
         if Incoming::new(lane).source() == Source::Lane {
             lane.arm(bit);
-            if lane.published() != known(lane.head()) {
+            if has_news(member, conn, &lane, edge) {
                 return true;
             }
         }
@@ -152,9 +155,18 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static 
     false
 }
 
-/// Takes back what [`arm`] left.
-pub(crate) fn disarm(owner: &Guard<'_>, conn: &'static Conn) {
-    if let Some(segment) = conn.segment(owner) {
+/// Whether the lane has bytes that are to be reported: any in level mode, unreported ones in edge mode.
+#[inline]
+fn has_news(member: &Member, conn: &Conn, lane: &viaduct_channel::Receiver<'_>, edge: bool) -> bool {
+    let published = lane.published();
+    published != lane.head() && (!edge || published != member.reported.load(Relaxed) || conn.flag(conn::IN_WANTED))
+}
+
+/// Takes back what [`arm`] left, where it was the set's bell.
+pub(crate) fn disarm(set: &Set, owner: &Guard<'_>, conn: &'static Conn) {
+    if set.bit_for(conn) == bell::BY_BELL
+        && let Some(segment) = conn.segment(owner)
+    {
         segment.receiver(conn.side()).disarm(bell::BY_BELL);
     }
 }
@@ -201,13 +213,7 @@ pub(crate) fn stirs(owner: &Guard<'_>, member: &Member, conn: &'static Conn) -> 
     let edge = interest & EPOLLET.cast_unsigned() != 0;
     if interest & IN != 0 {
         let lane = segment.receiver(conn.side());
-        if lane.published()
-            != if edge {
-                member.reported.load(Relaxed)
-            } else {
-                lane.head()
-            }
-        {
+        if has_news(member, conn, &lane, edge) {
             return !member.has(FIRED);
         }
     }

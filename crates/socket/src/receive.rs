@@ -97,6 +97,7 @@ fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl 
             Err(errno) => break errno,
         }
         if nonblocking {
+            conn.set_flag(conn::IN_WANTED, true);
             if announce(conn, id) {
                 continue;
             }
@@ -186,10 +187,7 @@ fn attempt(
             }
             Source::RawUntil(until) => {
                 if !approach(conn, &incoming, until)? {
-                    let Some(position) = kernel::receive_position(conn.fd(), conn.flag(conn::SHUT_WRITE)) else {
-                        return Ok(Found::Nothing);
-                    };
-                    let left = usize::try_from(until.saturating_sub(position)).unwrap_or(usize::MAX);
+                    let left = usize::try_from(until.saturating_sub(conn.position())).unwrap_or(usize::MAX);
                     return raw_receive(conn, vector, skip, left, flags);
                 }
             }
@@ -284,15 +282,15 @@ pub(crate) fn look(conn: &Conn, id: u64) -> Result<Found, Errno> {
 
 /// Where a promotion to the lane at position `until` stands: true once all raw bytes have been received and the lane is
 /// entered.
-fn approach(conn: &Conn, incoming: &Incoming<'_>, until: u64) -> Result<bool, Errno> {
-    match kernel::receive_position(conn.fd(), conn.flag(conn::SHUT_WRITE)) {
-        Some(position) if position == until => {
+pub(crate) fn approach(conn: &Conn, incoming: &Incoming<'_>, until: u64) -> Result<bool, Errno> {
+    match conn.position() {
+        position if position == until => {
             incoming.enter_lane();
             conn.receives_on(Path::Shm);
             Ok(true)
         }
         // Beyond X there are only marks, which are never received before X is reached.
-        Some(position) if position > until => Err(send::violated(conn)),
+        position if position > until => Err(send::violated(conn)),
         _ => Ok(false),
     }
 }
@@ -319,6 +317,7 @@ fn raw_receive(conn: &Conn, vector: Vector<'_>, skip: usize, limit: usize, flags
         Ok(0) => Ok(Found::End),
         Ok(bytes) => {
             if flags & libc::MSG_PEEK == 0 {
+                conn.advance(bytes);
                 counters::add(conn, slot::BYTES_RECEIVED, bytes as u64);
             }
             Ok(Found::Bytes(bytes))
@@ -427,22 +426,20 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
             match marks {
                 Ok(Marks::None) => {}
                 Ok(_) => {
-                    lane.disarm(bit);
                     return if marks == Ok(Marks::End) {
                         Err(END)
                     } else {
                         Ok(Woken::Look)
                     };
                 }
-                Err(errno) => {
-                    lane.disarm(bit);
-                    return Err(errno);
-                }
+                Err(errno) => return Err(errno),
             }
         }
     }
     counters::add(conn, slot::SLEEPS, 1);
-    let woken = wait::sleep(conn, wait::FOR_INPUT, deadline, 0);
+    // What is owed to the peer may wait for room in the kernel.
+    let owed = if send::owes(conn) { wait::FOR_OUTPUT } else { 0 };
+    let woken = wait::sleep(conn, wait::FOR_INPUT | owed, deadline, 0);
     // The wait bit may stay: other waiters may count on it, and a bell too many does no harm.
     send::serve(conn);
     if agent::has_mail() {
@@ -463,13 +460,8 @@ pub(crate) fn readable_bytes(conn: &'static Conn, id: u64) -> c_int {
     let bytes = match Incoming::new(lane).source() {
         Source::Lane | Source::LaneThenRaw => lane.readable().unwrap_or(0),
         Source::RawUntil(until) => {
-            kernel::receive_position(conn.fd(), conn.flag(conn::SHUT_WRITE)).map_or(0, |position| {
-                let lane_bytes = lane.readable().unwrap_or(0);
-                usize::try_from(until.saturating_sub(position))
-                    .unwrap_or(0)
-                    .min(kernel::queued(conn.fd()))
-                    + lane_bytes
-            })
+            let left = usize::try_from(until.saturating_sub(conn.position())).unwrap_or(0);
+            left.min(kernel::queued(conn.fd())) + lane.readable().unwrap_or(0)
         }
         Source::Raw => kernel::queued(conn.fd()),
     };

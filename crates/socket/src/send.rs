@@ -299,6 +299,16 @@ fn send_again(conn: &Conn, segment: &Segment, out: &Outgoing<'_>) -> Result<bool
     }
 }
 
+/// Whether something must go out on the kernel connection before the sending direction is raw.
+pub(crate) fn owes(conn: &Conn) -> bool {
+    conn.try_own_send().is_some_and(|guard| {
+        conn.segment(&guard).is_some_and(|segment| {
+            let mode = Outgoing::new(segment.sender(conn.side())).mode();
+            matches!(mode, Mode::BackPending | Mode::Recalling)
+        })
+    })
+}
+
 /// Does what the peer has asked for, if this end's direction is on the lane: for ends that wait and do not send.
 pub(crate) fn serve(conn: &Conn) {
     let Some(guard) = conn.try_own_send() else { return };

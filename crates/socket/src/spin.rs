@@ -89,7 +89,11 @@ impl Spinner {
         let after = sys::ticks();
         self.yielded = after;
         if self.always {
-            return true;
+            // The whole budget, whoever else wants the core; then a look at what only the kernel knows.
+            if after >= self.until {
+                self.until = 0;
+            }
+            return self.until != 0;
         }
         if after.wrapping_sub(before) > CONTENDED_US * sys::ticks_per_us() {
             self.contended += 1;

@@ -25,7 +25,7 @@
 //! |---|---|
 //! | sender 0 | X of the newest epoch |
 //! | sender 1 | newest epoch, counted from 1 |
-//! | sender 2 | 1: the sender has closed in order; a reset that follows is meant |
+//! | sender 2 | 1: the sender has closed with a reset, and means it |
 //! | sender 3 | the sender's own [`Mode`], so that forked processes share it |
 //! | receiver 0 | 1: this end is attached, promotions may come |
 //! | receiver 1 | newest epoch whose stretch has ended and been read |
@@ -126,7 +126,7 @@ impl<'a> Outgoing<'a> {
         }
     }
 
-    /// The end is being closed by its program; what the kernel tells the peer from now on is meant.
+    /// The end is being closed with a reset that its program means; another reset may be due to unread marks only.
     pub fn set_closed(&self) {
         self.lane.word(S_CLOSED).store(1, Relaxed);
     }
@@ -193,7 +193,7 @@ impl<'a> Incoming<'a> {
         self.lane.word(R_REQUEST).store(u64::from(raw), Relaxed);
     }
 
-    /// Whether the sender has closed in order, rather than been killed.
+    /// Whether the sender has closed with a reset and means it.
     pub fn peer_closed(&self) -> bool {
         self.lane.peer_word(S_CLOSED).load(Relaxed) == 1
     }
