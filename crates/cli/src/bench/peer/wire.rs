@@ -8,7 +8,7 @@ use std::thread;
 use viaduct_channel::{Segment, Side, Violation};
 
 /// Looks at a lane between two that let other threads run, lest both ends be on one processor.
-const LOOKS: u32 = 512;
+const LOOKS: u32 = 64;
 
 /// A stream of bytes each way.
 pub(super) trait Wire {
