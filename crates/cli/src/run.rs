@@ -32,7 +32,7 @@ pub(crate) struct Args {
     /// When a connection is offered to be matched with its other end
     #[arg(long, value_enum)]
     offer: Option<OfferChoice>,
-    /// File with [[rules]] that go before those of the configuration
+    /// File with `[[rules]]` that go before those of the configuration
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
     /// Runtime directory of the instance; both ends must use the same

@@ -67,12 +67,8 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
     let result = unsafe { real::connect(fd, address, len) };
     let errno = sys::errno();
     if result == 0 || errno == libc::EINPROGRESS {
-        // SAFETY: the kernel has just read the program's address.
-        let family = if address.is_null() {
-            0
-        } else {
-            unsafe { (*address).sa_family }
-        };
+        // SAFETY: null or the program's address, which the kernel has just read.
+        let family = unsafe { address.as_ref() }.map_or(0, |address| address.sa_family);
         lifecycle::connected(fd, family.into(), result != 0);
         sys::set_errno(errno);
     }

@@ -5,8 +5,9 @@
 //! or gone, connections stay as they are.
 
 use crate::conn::{self, Conn, Phase};
+use crate::records;
 use crate::sys::{self, raw};
-use crate::{bell, counters, epoll, lifecycle, lock, table};
+use crate::{bell, counters, epoll, lifecycle, lock, peer_bells, table};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use std::os::fd::AsFd;
@@ -39,29 +40,6 @@ static RETRY_AT_NS: AtomicU64 = AtomicU64::new(0);
 static LAST_REFUSAL: AtomicU32 = AtomicU32::new(Reason::NoDaemon as u32);
 static MAIL_SEEN: AtomicU64 = AtomicU64::new(0);
 static TICKETS: AtomicU32 = AtomicU32::new(0);
-
-/// Bells of peers that viaductd has given us.
-const PEER_BELLS: usize = 4096;
-
-/// A peer's bell.
-struct PeerBell {
-    /// As viaductd calls it; 0: the place is free.
-    name: AtomicU64,
-    fd: AtomicI32,
-    /// Connections that ring it.
-    users: AtomicU32,
-    /// The process that listens to it.
-    owner: AtomicU32,
-}
-
-static PEER_BELL: [PeerBell; PEER_BELLS] = [const {
-    PeerBell {
-        name: AtomicU64::new(0),
-        fd: AtomicI32::new(-1),
-        users: AtomicU32::new(0),
-        owner: AtomicU32::new(0),
-    }
-}; PEER_BELLS];
 
 /// The policy `viaduct run` set. One that does not parse is plain TCP: `viaduct run` has already refused it.
 #[inline]
@@ -143,7 +121,7 @@ pub(crate) fn hide(fd: i32) -> i32 {
     fd
 }
 
-fn unhide(fd: i32) {
+pub(crate) fn unhide(fd: i32) {
     if fd >= 0 {
         table::take(fd);
         raw::close(fd);
@@ -432,15 +410,16 @@ fn handle(packet: &[u8], descriptors: [i32; 2]) {
         Some(Kind::Pair) => {
             if let Some(pair) = message::decode::<Pair>(packet) {
                 let bell = (pair.flags & PAIR_HAS_BELL != 0).then_some(second).flatten();
-                let bell = peer_bell(pair.bell, bell.map(std::os::fd::IntoRawFd::into_raw_fd), pair.peer_pid);
+                let bell = peer_bells::of_peer(pair.bell, bell.map(std::os::fd::IntoRawFd::into_raw_fd), pair.peer_pid);
                 if !attach(&pair, first.as_ref().map(AsFd::as_fd), bell) {
+                    peer_bells::release(bell);
                     detached(pair.segment);
                 }
             }
         }
         Some(Kind::Refuse) => {
             if let Some(refuse) = message::decode::<Refuse>(packet)
-                && let Some(conn) = conn::by_id(refuse.offer).filter(|conn| conn.phase() == Phase::Offered)
+                && let Some(conn) = records::by_id(refuse.offer).filter(|conn| conn.phase() == Phase::Offered)
             {
                 let reason = u16::try_from(refuse.reason).ok().and_then(Reason::from_number);
                 conn.refused(reason.unwrap_or(Reason::Ambiguous), refuse.retry_ms);
@@ -451,7 +430,7 @@ fn handle(packet: &[u8], descriptors: [i32; 2]) {
 }
 
 fn attach(pair: &Pair, segment: Option<std::os::fd::BorrowedFd<'_>>, bell: i32) -> bool {
-    let Some(conn) = conn::by_id(pair.offer).filter(|conn| conn.may_attach()) else {
+    let Some(conn) = records::by_id(pair.offer).filter(|conn| conn.may_attach()) else {
         return false;
     };
     let Some(segment) = segment.and_then(|fd| Segment::map(fd).ok()) else {
@@ -465,79 +444,6 @@ fn attach(pair: &Pair, segment: Option<std::os::fd::BorrowedFd<'_>>, bell: i32) 
         epoll::attached(conn);
     }
     attached
-}
-
-/// A connection that rang the bell `fd` has ended. The last one takes the bell along if its listener is gone.
-pub(crate) fn release_bell(fd: i32) {
-    if fd < 0 {
-        return;
-    }
-    for bell in PEER_BELL
-        .iter()
-        .filter(|bell| bell.fd.load(Relaxed) == fd && bell.name.load(Relaxed) != 0)
-    {
-        bell.users.fetch_sub(1, Relaxed);
-    }
-    for bell in PEER_BELL
-        .iter()
-        .take_while(|bell| bell.name.load(Relaxed) != 0 || bell.fd.load(Relaxed) >= 0)
-    {
-        let idle = bell.name.load(Relaxed) != 0 && bell.users.load(Relaxed) == 0;
-        if idle && !raw::thread_alive(bell.owner.load(Relaxed)) {
-            bell.name.store(0, Relaxed);
-            unhide(bell.fd.swap(FREED, Relaxed));
-        }
-    }
-}
-
-/// Marks a place whose bell has been closed, so that searches go on beyond it.
-const FREED: i32 = i32::MAX;
-
-/// Whether the process can spare a descriptor for one more peer's bell: bells take at most one in sixteen. Otherwise it is closed.
-fn may_keep(count: usize, fresh: i32) -> bool {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    sys::descriptor_limit(&mut limit);
-    let keep = (count as u64) < limit.rlim_cur / 16;
-    if !keep {
-        raw::close(fresh);
-    }
-    keep
-}
-
-/// The descriptor of the peer's bell `name`: the one that has just come, or the one that came before.
-fn peer_bell(name: u64, fresh: Option<i32>, owner: u32) -> i32 {
-    if name == 0 {
-        return -1;
-    }
-    let mut free = None;
-    for (index, bell) in PEER_BELL.iter().enumerate() {
-        let known = bell.name.load(Relaxed);
-        if known == name {
-            if let Some(fresh) = fresh {
-                // A new viaductd counts from the beginning. Connections keep the number they got, so the old bell stays open.
-                bell.fd.store(hide(fresh), Relaxed);
-            }
-            bell.users.fetch_add(1, Relaxed);
-            return bell.fd.load(Relaxed);
-        }
-        if known == 0 {
-            free = free.or(Some((index, bell)));
-            if bell.fd.load(Relaxed) != FREED {
-                // Never used, like all after it.
-                break;
-            }
-        }
-    }
-    let kept = free.zip(fresh).filter(|((index, _), fresh)| may_keep(*index, *fresh));
-    let Some(((_, bell), fresh)) = kept else { return -1 };
-    bell.fd.store(hide(fresh), Relaxed);
-    bell.users.store(1, Relaxed);
-    bell.owner.store(owner, Relaxed);
-    bell.name.store(name, Relaxed);
-    bell.fd.load(Relaxed)
 }
 
 /// For `--offer wait`: offers a fresh connection and waits until it is attached at both ends, or refused, or time is up.

@@ -2,26 +2,20 @@
 //!
 //! Records live in a static array and are never freed, only recycled, so that a thread may look at one while another closes
 //! it; [`Conn::id`] tells whether it is still the same connection. What the segment holds is only touched while a direction is
-//! owned ([`crate::lock`]), or while the epoll set the connection is a member of is.
+//! owned (`crate::lock`), or while the epoll set the connection is a member of is.
 
+pub(crate) use crate::flags::{
+    BANNED, DEAD, FORKED, HANDED_OVER, IN_WANTED, LEFT, NAGLE, OUT_WANTED, PEER_FIN, READY_OWED, SHUT_WRITE,
+};
 use crate::lock::{self, Guard, Locks};
+use crate::records::{disclaim, index_of};
 use crate::sys::{self, Errno, SegmentCell, raw};
-use crate::{agent, counters, epoll, kernel, table};
+use crate::{agent, counters, epoll, peer_bells, table};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 use viaduct_channel::{Segment, Side};
 use viaduct_control::Reason;
 use viaduct_control::counters::{Path, State, Wanted, slot};
-use viaduct_control::policy::{OfferPolicy, PathPolicy};
-use viaduct_stream::Incoming;
-
-/// Connections that have a record at one time. Later ones stay plain.
-pub(crate) const RECORDS: usize = 1 << 16;
-
-static RECORD: [Conn; RECORDS] = [const { Conn::unused() }; RECORDS];
-/// One bit a record: in use.
-static USED: [AtomicU64; RECORDS / 64] = [const { AtomicU64::new(0) }; RECORDS / 64];
-static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 /// How far a connection has come on its way to a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,69 +29,37 @@ pub(crate) enum Phase {
     Attached = 2,
 }
 
-/// [`Conn::flag`]: `TCP_NODELAY` is off as far as the program knows.
-pub(crate) const NAGLE: u32 = 1 << 0;
-/// [`Conn::flag`]: the peer has shut down its sending direction, or is gone.
-pub(crate) const PEER_FIN: u32 = 1 << 1;
-/// [`Conn::flag`]: the kernel connection is dead (error or both directions down).
-pub(crate) const DEAD: u32 = 1 << 2;
-/// [`Conn::flag`]: the record was copied by `fork`; another process may hold the socket.
-pub(crate) const FORKED: u32 = 1 << 3;
-/// [`Conn::flag`]: attached, but the peer has not been told that promotions may come.
-pub(crate) const READY_OWED: u32 = 1 << 4;
-/// [`Conn::flag`]: never to be offered (again).
-pub(crate) const BANNED: u32 = 1 << 5;
-/// [`Conn::flag`]: a wait of the program's was seen for this socket.
-pub(crate) const SEEN_WAIT: u32 = 1 << 6;
-/// [`Conn::flag`]: this end called connect.
-pub(crate) const ACTIVE: u32 = 1 << 7;
-/// [`Conn::flag`]: the program shut down its receiving direction.
-pub(crate) const SHUT_READ: u32 = 1 << 8;
-/// [`Conn::flag`]: the connection is known to be established.
-pub(crate) const ESTABLISHED: u32 = 1 << 9;
-
-/// [`Conn::flag`]: the program shut down its sending direction.
-pub(crate) const SHUT_WRITE: u32 = 1 << 11;
-/// [`Conn::flag`]: given to somebody who may not know of lanes.
-pub(crate) const HANDED_OVER: u32 = 1 << 12;
-/// [`Conn::flag`]: this process no longer counts among the holders.
-pub(crate) const LEFT: u32 = 1 << 14;
-/// [`Conn::flag`]: a receive found nothing; an edge is due once there is something.
-pub(crate) const IN_WANTED: u32 = 1 << 13;
-/// [`Conn::flag`]: a send found no room; an edge is due once there is some.
-pub(crate) const OUT_WANTED: u32 = 1 << 10;
-
 /// One connection end.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Conn {
-    id: AtomicU64,
-    locks: AtomicPtr<Locks>,
-    phase: AtomicU8,
-    side: AtomicU8,
+    pub(crate) id: AtomicU64,
+    pub(crate) locks: AtomicPtr<Locks>,
+    pub(crate) phase: AtomicU8,
+    pub(crate) side: AtomicU8,
     sending: AtomicU8,
     receiving: AtomicU8,
     nonblocking: AtomicU8,
     reason: AtomicU16,
-    flags: AtomicU32,
-    references: AtomicU32,
+    pub(crate) flags: AtomicU32,
+    pub(crate) references: AtomicU32,
     fd: AtomicI32,
     /// Calls inside the kernel that receive or send stream bytes without owning the direction.
-    direct_receives: AtomicU32,
-    direct_sends: AtomicU32,
-    messages: AtomicU32,
-    offered_in: AtomicU32,
-    volume: AtomicU64,
-    retry_at_ns: AtomicU64,
+    pub(crate) direct_receives: AtomicU32,
+    pub(crate) direct_sends: AtomicU32,
+    pub(crate) messages: AtomicU32,
+    pub(crate) offered_in: AtomicU32,
+    pub(crate) volume: AtomicU64,
+    pub(crate) retry_at_ns: AtomicU64,
     checked_at: AtomicU64,
     stalled_at: AtomicU64,
     stuck_at: AtomicU64,
-    segment: SegmentCell,
-    segment_name: AtomicU64,
+    pub(crate) segment: SegmentCell,
+    pub(crate) segment_name: AtomicU64,
     /// Eventfd of the peer's bell, -1 for none.
-    peer_bell: AtomicI32,
+    pub(crate) peer_bell: AtomicI32,
     /// One more than the index of the bell the peer was told to ring; 0 for none.
-    own_bell: AtomicU32,
+    pub(crate) own_bell: AtomicU32,
     pending_error: AtomicI32,
     pub(crate) receive_timeout_ns: AtomicU64,
     pub(crate) send_timeout_ns: AtomicU64,
@@ -105,86 +67,8 @@ pub struct Conn {
     pub(crate) memberships: AtomicU32,
 }
 
-/// The record numbered `index`.
-#[inline]
-pub(crate) fn record(index: usize) -> Option<&'static Conn> {
-    RECORD.get(index)
-}
-
-/// The records in use.
-pub(crate) fn all() -> impl Iterator<Item = &'static Conn> {
-    USED.iter()
-        .enumerate()
-        .flat_map(|(word, bits)| {
-            let mut bits = bits.load(Acquire);
-            core::iter::from_fn(move || {
-                let bit = bits.trailing_zeros() as usize;
-                (bit < 64).then(|| {
-                    bits &= bits - 1;
-                    word * 64 + bit
-                })
-            })
-        })
-        .filter_map(record)
-        .filter(|conn| conn.id() != 0)
-}
-
-/// The record that `id` names.
-#[inline]
-#[expect(clippy::cast_possible_truncation, reason = "masked to the number of records")]
-fn index_of(id: u64) -> usize {
-    (id & (RECORDS as u64 - 1)) as usize
-}
-
-/// The connection that was given `id`, if it still lives.
-pub(crate) fn by_id(id: u64) -> Option<&'static Conn> {
-    record(index_of(id)).filter(|conn| conn.id() == id)
-}
-
-fn claim() -> Option<usize> {
-    for (index, word) in USED.iter().enumerate() {
-        let mut bits = word.load(Relaxed);
-        while bits != u64::MAX {
-            let bit = (!bits).trailing_zeros();
-            let before = word.fetch_or(1 << bit, AcqRel);
-            if before & (1 << bit) == 0 {
-                return Some(index * 64 + bit as usize);
-            }
-            bits = before | 1 << bit;
-        }
-    }
-    None
-}
-
-fn disclaim(index: usize) {
-    if let Some(word) = USED.get(index / 64) {
-        word.fetch_and(!(1 << (index % 64)), AcqRel);
-    }
-}
-
-/// Begins a record for the TCP socket `fd`, which the program has just got. `None`: it stays plain and unshown.
-pub(crate) fn open(fd: i32, flags: u32) -> Option<&'static Conn> {
-    let index = claim()?;
-    let (Some(conn), Some(locks)) = (record(index), lock::claim(RECORDS)) else {
-        disclaim(index);
-        return None;
-    };
-    let id = NEXT_ID.fetch_add(1, Relaxed).wrapping_mul(RECORDS as u64) | index as u64;
-    conn.reset(fd, flags);
-    conn.locks.store(core::ptr::from_ref(locks).cast_mut(), Relaxed);
-    // Release pairs with the acquire in `id`.
-    conn.id.store(id, Release);
-    if !table::set_connection(fd, index) {
-        conn.id.store(0, Release);
-        disclaim(index);
-        return None;
-    }
-    counters::open(conn);
-    Some(conn)
-}
-
 impl Conn {
-    const fn unused() -> Self {
+    pub(crate) const fn unused() -> Self {
         Self {
             id: AtomicU64::new(0),
             locks: AtomicPtr::new(core::ptr::null_mut()),
@@ -217,13 +101,13 @@ impl Conn {
         }
     }
 
-    fn reset(&self, fd: i32, flags: u32) {
+    pub(crate) fn reset(&self, fd: i32) {
         self.phase.store(Phase::Plain as u8, Relaxed);
         self.nonblocking.store(0, Relaxed);
         self.sending.store(Path::Tcp as u8, Relaxed);
         self.receiving.store(Path::Tcp as u8, Relaxed);
         self.reason.store(Reason::NotYet as u16, Relaxed);
-        self.flags.store(flags, Relaxed);
+        self.flags.store(0, Relaxed);
         self.references.store(1, Relaxed);
         self.fd.store(fd, Relaxed);
         for word in [
@@ -361,7 +245,7 @@ impl Conn {
     }
 
     #[inline]
-    fn locks(&self) -> Option<&'static Locks> {
+    pub(crate) fn locks(&self) -> Option<&'static Locks> {
         sys::leaked_record(self.locks.load(Relaxed))
     }
 
@@ -468,129 +352,6 @@ impl Conn {
         self.wanted() != Wanted::Tcp && !self.flag(BANNED)
     }
 
-    /// Counts traffic of a connection that is not attached and offers it when it has shown itself worth it.
-    #[inline]
-    pub(crate) fn note_traffic(&self, bytes: usize) {
-        let messages = self.messages.fetch_add(1, Relaxed).wrapping_add(1);
-        let volume = self.volume.fetch_add(bytes as u64, Relaxed) + bytes as u64;
-        if self.flag(BANNED) {
-            return;
-        }
-        match self.phase() {
-            Phase::Plain => self.consider_offer(messages, volume),
-            // viaductd is gone, and the offer with it.
-            Phase::Offered if messages.is_multiple_of(256) && agent::probe() != self.offered_in.load(Relaxed) => {
-                self.end_offer();
-            }
-            _ => {}
-        }
-    }
-
-    #[inline]
-    fn consider_offer(&self, messages: u32, volume: u64) {
-        let policy = agent::policy();
-        // A connection that has carried this much has paid for an offer; rules may say otherwise, and need addresses.
-        let eager = policy.offer != OfferPolicy::Auto || policy.path == PathPolicy::Shm || policy.has_rules();
-        if eager || messages >= 16 || volume >= 64 << 10 || self.wanted() == Wanted::Shm {
-            self.offer(messages, volume);
-        }
-    }
-
-    #[cold]
-    fn offer(&self, messages: u32, volume: u64) {
-        let now = sys::now_ns();
-        if now < self.retry_at_ns.load(Relaxed) {
-            return;
-        }
-        self.retry_at_ns.store(now + 1_000_000_000, Relaxed);
-        let wanted = self.wanted();
-        if wanted == Wanted::Tcp {
-            return;
-        }
-        if !self.alone() {
-            return self.set_reason(Reason::SharedEnd);
-        }
-        match agent::offer(self, (messages, volume)) {
-            Ok(Some(generation)) => {
-                self.offered_in.store(generation, Relaxed);
-                // A limit stays the reason until it is overcome.
-                let limits = [
-                    Reason::LimitSegments,
-                    Reason::LimitMemory,
-                    Reason::NoMemory,
-                    Reason::NoDescriptors,
-                ];
-                if !limits.contains(&self.reason()) {
-                    self.set_reason(Reason::Offered);
-                }
-            }
-            // Not yet worth it: ask again soon.
-            Ok(None) => self.retry_at_ns.store(0, Relaxed),
-            Err(reason) => self.set_reason(reason),
-        }
-    }
-
-    /// The offer was refused; it may be repeated after `retry_ms`, or never if that is 0.
-    pub(crate) fn refused(&self, reason: Reason, retry_ms: u32) {
-        let (offered, plain) = (Phase::Offered as u8, Phase::Plain as u8);
-        if self.phase.compare_exchange(offered, plain, SeqCst, SeqCst).is_err() {
-            return;
-        }
-        if retry_ms == 0 {
-            self.set_flag(BANNED, true);
-        } else {
-            self.retry_at_ns
-                .store(sys::now_ns() + u64::from(retry_ms) * 1_000_000, Relaxed);
-        }
-        self.set_reason(reason);
-    }
-
-    /// The pair stands: takes the segment in.
-    pub(crate) fn attach(&self, segment: Segment, name: u64, side: Side, peer_bell: i32, peer_pid: u32) -> bool {
-        let id = self.id();
-        let (Some(_send), Some(receive)) = (self.own_send(id), self.own_receive(id)) else {
-            return false;
-        };
-        if !self.may_attach() {
-            return false;
-        }
-        self.side.store(u8::from(side == Side::Second), Relaxed);
-        self.segment.fill(segment);
-        self.segment_name.store(name, Relaxed);
-        self.peer_bell.store(peer_bell, Relaxed);
-        self.set_flag(READY_OWED, true);
-        let (offered, attached) = (Phase::Offered as u8, Phase::Attached as u8);
-        if self.phase.compare_exchange(offered, attached, SeqCst, SeqCst).is_err() {
-            self.segment.clear();
-            return false;
-        }
-        // Marks may not be held back.
-        let (zero, one): (i32, i32) = (0, 1);
-        let _ = raw::setsockopt(self.fd(), libc::IPPROTO_TCP, libc::TCP_CORK, &zero);
-        let _ = raw::setsockopt(self.fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, &one);
-        if let Some(words) = counters::slot_of(self) {
-            words[slot::PEER_PID].store(peer_pid.into(), Relaxed);
-        }
-        self.pay_ready(&receive);
-        self.set_reason(Reason::Pairing);
-        true
-    }
-
-    /// Tells the peer that promotions may come, unless a call of ours is inside the kernel and might take a mark for data.
-    pub(crate) fn pay_ready(&self, receive: &Guard<'_>) {
-        // SeqCst pairs with `DirectCall::begin`: either we see the call, or it sees the phase and turns back.
-        if self.flag(READY_OWED)
-            && self.direct_receives.load(SeqCst) == 0
-            && let Some(segment) = self.segment(receive)
-            && let Some(locks) = self.locks()
-            && let Some(position) = kernel::receive_position(self.fd())
-        {
-            locks.position.store(position, Relaxed);
-            self.set_flag(READY_OWED, false);
-            Incoming::new(segment.receiver(self.side())).set_ready();
-        }
-    }
-
     /// Whether a call is inside the kernel sending raw bytes without owning the direction.
     pub(crate) fn sending_directly(&self) -> bool {
         self.direct_sends.load(SeqCst) != 0
@@ -614,7 +375,7 @@ impl Conn {
     }
 
     /// Whether no other process holds the connection, whose calls on the kernel connection would not be seen here.
-    fn alone(&self) -> bool {
+    pub(crate) fn alone(&self) -> bool {
         !self.flag(FORKED) || self.locks().is_some_and(|locks| locks.holders.load(Relaxed) == 1)
     }
 
@@ -704,7 +465,7 @@ impl Conn {
                 }
                 self.segment.clear();
                 agent::detached(self.segment_name());
-                agent::release_bell(self.peer_bell());
+                peer_bells::release(self.peer_bell());
             }
             self.leave();
             self.set_phase(Phase::Plain);
@@ -712,81 +473,5 @@ impl Conn {
             self.id.store(0, Release);
         }
         disclaim(index);
-    }
-}
-
-/// A call of the program's that is inside the kernel with its own buffers, on a connection that was not attached when it began.
-#[derive(Debug)]
-pub(crate) struct DirectCall<'a> {
-    count: &'a AtomicU32,
-}
-
-impl<'a> DirectCall<'a> {
-    /// Begins a receive; `None` if the connection has been attached meanwhile.
-    #[inline]
-    pub(crate) fn receive(conn: &'a Conn) -> Option<Self> {
-        Self::begin(conn, &conn.direct_receives)
-    }
-
-    /// Begins a send; `None` if the connection has been attached meanwhile.
-    #[inline]
-    pub(crate) fn send(conn: &'a Conn) -> Option<Self> {
-        Self::begin(conn, &conn.direct_sends)
-    }
-
-    #[inline]
-    fn begin(conn: &Conn, count: &'a AtomicU32) -> Option<Self> {
-        // SeqCst pairs with `Conn::pay_ready` and `Conn::sending_directly`.
-        count.fetch_add(1, SeqCst);
-        if conn.phase() == Phase::Attached {
-            count.fetch_sub(1, SeqCst);
-            return None;
-        }
-        Some(Self { count })
-    }
-
-    /// The call has returned. Not a destructor: a cancelled thread must find nothing to run.
-    #[inline]
-    pub(crate) fn end(self) {
-        self.count.fetch_sub(1, SeqCst);
-    }
-}
-
-/// Before a fork: there will be one more process that holds each connection.
-pub(crate) fn before_fork() {
-    for conn in all() {
-        if let Some(locks) = conn.locks() {
-            locks.holders.fetch_add(1, AcqRel);
-        }
-    }
-}
-
-/// In a forked child: every record is a copy, offers belong to the parent.
-pub(crate) fn after_fork_in_child() {
-    for conn in all() {
-        conn.set_flag(FORKED, true);
-        let direct = conn.direct_receives.load(Relaxed) != 0 || conn.direct_sends.load(Relaxed) != 0;
-        if conn.flag(READY_OWED) || direct {
-            // The parent has a call inside the kernel that this process will not see return.
-            conn.set_flag(READY_OWED, false);
-            conn.set_flag(BANNED, true);
-        }
-        conn.direct_receives.store(0, Relaxed);
-        conn.direct_sends.store(0, Relaxed);
-        conn.own_bell.store(0, Relaxed);
-        if conn.phase() == Phase::Offered {
-            conn.set_phase(Phase::Plain);
-        }
-    }
-}
-
-/// In a process that has forked: offers are taken back, since the child may be the one to use the socket.
-pub(crate) fn after_fork_in_parent() {
-    for conn in all() {
-        conn.set_flag(FORKED, true);
-        if conn.phase() == Phase::Offered {
-            conn.end_offer();
-            conn.retry_at_ns.store(sys::now_ns() + 20_000_000, Relaxed);
-        }
     }
 }

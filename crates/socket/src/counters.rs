@@ -1,6 +1,7 @@
 //! This process's counters region: see [`viaduct_control::counters`].
 
-use crate::conn::{self, Conn};
+use crate::conn::Conn;
+use crate::records;
 use crate::sys::{self, raw};
 use crate::table;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -88,7 +89,7 @@ fn start() {
     REGION_FD.store(fd, Relaxed);
     POPULATED.store(0, Relaxed);
     REGION.store(Box::leak(Box::new(mapping)), Release);
-    for conn in conn::all() {
+    for conn in records::all() {
         publish(conn);
     }
 }

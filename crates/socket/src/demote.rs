@@ -2,6 +2,7 @@
 
 use crate::conn::{self, Conn, Phase};
 use crate::lock::Guard;
+use crate::records;
 use crate::sys::{self, raw};
 use crate::{marks, receive, send};
 use viaduct_channel::Segment;
@@ -99,7 +100,7 @@ pub(crate) fn hand_over(conn: &'static Conn, reason: Reason) -> bool {
     let _ = raw::eventfd_ring(conn.peer_bell());
     patiently(|| {
         // Where both ends are ours, nobody else will serve the other.
-        conn::all()
+        records::all()
             .filter(|other| other.segment_name() == conn.segment_name() && !core::ptr::eq(*other, conn))
             .for_each(send::serve);
         sends_raw(conn, id) && marks::recalled(conn, id)

@@ -2,289 +2,27 @@
 //!
 //! The program's set stays a kernel set with the program's registrations. When a member is attached to a segment, its kernel registration
 //! is replaced by an edge-triggered one whose data is a tag of ours, so that the kernel still tells us of marks, FIN, RST
-//! and room for raw bytes, and readiness as the program sees it is computed here: [`crate::ready`]. A bell is added to the set, so that
+//! and room for raw bytes, and readiness as the program sees it is computed here: `crate::ready`. A bell is added to the set, so that
 //! peers can wake whoever sleeps in it.
 //!
 //! Members with recent traffic are *hot*: they are looked at by polling and, before sleeping, armed to ring the bell. A
 //! member without traffic for a while becomes *cold*: it is armed for a mark on its kernel connection, which costs its next message a
 //! system call and everybody else nothing.
 //!
-//! A set is owned (as in [`crate::lock`]) while its lists are used, never while waiting. Order: a set before a direction.
+//! A set is owned (as in `crate::lock`) while its lists are used, never while waiting. Order: a set before a direction.
 
-use crate::bell::{self, BY_BELL, BY_SOCKET, Bell};
-use crate::conn::{self, Conn, Phase};
-use crate::list::{Links, List};
-use crate::lock::{self, Guard};
+use crate::bell::{self, Bell};
+use crate::conn::{Conn, Phase};
+pub(crate) use crate::epoll_set::{
+    EDGE, EMULATED, FIRED, FRESH, HOT, KERNEL, MEMBER, MEMBER_HINT, MEMBERS, Member, SET, Set, Tagged, hot_links,
+    member, set, set_links, tag, whose,
+};
+use crate::lock::Guard;
 use crate::sys::raw;
 use crate::{demote, ready, table};
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
+use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use libc::{EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP};
 use viaduct_control::Reason;
-
-const SETS: usize = 4096;
-const MEMBERS: usize = 1 << 17;
-
-/// [`Member::flags`]: the kernel registration is ours.
-pub(crate) const EMULATED: u32 = 1 << 0;
-/// [`Member::flags`]: in the hot list.
-pub(crate) const HOT: u32 = 1 << 1;
-/// [`Member::flags`]: a one-shot registration has fired.
-pub(crate) const FIRED: u32 = 1 << 2;
-/// [`Member::flags`]: added or modified; an edge is due for whatever is ready.
-pub(crate) const FRESH: u32 = 1 << 3;
-/// [`Member::flags`]: the kernel has signalled; ask it before believing the connection idle.
-pub(crate) const KERNEL: u32 = 1 << 4;
-/// [`Member::flags`]: the kernel signalled since the last report (an edge).
-pub(crate) const EDGE: u32 = 1 << 5;
-
-/// The registration of one connection in one set.
-#[derive(Debug)]
-#[repr(align(64))]
-pub(crate) struct Member {
-    used: AtomicBool,
-    set: AtomicU32,
-    pub(crate) connection: AtomicU64,
-    fd: AtomicI32,
-    pub(crate) events: AtomicU32,
-    data: AtomicU64,
-    pub(crate) flags: AtomicU32,
-    next_of_connection: AtomicU32,
-    in_set: Links,
-    in_hot: Links,
-    /// Lane position up to which an edge has been reported.
-    pub(crate) reported: AtomicU64,
-    idle: AtomicU32,
-}
-
-/// An epoll set.
-#[derive(Debug)]
-pub(crate) struct Set {
-    used: AtomicBool,
-    owner: AtomicU32,
-    fd: AtomicI32,
-    references: AtomicU32,
-    /// Number of its bell; 0 for none.
-    bell: AtomicU32,
-    members: List,
-    pub(crate) hot: List,
-    pub(crate) emulated: AtomicU32,
-    pub(crate) sleepers: AtomicU32,
-    /// Waited for through another set, which cannot be seen into.
-    nested: AtomicBool,
-    pub(crate) kernel_looked: AtomicU64,
-    pub(crate) waits: AtomicU32,
-}
-
-static SET: [Set; SETS] = [const {
-    Set {
-        used: AtomicBool::new(false),
-        owner: AtomicU32::new(0),
-        fd: AtomicI32::new(0),
-        references: AtomicU32::new(0),
-        bell: AtomicU32::new(0),
-        members: List::new(),
-        hot: List::new(),
-        emulated: AtomicU32::new(0),
-        sleepers: AtomicU32::new(0),
-        nested: AtomicBool::new(false),
-        kernel_looked: AtomicU64::new(0),
-        waits: AtomicU32::new(0),
-    }
-}; SETS];
-
-static MEMBER: [Member; MEMBERS] = [const {
-    Member {
-        used: AtomicBool::new(false),
-        set: AtomicU32::new(0),
-        connection: AtomicU64::new(0),
-        fd: AtomicI32::new(0),
-        events: AtomicU32::new(0),
-        data: AtomicU64::new(0),
-        flags: AtomicU32::new(0),
-        next_of_connection: AtomicU32::new(0),
-        in_set: Links::new(),
-        in_hot: Links::new(),
-        reported: AtomicU64::new(0),
-        idle: AtomicU32::new(0),
-    }
-}; MEMBERS];
-static MEMBER_HINT: AtomicU32 = AtomicU32::new(0);
-
-/// Upper half of our tags: drawn once, so that no program's data is mistaken for one.
-static TAG: AtomicU64 = AtomicU64::new(0);
-
-fn tag() -> u64 {
-    let known = TAG.load(Relaxed);
-    if known != 0 {
-        return known;
-    }
-    let drawn = (crate::sys::random() | 1) << 32;
-    match TAG.compare_exchange(0, drawn, Relaxed, Relaxed) {
-        Ok(_) => drawn,
-        Err(winner) => winner,
-    }
-}
-
-/// What an event of the kernel's is about.
-#[derive(Debug)]
-pub(crate) enum Tagged {
-    /// The program's own registration.
-    Foreign,
-    /// The set's bell.
-    Bell,
-    /// A member whose registration is ours.
-    Member(u32),
-}
-
-/// Tells our registrations from the program's.
-#[inline]
-#[expect(clippy::cast_possible_truncation, reason = "the lower half is wanted")]
-pub(crate) fn whose(data: u64) -> Tagged {
-    match (data >> 32 == tag() >> 32, data as u32) {
-        (false, _) => Tagged::Foreign,
-        (true, 0) => Tagged::Bell,
-        (true, number) => Tagged::Member(number),
-    }
-}
-
-/// The member numbered `number` (one more than its index).
-#[inline]
-pub(crate) fn member(number: u32) -> Option<&'static Member> {
-    MEMBER.get((number as usize).checked_sub(1)?)
-}
-
-/// The set with this index.
-#[inline]
-pub(crate) fn set(index: usize) -> Option<&'static Set> {
-    SET.get(index).filter(|set| set.used.load(Relaxed))
-}
-
-impl Set {
-    /// Owns the set's lists.
-    #[inline]
-    pub(crate) fn own(&self) -> Option<Guard<'_>> {
-        lock::acquire(&self.owner)
-    }
-
-    pub(crate) fn fd(&self) -> i32 {
-        self.fd.load(Relaxed)
-    }
-
-    pub(crate) fn bell_number(&self) -> u32 {
-        self.bell.load(Relaxed)
-    }
-
-    fn ensure_bell(&self) -> Option<&'static Bell> {
-        if let Some(bell) = bell::numbered(self.bell.load(Relaxed)) {
-            return Some(bell);
-        }
-        let bell = bell::claim()?;
-        if raw::epoll_ctl(
-            self.fd(),
-            libc::EPOLL_CTL_ADD,
-            bell.fd(),
-            (EPOLLIN | EPOLLET).cast_unsigned(),
-            tag(),
-        )
-        .is_err()
-        {
-            bell.abandon();
-            return None;
-        }
-        self.bell.store(bell.number(), Relaxed);
-        Some(bell)
-    }
-
-    /// Makes whoever sleeps in the set look again.
-    fn nudge(&self) {
-        if self.sleepers.load(Acquire) > 0
-            && let Some(bell) = bell::numbered(self.bell.load(Relaxed))
-        {
-            let _ = raw::eventfd_ring(bell.fd());
-        }
-    }
-
-    /// The hot members, in order.
-    pub(crate) fn hot_members(&self) -> impl Iterator<Item = (u32, &'static Member)> {
-        self.hot
-            .iter(hot_links)
-            .filter_map(|number| Some((number, member(number)?)))
-    }
-
-    /// The hot member after `number`.
-    pub(crate) fn hot_after(&self, number: u32) -> Option<u32> {
-        self.hot.after(number, hot_links)
-    }
-
-    /// Makes a member hot.
-    pub(crate) fn heat(&self, number: u32, member: &Member) {
-        member.idle.store(0, Relaxed);
-        if member.flags.fetch_or(HOT, Relaxed) & HOT == 0 {
-            self.hot.push(number, hot_links);
-        }
-    }
-
-    /// Puts a hot member that has been served behind the others.
-    pub(crate) fn serve(&self, number: u32, member: &Member) {
-        member.idle.store(0, Relaxed);
-        self.hot.remove(number, hot_links);
-        self.hot.push(number, hot_links);
-    }
-
-    fn cool(&self, number: u32, member: &Member) {
-        if member.flags.fetch_and(!HOT, Relaxed) & HOT != 0 {
-            self.hot.remove(number, hot_links);
-        }
-    }
-
-    /// The wait bit by which `conn` wakes a sleeper of this set.
-    pub(crate) fn bit_for(&self, conn: &Conn) -> u32 {
-        if self.bell_number() != 0 && self.bell_number() == conn.own_bell() {
-            BY_BELL
-        } else {
-            BY_SOCKET
-        }
-    }
-
-    /// After a sleep in which `member` did not stir: cools it once that has happened often. False if it had bytes after all.
-    pub(crate) fn grow_idle(&self, number: u32, member: &Member, crowded: bool) {
-        let idle = member.idle.fetch_add(1, Relaxed) + 1;
-        if idle > if crowded { 4 } else { 64 } {
-            self.cool(number, member);
-        }
-    }
-}
-
-fn hot_links(number: u32) -> Option<&'static Links> {
-    member(number).map(|member| &member.in_hot)
-}
-
-fn set_links(number: u32) -> Option<&'static Links> {
-    member(number).map(|member| &member.in_set)
-}
-
-impl Member {
-    pub(crate) fn has(&self, flag: u32) -> bool {
-        self.flags.load(Relaxed) & flag != 0
-    }
-
-    /// The connection, if it still lives.
-    #[inline]
-    pub(crate) fn conn(&self) -> Option<&'static Conn> {
-        conn::by_id(self.connection.load(Relaxed))
-    }
-
-    /// The program's data.
-    #[inline]
-    pub(crate) fn data(&self) -> u64 {
-        self.data.load(Relaxed)
-    }
-
-    fn set(&self) -> Option<&'static Set> {
-        set((self.set.load(Relaxed) as usize).checked_sub(1)?)
-    }
-}
 
 /// A new epoll set `fd`.
 pub fn created(fd: i32) {
@@ -435,7 +173,6 @@ pub fn control(
 }
 
 fn add(set: &'static Set, set_index: usize, conn: &'static Conn, fd: i32, events: u32, data: u64) {
-    conn.set_flag(conn::SEEN_WAIT, true);
     let (Some((number, member)), Ok(set_number)) = (claim(), u32::try_from(set_index + 1)) else {
         demote::ban(conn, Reason::Resources);
         return;

@@ -7,7 +7,7 @@
 //! | module | what it knows |
 //! |---|---|
 //! | [`lifecycle`] | descriptors: connect, accept, dup, close, fork, exit |
-//! | [`send()`], [`receive()`], [`file`] | the stream's bytes; [`demote`]: back to TCP |
+//! | [`send()`], [`receive()`], [`mod@file`] | the stream's bytes; `demote`: back to TCP |
 //! | [`epoll`], [`epoll_wait`], [`poll`] | readiness; `ready`: how it is computed |
 //! | [`options`], [`signals`] | calls whose meaning we keep |
 //! | `agent` | viaductd; `counters`: what `viaduct status` shows |
@@ -20,20 +20,27 @@ mod bell;
 pub mod conn;
 mod counters;
 mod demote;
+mod direct;
 pub mod epoll;
+mod epoll_set;
 pub mod epoll_wait;
 pub mod file;
+mod flags;
+mod forks;
 mod kernel;
 pub mod lifecycle;
 mod list;
 mod lock;
 mod marks;
+mod offer;
 pub mod options;
+mod peer_bells;
 pub mod poll;
 mod ready;
 #[expect(unsafe_code, reason = "the C library's functions")]
 pub mod real;
 mod receive;
+mod records;
 mod send;
 pub mod signals;
 mod spin;

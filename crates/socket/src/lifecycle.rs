@@ -2,9 +2,10 @@
 
 use crate::conn::{self, Conn, Phase};
 use crate::epoll;
+use crate::records;
 use crate::sys::raw;
 use crate::table::{self, Entry};
-use crate::{agent, bell, counters, demote, lock};
+use crate::{agent, bell, counters, demote, forks, lock};
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
@@ -94,7 +95,7 @@ pub fn connected(fd: c_int, family: c_int, pending: bool) {
         return;
     }
     start();
-    if let Some(conn) = conn::open(fd, conn::ACTIVE)
+    if let Some(conn) = records::open(fd)
         && !pending
     {
         settle(conn);
@@ -105,7 +106,7 @@ pub fn connected(fd: c_int, family: c_int, pending: bool) {
 pub fn accepted(fd: c_int) {
     start();
     fresh(fd);
-    if let Some(conn) = conn::open(fd, 0) {
+    if let Some(conn) = records::open(fd) {
         settle(conn);
     }
 }
@@ -141,7 +142,6 @@ pub(crate) fn nanoseconds(time: libc::timeval) -> u64 {
 
 /// A connection stands: with `--offer wait`, hold the call until it is decided how it goes on.
 fn settle(conn: &'static Conn) {
-    conn.set_flag(conn::ESTABLISHED, true);
     if agent::policy().offer == OfferPolicy::Wait {
         agent::offer_and_wait(conn);
     }
@@ -169,9 +169,6 @@ pub fn shut_down(conn: &'static Conn, how: c_int, direct: impl FnOnce() -> c_int
         shutting_plain(conn);
     }
     let result = direct();
-    if result == 0 && how != libc::SHUT_WR {
-        conn.set_flag(conn::SHUT_READ, true);
-    }
     if result == 0 && how != libc::SHUT_RD {
         conn.set_flag(conn::SHUT_WRITE, true);
     }
@@ -192,7 +189,7 @@ static STARTED: AtomicU32 = AtomicU32::new(0);
 /// Before the first connection: has `fork` tell us.
 fn start() {
     if STARTED.load(Relaxed) == 0 && STARTED.swap(1, Relaxed) == 0 {
-        crate::sys::at_fork(conn::before_fork, conn::after_fork_in_parent, after_fork_in_child);
+        crate::sys::at_fork(forks::before_fork, forks::after_fork_in_parent, after_fork_in_child);
     }
 }
 
@@ -202,7 +199,7 @@ fn after_fork_in_child() {
     bell::after_fork();
     epoll::after_fork();
     counters::after_fork();
-    conn::after_fork_in_child();
+    forks::after_fork_in_child();
 }
 
 /// The connection was opened by a send; where its bytes stand is not known well enough for a lane.
@@ -238,12 +235,12 @@ pub fn executing() {
             demote::hand_over(conn, Reason::ForeignProcess);
         }
     }
-    conn::all().for_each(Conn::leave);
+    records::all().for_each(Conn::leave);
 }
 
 /// The process did not become another program.
 pub fn executing_failed() {
-    conn::all().for_each(Conn::stay);
+    records::all().for_each(Conn::stay);
 }
 
 /// The program gives the socket to another process, which may not run under Viaduct.
@@ -256,7 +253,7 @@ pub fn handing_over(fd: c_int) {
 /// Before the process ends in an orderly way: its connections are closed by the kernel, which is to see what `close` would have
 /// shown it.
 pub fn exiting() {
-    for conn in conn::all() {
+    for conn in records::all() {
         if conn.phase() == Phase::Attached
             && let Some(guard) = conn.own_receive(conn.id())
         {

@@ -1,6 +1,6 @@
 //! `poll` and `select` over connections that may be on lanes.
 
-use crate::conn::{self, Conn, Phase};
+use crate::conn::{Conn, Phase};
 use crate::lock::Guard;
 use crate::spin::Spinner;
 use crate::sys::{self, raw};
@@ -31,9 +31,6 @@ pub fn concerns(fds: impl Iterator<Item = c_int>) -> bool {
         if let Some(index) = table::epoll_set(fd) {
             epoll::nest(index);
         } else if let Some(conn) = table::connection(fd) {
-            if !conn.flag(conn::SEEN_WAIT) {
-                conn.set_flag(conn::SEEN_WAIT, true);
-            }
             attached |= conn.phase() == Phase::Attached;
         }
     }

@@ -191,6 +191,10 @@ pub(crate) fn relieve(conn: &'static Conn) {
     let Some(segment) = conn.segment(&guard) else { return };
     let lane = segment.sender(conn.side());
     let out = Outgoing::new(lane);
+    if out.mode() == Mode::Lane && !roomy(segment, &lane) {
+        // A peer that has closed will never make room; its kernel says so when asked.
+        let _ = send::probe_peer(conn);
+    }
     if out.mode() == Mode::Lane
         && !roomy(segment, &lane)
         && send::may_overflow(conn, &lane)

@@ -1,6 +1,7 @@
 //! Receiving: the stream's next bytes, wherever they travelled.
 
-use crate::conn::{self, Conn, DirectCall, Phase};
+use crate::conn::{self, Conn, Phase};
+use crate::direct::DirectCall;
 use crate::marks::{Marks, look_at_marks};
 use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};

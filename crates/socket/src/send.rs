@@ -1,6 +1,7 @@
 //! Sending: the program's bytes go to the kernel connection or to the lane.
 
-use crate::conn::{self, Conn, DirectCall, Phase};
+use crate::conn::{self, Conn, Phase};
+use crate::direct::DirectCall;
 use crate::lock::Guard;
 use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};
@@ -189,6 +190,18 @@ fn check_peer(conn: &Conn) -> Result<(), Errno> {
         mark(conn, MARK_BELL)?;
     }
     Ok(())
+}
+
+/// Looks at the peer of a full lane, and if it has closed a direction, finds out whether it is there at all: the kernel answers a mark
+/// to a closed connection with RST. The sending direction is owned and on the lane.
+#[cold]
+pub(crate) fn probe_peer(conn: &Conn) -> Result<(), Errno> {
+    check_peer(conn)?;
+    if conn.flag(conn::PEER_FIN) {
+        mark(conn, MARK_BELL)
+    } else {
+        Ok(())
+    }
 }
 
 #[cold]
@@ -392,7 +405,9 @@ fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
             return Err(libc::EBADF);
         };
         let lane = segment.sender(conn.side());
-        check_peer(conn)?;
+        if Outgoing::new(lane).mode() == Mode::Lane {
+            probe_peer(conn)?;
+        }
         if lane.has_space() {
             return Ok(Woken::Look);
         }

@@ -1,6 +1,7 @@
 //! What each descriptor number of the process is to Viaduct.
 
-use crate::conn::{self, Conn};
+use crate::conn::Conn;
+use crate::records;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
@@ -36,7 +37,7 @@ fn word(fd: i32) -> Option<&'static AtomicU32> {
 
 fn decode(word: u32) -> Entry {
     match word >> KIND_SHIFT {
-        CONNECTION => conn::record((word & INDEX) as usize).map_or(Entry::Unknown, Entry::Connection),
+        CONNECTION => records::record((word & INDEX) as usize).map_or(Entry::Unknown, Entry::Connection),
         EPOLL => Entry::Epoll((word & INDEX) as usize),
         PRIVATE => Entry::Private,
         _ => Entry::Unknown,
@@ -58,7 +59,7 @@ pub fn lookup(fd: i32) -> Entry {
 pub fn connection(fd: i32) -> Option<&'static Conn> {
     let word = word(fd)?.load(Acquire);
     if word >> KIND_SHIFT == CONNECTION {
-        conn::record((word & INDEX) as usize)
+        records::record((word & INDEX) as usize)
     } else {
         None
     }

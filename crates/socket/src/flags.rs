@@ -1,0 +1,25 @@
+//! What a connection's record remembers in single bits.
+
+/// `TCP_NODELAY` is off as far as the program knows.
+pub(crate) const NAGLE: u32 = 1 << 0;
+/// the peer has shut down its sending direction, or is gone.
+pub(crate) const PEER_FIN: u32 = 1 << 1;
+/// the kernel connection is dead (error or both directions down).
+pub(crate) const DEAD: u32 = 1 << 2;
+/// the record was copied by `fork`; another process may hold the socket.
+pub(crate) const FORKED: u32 = 1 << 3;
+/// attached, but the peer has not been told that promotions may come.
+pub(crate) const READY_OWED: u32 = 1 << 4;
+/// never to be offered (again).
+pub(crate) const BANNED: u32 = 1 << 5;
+
+/// the program shut down its sending direction.
+pub(crate) const SHUT_WRITE: u32 = 1 << 11;
+/// given to somebody who may not know of lanes.
+pub(crate) const HANDED_OVER: u32 = 1 << 12;
+/// this process no longer counts among the holders.
+pub(crate) const LEFT: u32 = 1 << 14;
+/// a receive found nothing; an edge is due once there is something.
+pub(crate) const IN_WANTED: u32 = 1 << 13;
+/// a send found no room; an edge is due once there is some.
+pub(crate) const OUT_WANTED: u32 = 1 << 10;

@@ -1,0 +1,45 @@
+//! What `fork` does to the records of connections.
+
+use crate::conn::{BANNED, FORKED, Phase, READY_OWED};
+use crate::records::all;
+use crate::sys;
+use core::sync::atomic::Ordering::{AcqRel, Relaxed};
+
+/// Before a fork: there will be one more process that holds each connection.
+pub(crate) fn before_fork() {
+    for conn in all() {
+        if let Some(locks) = conn.locks() {
+            locks.holders.fetch_add(1, AcqRel);
+        }
+    }
+}
+
+/// In a forked child: every record is a copy, offers belong to the parent.
+pub(crate) fn after_fork_in_child() {
+    for conn in all() {
+        conn.set_flag(FORKED, true);
+        let direct = conn.direct_receives.load(Relaxed) != 0 || conn.direct_sends.load(Relaxed) != 0;
+        if conn.flag(READY_OWED) || direct {
+            // The parent has a call inside the kernel that this process will not see return.
+            conn.set_flag(READY_OWED, false);
+            conn.set_flag(BANNED, true);
+        }
+        conn.direct_receives.store(0, Relaxed);
+        conn.direct_sends.store(0, Relaxed);
+        conn.own_bell.store(0, Relaxed);
+        if conn.phase() == Phase::Offered {
+            conn.set_phase(Phase::Plain);
+        }
+    }
+}
+
+/// In a process that has forked: offers are taken back, since the child may be the one to use the socket.
+pub(crate) fn after_fork_in_parent() {
+    for conn in all() {
+        conn.set_flag(FORKED, true);
+        if conn.phase() == Phase::Offered {
+            conn.end_offer();
+            conn.retry_at_ns.store(sys::now_ns() + 20_000_000, Relaxed);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! The static array of connection records.
+
+use crate::conn::Conn;
+use crate::{counters, lock, table};
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+/// Connections that have a record at one time. Later ones stay plain.
+pub(crate) const RECORDS: usize = 1 << 16;
+
+static RECORD: [Conn; RECORDS] = [const { Conn::unused() }; RECORDS];
+/// One bit a record: in use.
+static USED: [AtomicU64; RECORDS / 64] = [const { AtomicU64::new(0) }; RECORDS / 64];
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// The record numbered `index`.
+#[inline]
+pub(crate) fn record(index: usize) -> Option<&'static Conn> {
+    RECORD.get(index)
+}
+
+/// The records in use.
+pub(crate) fn all() -> impl Iterator<Item = &'static Conn> {
+    USED.iter()
+        .enumerate()
+        .flat_map(|(word, bits)| {
+            let mut bits = bits.load(Acquire);
+            core::iter::from_fn(move || {
+                let bit = bits.trailing_zeros() as usize;
+                (bit < 64).then(|| {
+                    bits &= bits - 1;
+                    word * 64 + bit
+                })
+            })
+        })
+        .filter_map(record)
+        .filter(|conn| conn.id() != 0)
+}
+
+/// The record that `id` names.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "masked to the number of records")]
+pub(crate) fn index_of(id: u64) -> usize {
+    (id & (RECORDS as u64 - 1)) as usize
+}
+
+/// The connection that was given `id`, if it still lives.
+pub(crate) fn by_id(id: u64) -> Option<&'static Conn> {
+    record(index_of(id)).filter(|conn| conn.id() == id)
+}
+
+fn claim() -> Option<usize> {
+    for (index, word) in USED.iter().enumerate() {
+        let mut bits = word.load(Relaxed);
+        while bits != u64::MAX {
+            let bit = (!bits).trailing_zeros();
+            let before = word.fetch_or(1 << bit, AcqRel);
+            if before & (1 << bit) == 0 {
+                return Some(index * 64 + bit as usize);
+            }
+            bits = before | 1 << bit;
+        }
+    }
+    None
+}
+
+pub(crate) fn disclaim(index: usize) {
+    if let Some(word) = USED.get(index / 64) {
+        word.fetch_and(!(1 << (index % 64)), AcqRel);
+    }
+}
+
+/// Begins a record for the TCP socket `fd`, which the program has just got. `None`: it stays plain and unshown.
+pub(crate) fn open(fd: i32) -> Option<&'static Conn> {
+    let index = claim()?;
+    let (Some(conn), Some(locks)) = (record(index), lock::claim(RECORDS)) else {
+        disclaim(index);
+        return None;
+    };
+    let id = NEXT_ID.fetch_add(1, Relaxed).wrapping_mul(RECORDS as u64) | index as u64;
+    conn.reset(fd);
+    conn.locks.store(core::ptr::from_ref(locks).cast_mut(), Relaxed);
+    // Release pairs with the acquire in `id`.
+    conn.id.store(id, Release);
+    if !table::set_connection(fd, index) {
+        conn.id.store(0, Release);
+        disclaim(index);
+        return None;
+    }
+    counters::open(conn);
+    Some(conn)
+}
