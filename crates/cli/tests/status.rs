@@ -291,7 +291,12 @@ fn a_child_whose_parent_is_gone_still_shows_its_connections() {
     // This process has counters of its own, as a parent would that is not the one in question.
     let _own = Guest::new();
     let mut child = Command::new("sleep").arg("10").spawn().unwrap();
-    let rows = guest.rows();
+    // The child may still be on its way to its program.
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    let mut rows = guest.rows();
+    while rows.is_empty() && std::time::Instant::now() < until {
+        rows = guest.rows();
+    }
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(rows.len(), 1);
