@@ -14,7 +14,7 @@ static REGION: AtomicPtr<Mapping> = AtomicPtr::new(core::ptr::null_mut());
 static REGION_FD: AtomicI32 = AtomicI32::new(-1);
 /// Slots whose memory is known to exist.
 static POPULATED: AtomicUsize = AtomicUsize::new(0);
-/// 0: not tried; 1: being made or failed.
+/// 0: not tried; 1: being made; [`SETTLED`].
 static STARTED: AtomicU32 = AtomicU32::new(0);
 
 /// Slots populated in one step: four pages' worth.
@@ -59,11 +59,18 @@ pub(crate) fn add_total(word: usize, amount: u64) {
     }
 }
 
+/// [`STARTED`]: the region is there, or cannot be had.
+const SETTLED: u32 = 2;
+
 /// Makes the region, once, before the first connection.
 fn start() {
-    if STARTED.swap(1, AcqRel) != 0 {
-        return;
+    if STARTED.compare_exchange(0, 1, AcqRel, Acquire).is_ok() {
+        make();
+        STARTED.store(SETTLED, Release);
     }
+}
+
+fn make() {
     let Ok((mapping, fd)) = Mapping::create(c"viaduct-counters", REGION_WORDS * 8) else {
         return;
     };
@@ -169,10 +176,13 @@ pub(crate) fn after_fork() {
     STARTED.store(0, Relaxed);
 }
 
-/// Makes sure the region exists (in a child that only uses connections it inherited).
+/// Makes sure the region exists (in a child that only uses connections it inherited), or waits for the thread that is making it.
 pub(crate) fn ensure() {
-    if STARTED.load(Relaxed) == 0 {
-        start();
+    start();
+    // Bounded, since that thread may have been interrupted by the very signal handler that calls us.
+    let until = sys::now_ns() + 50_000_000;
+    while STARTED.load(Acquire) != SETTLED && sys::now_ns() < until {
+        raw::sched_yield();
     }
 }
 
