@@ -23,3 +23,7 @@ pub(crate) const LEFT: u32 = 1 << 14;
 pub(crate) const IN_WANTED: u32 = 1 << 13;
 /// a send found no room; an edge is due once there is some.
 pub(crate) const OUT_WANTED: u32 = 1 << 10;
+/// This end called connect.
+pub(crate) const ACTIVE: u32 = 1 << 7;
+/// The kernel's counts of what this end sends have been seen to agree.
+pub(crate) const COUNTED: u32 = 1 << 8;

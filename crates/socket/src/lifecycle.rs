@@ -95,10 +95,11 @@ pub fn connected(fd: c_int, family: c_int, pending: bool) {
         return;
     }
     start();
-    if let Some(conn) = records::open(fd)
-        && !pending
-    {
-        settle(conn);
+    if let Some(conn) = records::open(fd) {
+        conn.set_flag(conn::ACTIVE, true);
+        if !pending {
+            settle(conn);
+        }
     }
 }
 

@@ -32,9 +32,7 @@ pub(crate) fn look_at_marks(conn: &Conn, incoming: &Incoming<'_>, lane: &Receive
             Ok(seen) => {
                 changed = true;
                 let taken = incoming.marks(marks.get(..seen).unwrap_or(&[]));
-                if let Ok(discarded) = raw::discard(conn.fd(), taken) {
-                    conn.advance(discarded);
-                }
+                take_marks(conn, taken)?;
                 if incoming.source() != Source::Lane {
                     return Ok(Marks::Changed);
                 }
@@ -59,6 +57,27 @@ pub(crate) fn look_at_marks(conn: &Conn, incoming: &Incoming<'_>, lane: &Receive
         }
     }
     Ok(Marks::Changed)
+}
+
+/// Takes `count` marks that have been seen off the kernel connection. Read rather than discarded: what stays behind would be taken for
+/// data later.
+fn take_marks(conn: &Conn, count: usize) -> Result<(), Errno> {
+    let mut bytes = [0; 64];
+    let mut left = count;
+    while let Some(room) = bytes.get_mut(..left)
+        && left > 0
+    {
+        match raw::recv(conn.fd(), room, libc::MSG_DONTWAIT) {
+            Ok(0) => return Ok(()),
+            Ok(taken) => {
+                conn.advance(taken);
+                left -= taken.min(left);
+            }
+            Err(libc::EAGAIN | libc::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
 }
 
 /// A connection has ended: what the peer published before still counts, and comes first.

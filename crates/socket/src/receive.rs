@@ -188,7 +188,7 @@ fn attempt(
             }
             Source::RawUntil(until) => {
                 if !approach(conn, &incoming, until)? {
-                    let left = usize::try_from(until.saturating_sub(conn.position())).unwrap_or(usize::MAX);
+                    let left = usize::try_from(until.saturating_sub(position(conn))).unwrap_or(usize::MAX);
                     return raw_receive(conn, vector, skip, left, flags);
                 }
             }
@@ -281,10 +281,15 @@ pub(crate) fn look(conn: &Conn, id: u64) -> Result<Found, Errno> {
     }
 }
 
+/// Kernel position of the next byte: the kernel's word while the connection is up, our own count once a reset hides it.
+fn position(conn: &Conn) -> u64 {
+    kernel::receive_position(conn.fd()).unwrap_or_else(|| conn.position())
+}
+
 /// Where a promotion to the lane at position `until` stands: true once all raw bytes have been received and the lane is
 /// entered.
 pub(crate) fn approach(conn: &Conn, incoming: &Incoming<'_>, until: u64) -> Result<bool, Errno> {
-    match conn.position() {
+    match position(conn) {
         position if position == until => {
             incoming.enter_lane();
             conn.receives_on(Path::Shm);
@@ -461,7 +466,7 @@ pub(crate) fn readable_bytes(conn: &'static Conn, id: u64) -> c_int {
     let bytes = match Incoming::new(lane).source() {
         Source::Lane | Source::LaneThenRaw => lane.readable().unwrap_or(0),
         Source::RawUntil(until) => {
-            let left = usize::try_from(until.saturating_sub(conn.position())).unwrap_or(0);
+            let left = usize::try_from(until.saturating_sub(position(conn))).unwrap_or(0);
             left.min(kernel::queued(conn.fd())) + lane.readable().unwrap_or(0)
         }
         Source::Raw => kernel::queued(conn.fd()),

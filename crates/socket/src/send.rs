@@ -246,13 +246,18 @@ fn promote(conn: &Conn, out: &Outgoing<'_>) -> bool {
     if !out.may_promote() || !conn.stall_over() {
         return false;
     }
-    let Some(position) = kernel::send_position(conn.fd()) else {
-        if kernel::may_send(conn.fd()) {
-            conn.set_flag(conn::BANNED, true);
-            conn.set_reason(Reason::Uncounted);
+    let first = !conn.flag(conn::COUNTED);
+    let position = match kernel::send_position(conn.fd(), conn.flag(conn::ACTIVE), first) {
+        Ok(position) => position,
+        Err(reason) => {
+            if reason == kernel::NoPosition::Disagree {
+                conn.set_flag(conn::BANNED, true);
+                conn.set_reason(Reason::Uncounted);
+            }
+            return false;
         }
-        return false;
     };
+    conn.set_flag(conn::COUNTED, true);
     out.promote(position);
     counters::add(conn, slot::SWITCHES, 1);
     // Wakes a peer that sleeps in the kernel. If the connection is broken, the next look at it tells.
