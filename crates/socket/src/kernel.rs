@@ -91,7 +91,8 @@ pub(crate) fn send_position(fd: c_int, active: bool, check: bool) -> Result<u64,
         if before.bytes_acked != after.bytes_acked {
             continue;
         }
-        // After the first time, only where all has been acknowledged: a full or probing connection was seen to miscount by one.
+        // After the first time, only where all has been acknowledged: a position taken on a busy connection seemed one off
+        // (docs/compatibility.md, known limits); the cause is not known.
         if !check && queued != 0 {
             return Err(NoPosition::NotNow);
         }

@@ -183,13 +183,6 @@ pub fn recv(fd: c_int, buffer: &mut [u8], flags: c_int) -> Result<usize, Errno> 
     }
 }
 
-/// Drops `len` received bytes (`MSG_TRUNC`).
-pub fn discard(fd: c_int, len: usize) -> Result<usize, Errno> {
-    let flags = (libc::MSG_TRUNC | libc::MSG_DONTWAIT) as usize;
-    // SAFETY: with MSG_TRUNC a TCP socket writes nothing.
-    unsafe { call(libc::SYS_recvfrom, [fd_arg(fd), 0, len, flags, 0, 0]) }
-}
-
 /// `send` of memory of our own.
 #[inline]
 pub fn send(fd: c_int, buffer: &[u8], flags: c_int) -> Result<usize, Errno> {
