@@ -468,11 +468,12 @@ impl Conn {
                 agent::detached(self.segment_name());
                 peer_bells::release(self.peer_bell());
             }
-            self.leave();
             self.set_phase(Phase::Plain);
             counters::close(self);
             self.id.store(0, Release);
         }
+        // Only now: whoever claims the words next must not have them given up by the guards above.
+        self.leave();
         disclaim(index);
     }
 }

@@ -74,9 +74,10 @@ pub(crate) fn acquire(word: &AtomicU32) -> Option<Guard<'_>> {
 /// Takes a word if it is free.
 #[inline]
 pub(crate) fn try_acquire(word: &AtomicU32) -> Option<Guard<'_>> {
+    // Made only on success: a guard that is dropped gives up a word, whoever owns it.
     word.compare_exchange(0, tid(), Acquire, Relaxed)
-        .is_ok()
-        .then_some(Guard { word })
+        .ok()
+        .map(|_| Guard { word })
 }
 
 #[cold]
@@ -124,8 +125,7 @@ pub(crate) fn claim(count: usize) -> Option<&'static Locks> {
     for step in 0..count {
         let locks = sys::shared_record(region, (from + step) % count);
         if locks.holders.load(Relaxed) == 0 && locks.holders.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
-            locks.send.store(0, Relaxed);
-            locks.receive.store(0, Relaxed);
+            // The words are free already, or held for a moment by a thread that came too late for the last connection.
             return Some(locks);
         }
     }
@@ -134,3 +134,44 @@ pub(crate) fn claim(count: usize) -> Option<&'static Locks> {
 
 /// Where to look first for free words.
 static HINT: AtomicU32 = AtomicU32::new(0);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_attempt_leaves_the_word_to_its_owner() {
+        let word = AtomicU32::new(0);
+        let owner = acquire(&word);
+        assert!(owner.is_some());
+        assert!(try_acquire(&word).is_none());
+        assert!(acquire(&word).is_none(), "this thread owns it already");
+        assert_eq!(word.load(Relaxed), tid());
+        drop(owner);
+        assert!(try_acquire(&word).is_some());
+        assert_eq!(word.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn a_word_excludes_other_threads() {
+        let (word, inside) = (AtomicU32::new(0), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            for number in 0..4 {
+                let (word, inside) = (&word, &inside);
+                scope.spawn(move || {
+                    for _ in 0..20_000 {
+                        let guard = if number % 2 == 0 {
+                            acquire(word)
+                        } else {
+                            try_acquire(word)
+                        };
+                        if guard.is_some() {
+                            assert_eq!(inside.fetch_add(1, Relaxed), 0, "two owners");
+                            inside.fetch_sub(1, Relaxed);
+                        }
+                    }
+                });
+            }
+        });
+    }
+}

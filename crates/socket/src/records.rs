@@ -84,6 +84,7 @@ pub(crate) fn open(fd: i32) -> Option<&'static Conn> {
     conn.id.store(id, Release);
     if !table::set_connection(fd, index) {
         conn.id.store(0, Release);
+        conn.leave();
         disclaim(index);
         return None;
     }

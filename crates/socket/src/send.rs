@@ -247,10 +247,6 @@ fn promote(conn: &Conn, out: &Outgoing<'_>) -> bool {
         return false;
     }
     let first = !conn.flag(conn::COUNTED);
-    if !first && conn.wanted() == viaduct_control::counters::Wanted::Auto {
-        // A direction that has left the lane stays on TCP unless asked back: see docs/compatibility.md, known limits.
-        return false;
-    }
     let position = match kernel::send_position(conn.fd(), conn.flag(conn::ACTIVE), first) {
         Ok(position) => position,
         Err(reason) => {
