@@ -435,6 +435,7 @@ impl Conn {
     /// socket by now. With the last one the record ends.
     pub(crate) fn release(&'static self, fd: i32, stale: bool) {
         if self.references.fetch_sub(1, AcqRel) != 1 {
+            epoll::descriptor_gone(self, fd, stale);
             if self.fd() == fd
                 && let Some(other) = table::find(self)
             {
@@ -449,7 +450,7 @@ impl Conn {
     fn end(&'static self, stale: bool) {
         let id = self.id();
         let index = self.index();
-        epoll::forget(self);
+        epoll::forget(self, stale);
         self.end_offer();
         {
             let send = self.own_send(id);

@@ -12,10 +12,10 @@
 //! A set is owned (as in `crate::lock`) while its lists are used, never while waiting. Order: a set before a direction.
 
 use crate::bell::{self, Bell};
-use crate::conn::{Conn, Phase};
+use crate::conn::{self, Conn, Phase};
 pub(crate) use crate::epoll_set::{
-    EDGE, EMULATED, FIRED, FRESH, HOT, KERNEL, MEMBER, MEMBER_HINT, MEMBERS, Member, SET, Set, Tagged, hot_links,
-    member, set, set_links, tag, whose,
+    EDGE, EMULATED, FIRED, FRESH, HOT, KERNEL, MEMBER, MEMBER_HINT, MEMBERS, Member, PARKED, SET, Set, Tagged, UNSEEN,
+    hot_links, member, set, set_links, tag, whose,
 };
 use crate::lock::Guard;
 use crate::sys::raw;
@@ -38,6 +38,7 @@ pub fn created(fd: i32) {
         set.emulated.store(0, Relaxed);
         set.sleepers.store(0, Relaxed);
         set.nested.store(false, Relaxed);
+        set.shared.store(false, Relaxed);
         set.kernel_looked.store(0, Relaxed);
         if !table::set_epoll(fd, index) {
             set.used.store(false, Release);
@@ -141,20 +142,10 @@ pub fn control(
     };
     let Some(_owner) = set.own() else { return direct() };
     let known = find(conn, set_index, fd);
-    if operation == libc::EPOLL_CTL_MOD
-        && let Some((number, member)) = known
-        && (member.has(EMULATED) || conn.phase() == Phase::Attached && !set.nested.load(Relaxed))
+    if let Some((number, member)) = known
+        && let Some(result) = control_ours(set, number, member, conn, operation, events, data)
     {
-        member.events.store(events, Relaxed);
-        member.data.store(data, Relaxed);
-        member.flags.fetch_and(!FIRED, Relaxed);
-        member.flags.fetch_or(FRESH | KERNEL, Relaxed);
-        if !member.has(EMULATED) {
-            emulate(set, number, member);
-        }
-        set.heat(number, member);
-        set.nudge();
-        return 0;
+        return result;
     }
     let result = direct();
     if result != 0 {
@@ -162,14 +153,75 @@ pub fn control(
     }
     match (operation, known) {
         (libc::EPOLL_CTL_ADD, None) => add(set, set_index, conn, fd, events, data),
-        (libc::EPOLL_CTL_MOD, Some((_, member))) => {
-            member.events.store(events, Relaxed);
-            member.data.store(data, Relaxed);
+        (libc::EPOLL_CTL_ADD, Some((number, member))) => begin(set, number, member, conn, events, data),
+        (libc::EPOLL_CTL_MOD, Some((_, member))) => member.register(events, data),
+        (libc::EPOLL_CTL_DEL, Some((number, member))) => {
+            set.cool(number, member);
+            if member.flags.swap(PARKED, Relaxed) & EMULATED != 0 {
+                set.emulated.fetch_sub(1, Relaxed);
+            }
         }
-        (libc::EPOLL_CTL_DEL, Some((number, _))) => remove(set, number),
         _ => {}
     }
     result
+}
+
+/// What of the program's `epoll_ctl` needs no call, the registration in the kernel being ours; `None`: the kernel is to be asked. The set
+/// is owned.
+fn control_ours(
+    set: &'static Set,
+    number: u32,
+    member: &'static Member,
+    conn: &'static Conn,
+    operation: i32,
+    events: u32,
+    data: u64,
+) -> Option<isize> {
+    let flags = member.flags.load(Relaxed);
+    // The kernel knows what may be combined with it.
+    let exclusive = (events | member.events.load(Relaxed)) & EPOLLEXCLUSIVE.cast_unsigned() != 0;
+    match operation {
+        libc::EPOLL_CTL_ADD if flags & (EMULATED | PARKED) == EMULATED | PARKED => {
+            if exclusive || set.nested.load(Relaxed) {
+                unregister(set, member);
+                return None;
+            }
+            member.flags.fetch_and(!PARKED, Relaxed);
+        }
+        libc::EPOLL_CTL_MOD if flags & PARKED == 0 => {
+            if flags & EMULATED == 0 && (conn.phase() != Phase::Attached || set.nested.load(Relaxed)) {
+                return None;
+            }
+            if exclusive {
+                return Some(crate::sys::fail(libc::EINVAL));
+            }
+        }
+        libc::EPOLL_CTL_DEL if flags & (EMULATED | PARKED) == EMULATED => {
+            if exclusive || set.shared.load(Relaxed) {
+                return None;
+            }
+            member.flags.fetch_or(PARKED, Relaxed);
+            set.cool(number, member);
+            return Some(0);
+        }
+        _ if flags & (EMULATED | PARKED) == EMULATED | PARKED => return Some(crate::sys::fail(libc::ENOENT)),
+        _ => return None,
+    }
+    member.register(events, data);
+    if !member.has(EMULATED) {
+        emulate(set, number, member);
+    }
+    set.heat(number, member);
+    set.nudge();
+    Some(0)
+}
+
+/// Takes our registration of a parked member out of the kernel's set. The set is owned.
+fn unregister(set: &Set, member: &Member) {
+    if member.flags.fetch_and(!EMULATED, Relaxed) & EMULATED != 0 {
+        set.emulated.fetch_sub(1, Relaxed);
+        let _ = raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_DEL, member.fd.load(Relaxed), 0, 0);
+    }
 }
 
 fn add(set: &'static Set, set_index: usize, conn: &'static Conn, fd: i32, events: u32, data: u64) {
@@ -180,14 +232,23 @@ fn add(set: &'static Set, set_index: usize, conn: &'static Conn, fd: i32, events
     member.set.store(set_number, Relaxed);
     member.connection.store(conn.id(), Relaxed);
     member.fd.store(fd, Relaxed);
-    member.events.store(events, Relaxed);
-    member.data.store(data, Relaxed);
     member.flags.store(0, Relaxed);
-    member.reported.store(0, Relaxed);
-    member.idle.store(0, Relaxed);
     member.next_of_connection.store(conn.memberships.load(Relaxed), Relaxed);
     conn.memberships.store(number, Relaxed);
     set.members.push(number, set_links);
+    begin(set, number, member, conn, events, data);
+}
+
+/// The kernel has the program's registration of the connection.
+fn begin(set: &'static Set, number: u32, member: &'static Member, conn: &'static Conn, events: u32, data: u64) {
+    set.cool(number, member);
+    if member.flags.swap(0, Relaxed) & EMULATED != 0 {
+        // The kernel had lost our registration: the descriptor was closed and opened unseen.
+        set.emulated.fetch_sub(1, Relaxed);
+    }
+    member.reported.store(0, Relaxed);
+    member.idle.store(0, Relaxed);
+    member.register(events, data);
     if set.nested.load(Relaxed) {
         demote::ban(conn, Reason::UnseenWait);
     } else if conn.phase() == Phase::Attached {
@@ -220,15 +281,48 @@ fn emulate(set: &Set, number: u32, member: &'static Member) {
 /// since only the kernel knows whether it has fired.
 pub(crate) fn attached(conn: &'static Conn) {
     for_each_membership(conn, |set, number, member| {
-        if member.events.load(Relaxed) & EPOLLONESHOT.cast_unsigned() == 0 && !set.nested.load(Relaxed) {
+        let oneshot = member.events.load(Relaxed) & EPOLLONESHOT.cast_unsigned() != 0;
+        if !oneshot && !member.has(PARKED) && !set.nested.load(Relaxed) {
             emulate(set, number, member);
         }
     });
 }
 
-/// A connection ends: leaves its sets. The kernel removes the registrations by itself.
-pub(crate) fn forget(conn: &'static Conn) {
-    for_each_membership(conn, |set, number, _| remove(set, number));
+/// A connection ends: leaves its sets. The kernel removes the registrations by itself, but keeps one whose socket another process holds.
+/// `stale`: the descriptor may stand for something else already.
+pub(crate) fn forget(conn: &'static Conn, stale: bool) {
+    for_each_membership(conn, |set, number, member| {
+        if !stale && member.has(PARKED) && conn.flag(conn::FORKED | conn::HANDED_OVER) {
+            unregister(set, member);
+        }
+        remove(set, number);
+    });
+}
+
+/// One of several descriptors of the connection is about to go. The kernel keeps registrations made with it, which the program can
+/// no longer name; parked ones it must not find.
+pub(crate) fn descriptor_gone(conn: &'static Conn, fd: i32, stale: bool) {
+    for_each_membership(conn, |set, number, member| {
+        if member.has(PARKED) && member.fd.load(Relaxed) == fd {
+            if !stale {
+                unregister(set, member);
+            }
+            remove(set, number);
+        }
+    });
+}
+
+/// Before a fork, or before the set goes to another process: takes parked registrations out of the kernel's sets.
+pub(crate) fn share_all() {
+    for set in SET.iter().filter(|set| set.used.load(Relaxed)) {
+        let Some(_owner) = set.own() else { continue };
+        set.shared.store(true, Relaxed);
+        for member in set.members.iter(set_links).filter_map(member) {
+            if member.has(PARKED) {
+                unregister(set, member);
+            }
+        }
+    }
 }
 
 fn for_each_membership(conn: &'static Conn, mut visit: impl FnMut(&'static Set, u32, &'static Member)) {
@@ -251,10 +345,12 @@ pub(crate) fn covers(conn: &Conn) -> bool {
     let mut number = conn.memberships.load(Relaxed);
     let mut any = false;
     while let Some(found) = member(number) {
-        if !found.has(EMULATED) {
-            return false;
+        if !found.has(PARKED) {
+            if !found.has(EMULATED) {
+                return false;
+            }
+            any = true;
         }
-        any = true;
         number = found.next_of_connection.load(Relaxed);
     }
     any
@@ -275,6 +371,10 @@ pub fn nest(index: usize) {
     }
     let Some(_owner) = set.own() else { return };
     for member in set.members.iter(set_links).filter_map(member) {
+        if member.has(PARKED) {
+            unregister(set, member);
+            continue;
+        }
         if member.flags.fetch_and(!EMULATED, Relaxed) & EMULATED != 0 {
             set.emulated.fetch_sub(1, Relaxed);
             let (events, data) = (member.events.load(Relaxed), member.data());
@@ -292,6 +392,10 @@ pub(crate) fn signalled(set: &Set, number: u32) {
         && member.has(EMULATED)
         && member.set().is_some_and(|of| core::ptr::eq(of, set))
     {
+        if member.has(PARKED) {
+            // One spurious wake, not one for every byte that the program does not wait for.
+            return unregister(set, member);
+        }
         member.flags.fetch_or(KERNEL | EDGE, Relaxed);
         set.heat(number, member);
     }

@@ -4,11 +4,12 @@ use crate::bell::{self, BY_BELL, BY_SOCKET, Bell};
 use crate::conn::Conn;
 use crate::list::{Links, List};
 use crate::lock::{self, Guard};
+use crate::ready;
 use crate::records;
 use crate::sys::raw;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
-use libc::{EPOLLET, EPOLLIN};
+use libc::{EPOLLET, EPOLLIN, EPOLLPRI};
 
 pub(crate) const SETS: usize = 4096;
 pub(crate) const MEMBERS: usize = 1 << 17;
@@ -25,6 +26,12 @@ pub(crate) const FRESH: u32 = 1 << 3;
 pub(crate) const KERNEL: u32 = 1 << 4;
 /// [`Member::flags`]: the kernel signalled since the last report (an edge).
 pub(crate) const EDGE: u32 = 1 << 5;
+
+/// [`Member::flags`]: the program has taken the registration back. The record stays, and with [`EMULATED`] our registration too, since
+/// many programs register and deregister around every message.
+pub(crate) const PARKED: u32 = 1 << 6;
+/// [`Member::flags`]: the kernel has signalled what the program's interest left out so far.
+pub(crate) const UNSEEN: u32 = 1 << 7;
 
 /// The registration of one connection in one set.
 #[derive(Debug)]
@@ -60,6 +67,8 @@ pub(crate) struct Set {
     pub(crate) sleepers: AtomicU32,
     /// Waited for through another set, which cannot be seen into.
     pub(crate) nested: AtomicBool,
+    /// Another process has the set too, and must not find registrations in it that no program made.
+    pub(crate) shared: AtomicBool,
     pub(crate) kernel_looked: AtomicU64,
     pub(crate) waits: AtomicU32,
 }
@@ -76,6 +85,7 @@ pub(crate) static SET: [Set; SETS] = [const {
         emulated: AtomicU32::new(0),
         sleepers: AtomicU32::new(0),
         nested: AtomicBool::new(false),
+        shared: AtomicBool::new(false),
         kernel_looked: AtomicU64::new(0),
         waits: AtomicU32::new(0),
     }
@@ -253,6 +263,20 @@ pub(crate) fn set_links(number: u32) -> Option<&'static Links> {
 }
 
 impl Member {
+    /// Notes what the program registers. Our own registration asks for everything, so what the kernel has to say is known already, but
+    /// for what nobody wanted to know until now.
+    pub(crate) fn register(&self, events: u32, data: u64) {
+        self.events.store(events, Relaxed);
+        self.data.store(data, Relaxed);
+        let asks = events & EPOLLPRI.cast_unsigned() != 0 || events & ready::IN != 0 && self.has(UNSEEN);
+        let (gone, come) = if asks {
+            (FIRED | UNSEEN, FRESH | KERNEL)
+        } else {
+            (FIRED, FRESH)
+        };
+        self.flags.store(self.flags.load(Relaxed) & !gone | come, Relaxed);
+    }
+
     pub(crate) fn has(&self, flag: u32) -> bool {
         self.flags.load(Relaxed) & flag != 0
     }

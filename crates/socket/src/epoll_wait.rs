@@ -172,7 +172,7 @@ fn sleep(
 /// Takes our own registrations' events out of what the kernel wrote from `from` on; true if there were any.
 fn translate(set: &'static Set, events: &mut Events, from: usize) -> bool {
     let mut ours = false;
-    let owner = set.own();
+    let mut owner = None;
     events.retain(from, |data| match epoll::whose(data) {
         Tagged::Foreign => true,
         Tagged::Bell => {
@@ -180,6 +180,9 @@ fn translate(set: &'static Set, events: &mut Events, from: usize) -> bool {
             false
         }
         Tagged::Member(number) => {
+            if owner.is_none() {
+                owner = set.own();
+            }
             ours = true;
             if owner.is_some() {
                 epoll::signalled(set, number);

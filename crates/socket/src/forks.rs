@@ -2,11 +2,12 @@
 
 use crate::conn::{BANNED, FORKED, Phase, READY_OWED};
 use crate::records::all;
-use crate::sys;
+use crate::{epoll, sys};
 use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 /// Before a fork: there will be one more process that holds each connection.
 pub(crate) fn before_fork() {
+    epoll::share_all();
     for conn in all() {
         if let Some(locks) = conn.locks() {
             locks.holders.fetch_add(1, AcqRel);

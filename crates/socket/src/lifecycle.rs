@@ -246,8 +246,12 @@ pub fn executing_failed() {
 
 /// The program gives the socket to another process, which may not run under Viaduct.
 pub fn handing_over(fd: c_int) {
-    if let Some(conn) = table::connection(fd) {
-        demote::hand_over(conn, Reason::ForeignProcess);
+    match table::lookup(fd) {
+        Entry::Connection(conn) => {
+            demote::hand_over(conn, Reason::ForeignProcess);
+        }
+        Entry::Epoll(_) => epoll::share_all(),
+        Entry::Unknown | Entry::Private => {}
     }
 }
 

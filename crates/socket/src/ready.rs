@@ -1,7 +1,7 @@
 //! Readiness of an attached connection as its program sees it, in epoll's terms.
 
 use crate::conn::{self, Conn};
-use crate::epoll::{EDGE, FIRED, FRESH, KERNEL, Member, Set};
+use crate::epoll::{EDGE, FIRED, FRESH, KERNEL, Member, Set, UNSEEN};
 use crate::lock::Guard;
 use crate::receive::{self, Found};
 use crate::sys::raw;
@@ -86,6 +86,9 @@ pub(crate) fn report(owner: &Guard<'_>, member: &Member, conn: &'static Conn) ->
     let mask = look(conn, owner, interest, flags & KERNEL != 0);
     if flags & KERNEL != 0 && mask & (IN | RDHUP | PRI | ALWAYS) == 0 {
         member.flags.fetch_and(!KERNEL, Relaxed);
+        if interest & IN == 0 {
+            member.flags.fetch_or(UNSEEN, Relaxed);
+        }
     }
     if mask == 0 {
         return 0;
