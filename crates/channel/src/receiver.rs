@@ -46,6 +46,21 @@ impl<'a> Receiver<'a> {
         Ok(narrow(bytes))
     }
 
+    /// Like [`readable`](Self::readable), but content with what was seen before if that is at least `enough` bytes: the
+    /// sender's line is left to the sender while there is work without it.
+    ///
+    /// # Errors
+    /// [`Violation`] when the sender's tail makes no sense.
+    #[inline]
+    pub fn readable_or(&self, enough: usize) -> Result<usize, Violation> {
+        let seen = self.seen(self.head());
+        if seen >= enough.max(1) {
+            Ok(seen)
+        } else {
+            self.readable()
+        }
+    }
+
     /// The position after the last published byte, without taking notice of it: for a look from outside, while another
     /// thread may be receiving. Differs from [`head`](Self::head) when there is something to receive.
     #[inline(always)]

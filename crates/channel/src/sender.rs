@@ -1,12 +1,12 @@
 //! The sending side of a lane.
 
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
 use crate::buffer::Source;
 use crate::geometry::Geometry;
 use crate::layout::{LOGICAL, Lane, MAX_BLOCKS, WORDS};
 use crate::segment::Segment;
-use crate::sync::{AtomicU64, Pool, fence};
+use crate::sync::{AtomicU64, Pool, fence, store_and_fence};
 use crate::violation::Violation;
 
 /// The sending side of a lane. One user at a time, but for [`tail`](Self::tail),
@@ -119,9 +119,8 @@ impl<'a> Sender<'a> {
     #[inline]
     #[must_use = "bits taken must be answered with a bell"]
     pub fn take_wait(&self) -> u32 {
-        // Pairs with the fence in `Receiver::arm`: either the receiver's second look finds
-        // the tail published before this fence, or the load below finds its bits.
-        fence(SeqCst);
+        // The fence of `publish` pairs with that in `Receiver::arm`: either the receiver's
+        // second look finds the tail published before it, or the load below finds its bits.
         let wait = &self.lane.receiver.wait;
         match wait.load(Relaxed) {
             0 => 0,
@@ -164,8 +163,9 @@ impl<'a> Sender<'a> {
     #[inline(always)]
     fn publish(&self, tail: u64) {
         // Pairs with the acquire load in `Receiver::readable`: bytes and table entries
-        // written before are seen by who sees this tail.
-        self.lane.sender.tail.store(tail, Release);
+        // written before are seen by who sees this tail. And with the fence in
+        // `Receiver::arm`, before the load in `take_wait`.
+        store_and_fence(&self.lane.sender.tail, tail);
     }
 
     /// Writes bytes from stream position `at` on without publishing them. Returns how

@@ -30,6 +30,11 @@ pub(crate) enum Phase {
     Attached = 2,
 }
 
+/// Of calls that follow each other, so many do not read the clock.
+const UNCHECKED: u32 = 3;
+/// So many receives without a send in between are a stream and no conversation.
+const STREAK: u32 = 64;
+
 /// One connection end.
 #[derive(Debug)]
 #[repr(align(128))]
@@ -53,6 +58,10 @@ pub struct Conn {
     pub(crate) volume: AtomicU64,
     pub(crate) retry_at_ns: AtomicU64,
     checked_at: AtomicU64,
+    /// Checks left out since, and how many may be.
+    unchecked: AtomicU32,
+    /// Receives since the last send, both on the lane.
+    streak: AtomicU32,
     stalled_at: AtomicU64,
     stuck_at: AtomicU64,
     pub(crate) segment: SegmentCell,
@@ -89,6 +98,8 @@ impl Conn {
             volume: AtomicU64::new(0),
             retry_at_ns: AtomicU64::new(0),
             checked_at: AtomicU64::new(0),
+            unchecked: AtomicU32::new(0),
+            streak: AtomicU32::new(0),
             stalled_at: AtomicU64::new(0),
             stuck_at: AtomicU64::new(0),
             segment: SegmentCell::empty(),
@@ -117,6 +128,8 @@ impl Conn {
             &self.messages,
             &self.offered_in,
             &self.own_bell,
+            &self.unchecked,
+            &self.streak,
         ] {
             word.store(0, Relaxed);
         }
@@ -311,6 +324,39 @@ impl Conn {
             self.checked_at.store(now, Relaxed);
         }
         due
+    }
+
+    /// Like [`due_for_check`](Self::due_for_check) with every call, but where calls follow each other fast, the clock is only read with
+    /// every fourth.
+    #[inline]
+    pub(crate) fn due_for_check_of_many(&self, us: u64) -> bool {
+        let left = self.unchecked.load(Relaxed);
+        if left > 0 {
+            self.unchecked.store(left - 1, Relaxed);
+            return false;
+        }
+        self.unchecked.store(UNCHECKED, Relaxed);
+        self.due_for_check(us)
+    }
+
+    /// Bytes have been received from the lane. The receiving direction is owned.
+    #[inline]
+    pub(crate) fn received_again(&self) {
+        self.streak.store(self.streak.load(Relaxed).saturating_add(1), Relaxed);
+    }
+
+    /// Bytes have been sent on the lane.
+    #[inline]
+    pub(crate) fn sent_again(&self) {
+        if self.streak.load(Relaxed) != 0 {
+            self.streak.store(0, Relaxed);
+        }
+    }
+
+    /// Whether this end receives message after message without answering.
+    #[inline]
+    pub(crate) fn only_receives(&self) -> bool {
+        self.streak.load(Relaxed) >= STREAK
     }
 
     /// Notes that the lane was full too long; promotions wait a while.

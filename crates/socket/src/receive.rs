@@ -335,7 +335,7 @@ fn raw_receive(conn: &Conn, vector: Vector<'_>, skip: usize, limit: usize, flags
 
 #[inline]
 fn from_lane(conn: &Conn, lane: &Receiver<'_>, vector: Vector<'_>, skip: usize, flags: c_int) -> Result<Found, Errno> {
-    let readable = match lane.readable() {
+    let readable = match lane.readable_or(vector.len().saturating_sub(skip)) {
         Ok(readable) => readable,
         Err(_) => return Err(send::violated(conn)),
     };
@@ -352,6 +352,7 @@ fn from_lane(conn: &Conn, lane: &Receiver<'_>, vector: Vector<'_>, skip: usize, 
         }
     }
     if flags & libc::MSG_PEEK == 0 {
+        conn.received_again();
         consume(conn, lane, bytes);
     }
     Ok(Found::Bytes(bytes))
@@ -388,6 +389,9 @@ fn ring_for_credit(conn: &Conn, bits: u32) {
 /// Waits until a receive may find something. Nothing is owned while waiting.
 fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Errno> {
     let mut spinner = Spinner::new();
+    if conn.only_receives() {
+        spinner.rest();
+    }
     // Polling: short looks that own the direction, so that close() cannot take the lane away underneath.
     loop {
         {

@@ -141,7 +141,7 @@ fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) 
 #[inline]
 fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>, skip: usize) -> Result<usize, Errno> {
     let lane = segment.sender(conn.side());
-    if conn.due_for_check(CHECK_US) {
+    if conn.due_for_check_of_many(CHECK_US) {
         check_peer(conn)?;
     }
     if conn.flag(conn::SHUT_WRITE) {
@@ -155,6 +155,7 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
         Err(_) => return Err(violated(conn)),
     };
     if sent > 0 {
+        conn.sent_again();
         counters::add(conn, slot::BYTES_SENT, sent as u64);
         counters::add(conn, slot::FAST_BYTES_SENT, sent as u64);
         let bits = lane.take_wait();

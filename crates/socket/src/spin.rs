@@ -22,6 +22,9 @@ const CONTENDED_US: u64 = 2;
 /// So many contended yields in one wait are enough.
 const CONTENDED_MOST: u32 = 2;
 
+/// A receiver that only receives rests so many nanoseconds after it has emptied the lane.
+const REST_NS: u64 = 250;
+
 thread_local! {
     static BUDGET_US: Cell<u32> = const { Cell::new(FIRST_US) };
     static SKIPPED: Cell<u32> = const { Cell::new(0) };
@@ -66,6 +69,17 @@ impl Spinner {
             yielded: now,
             contended: 0,
             always: agent::policy().spin == SpinPolicy::Always,
+        }
+    }
+
+    /// Before the first look, where messages follow each other without an answer in between: each look takes the cache line that the
+    /// sender writes with every message, so a receiver as fast as its sender would make both wait for that line all the time.
+    pub(crate) fn rest(&self) {
+        if self.until != 0 {
+            let until = self.yielded + REST_NS * sys::ticks_per_us() / 1000;
+            while sys::ticks() < until {
+                core::hint::spin_loop();
+            }
         }
     }
 
