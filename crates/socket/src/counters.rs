@@ -84,7 +84,7 @@ fn make() {
         }
     };
     put(layout::PID, raw::getpid().into());
-    put(layout::INSTANCE, crate::agent::instance());
+    put(layout::INSTANCE, crate::policy::instance());
     for (index, chunk) in program_name().chunks_exact(8).enumerate() {
         put(
             layout::PROGRAM + index,
