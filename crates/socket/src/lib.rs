@@ -9,7 +9,7 @@
 //! | [`lifecycle`] | descriptors: connect, accept, dup, close, fork, exit |
 //! | [`send()`], [`receive()`], [`mod@file`] | the stream's bytes; `demote`: back to TCP |
 //! | [`epoll`], [`epoll_wait`], [`poll`] | readiness; `ready`: how it is computed |
-//! | [`options`], [`signals`] | calls whose meaning we keep |
+//! | [`options`], [`signals`] | calls whose meaning we keep; `wish`: what `viaduct path` asks for |
 //! | `agent` | viaductd; `policy`: what `viaduct run` said; `counters`: what `viaduct status` shows |
 //! | `conn`, `table`, `lock`, `bell`, `spin`, `wait` | the records and how threads wait |
 //! | [`sys`], [`real`] | the system-call corner |
@@ -55,6 +55,7 @@ pub mod table;
 #[expect(unsafe_code, reason = "the program's buffers, on its word")]
 mod vector;
 mod wait;
+mod wish;
 
 pub use conn::Conn;
 pub use policy::remember_environment;
