@@ -433,10 +433,32 @@ pub(crate) fn offer_and_wait(conn: &'static Conn) {
     }
 }
 
+/// The thread that forks and has [`OWNER`] meanwhile; 0 for none.
+static FORKER: AtomicU32 = AtomicU32::new(0);
+
+/// Before a fork: waits until no other thread deals with viaductd, and keeps it so, or the child would inherit a segment half taken in or
+/// an offer half made. A signal handler that forks amidst such a dealing of its own thread leaves its child that.
+pub(crate) fn before_fork() {
+    if let Some(owner) = lock::acquire(&OWNER) {
+        core::mem::forget(owner);
+        FORKER.store(lock::tid(), Relaxed);
+    }
+}
+
+/// In a process that has forked.
+pub(crate) fn after_fork_in_parent() {
+    if FORKER.load(Relaxed) == lock::tid() {
+        FORKER.store(0, Relaxed);
+        // Release pairs with the acquire of the next owner.
+        OWNER.store(0, Release);
+    }
+}
+
 /// In a forked child: the connection to viaductd and the bells are the parent's.
 pub(crate) fn after_fork() {
     let fd = FD.swap(-1, Relaxed);
     unhide(fd);
+    FORKER.store(0, Relaxed);
     OWNER.store(0, Relaxed);
     RETRY_AT_NS.store(0, Relaxed);
 }

@@ -191,8 +191,18 @@ static STARTED: AtomicU32 = AtomicU32::new(0);
 /// Before the first connection: has `fork` tell us.
 fn start() {
     if STARTED.load(Relaxed) == 0 && STARTED.swap(1, Relaxed) == 0 {
-        crate::sys::at_fork(forks::before_fork, forks::after_fork_in_parent, after_fork_in_child);
+        crate::sys::at_fork(before_fork, after_fork_in_parent, after_fork_in_child);
     }
+}
+
+fn before_fork() {
+    agent::before_fork();
+    forks::before_fork();
+}
+
+fn after_fork_in_parent() {
+    forks::after_fork_in_parent();
+    agent::after_fork_in_parent();
 }
 
 fn after_fork_in_child() {
