@@ -61,6 +61,7 @@ fn check(waiting: &str, client_waits: &str, max_chunk: u32, seed: u64) {
     let mut server = Server::start(mode, waiting);
     let arguments =
         format!("--connections 3 --seconds {SECONDS} --mode {client_waits} --max-chunk {max_chunk} --seed {seed}");
+    let until = Instant::now() + Duration::from_millis(SECONDS * 1000 - 300);
     let client = server.client(mode, &arguments).spawn();
     let pids = [server.program.pid(), client.pid()];
     let there = instance.wait_for_status(Duration::from_secs(5), |rows| {
@@ -68,7 +69,6 @@ fn check(waiting: &str, client_waits: &str, max_chunk: u32, seed: u64) {
         pids.into_iter().all(shown)
     });
     assert!(there.is_ok(), "{there:#?}");
-    let until = Instant::now() + Duration::from_millis(SECONDS * 1000 - 300);
     let (asked, switches) = storm(&instance, &pids, seed, until);
     let near = by_seed(reports(&client.finish(Duration::from_secs(30)).success()));
     assert!(wait_until(Duration::from_secs(5), || server.reports().len() == 3));
