@@ -150,6 +150,40 @@ fn rust_files(dir: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
+/// Where `text` names what loom does not see: an atomic or a cell that is not the facade's.
+fn unseen_by_loom(text: &str) -> Vec<&str> {
+    let is_unseen = |line: &&str| {
+        let code = line.split("//").next().unwrap_or("");
+        let atomics = code.matches("sync::atomic").count();
+        atomics > code.matches("sync::atomic::Ordering").count() || code.contains("UnsafeCell")
+    };
+    text.lines().filter(is_unseen).collect()
+}
+
+#[test]
+fn the_channel_has_no_atomics_that_loom_does_not_see() {
+    let foreign = "use core::sync::atomic::AtomicU8;\nuse std::sync::atomic;\nlet x: core::cell::UnsafeCell<u8>;";
+    assert_eq!(unseen_by_loom(foreign).len(), 3);
+    let own = "use core::sync::atomic::Ordering::{Acquire, Relaxed};\nuse crate::sync::{AtomicU64, fence};\n// core::sync::atomic";
+    assert!(unseen_by_loom(own).is_empty());
+
+    let sources = workspace().join("crates/channel/src");
+    let mut files = Vec::new();
+    rust_files(&sources, &mut files);
+    let facade = sources.join("sync.rs");
+    assert!(files.contains(&facade), "the facade has moved");
+    let mut wrong = Vec::new();
+    for file in files.iter().filter(|file| **file != facade) {
+        let text = std::fs::read_to_string(file).unwrap();
+        wrong.extend(
+            unseen_by_loom(&text)
+                .into_iter()
+                .map(|line| format!("{}: {line}", file.display())),
+        );
+    }
+    assert!(wrong.is_empty(), "use crate::sync: {wrong:#?}");
+}
+
 /// Lines before the file's own tests.
 fn length(text: &str) -> usize {
     text.lines()
