@@ -9,9 +9,11 @@
 //! | 60 | viaductd killed and restarted |
 //! | 60 | an end stopped, then continued or killed |
 //! | 20 | descriptors exhausted, of a program or of viaductd |
+//! | 16 | the words of live segments garbled |
 //! | 30 | memory exhausted: address space, control group, viaductd's limits |
 
 mod daemon;
+mod garble;
 mod kill;
 mod limits;
 mod stop;
