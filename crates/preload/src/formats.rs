@@ -75,10 +75,6 @@ pub unsafe extern "C-unwind" fn __vdprintf_chk(
 }
 
 #[unsafe(no_mangle)]
-#[expect(
-    clippy::too_many_arguments,
-    reason = "the registers in which variable arguments may be"
-)]
 pub unsafe extern "C-unwind" fn dprintf(
     fd: c_int,
     format: *const c_char,
@@ -111,10 +107,6 @@ pub unsafe extern "C-unwind" fn dprintf(
 }
 
 #[unsafe(no_mangle)]
-#[expect(
-    clippy::too_many_arguments,
-    reason = "the registers in which variable arguments may be"
-)]
 pub unsafe extern "C-unwind" fn __dprintf_chk(
     fd: c_int,
     flag: c_int,
