@@ -56,13 +56,15 @@ generate: build
 	rm -rf $(GENERATED)
 	mkdir -p $(GENERATED)/man $(GENERATED)/completions
 	$(RELEASE)/viaduct generate man $(GENERATED)/man
+	$(RELEASE)/viaductd --man >$(GENERATED)/man/viaductd.8
 	$(RELEASE)/viaduct generate completions $(GENERATED)/completions
 
 install: generate ## install under PREFIX (default /usr/local), staged under DESTDIR
-	install -d $(BINDIR) $(LIBDIR) $(MANDIR)/man1 $(BASHDIR) $(ZSHDIR) $(FISHDIR) $(UNITDIR) $(DOCDIR)
+	install -d $(BINDIR) $(LIBDIR) $(MANDIR)/man1 $(MANDIR)/man8 $(BASHDIR) $(ZSHDIR) $(FISHDIR) $(UNITDIR) $(DOCDIR)
 	install -m 755 $(RELEASE)/viaduct $(RELEASE)/viaductd $(BINDIR)
 	install -m 755 $(RELEASE)/libviaduct_preload.so $(LIBDIR)
 	install -m 644 $(GENERATED)/man/*.1 $(MANDIR)/man1
+	install -m 644 $(GENERATED)/man/viaductd.8 $(MANDIR)/man8
 	install -m 644 $(GENERATED)/completions/viaduct.bash $(BASHDIR)/viaduct
 	install -m 644 $(GENERATED)/completions/_viaduct $(ZSHDIR)
 	install -m 644 $(GENERATED)/completions/viaduct.fish $(FISHDIR)
@@ -71,7 +73,7 @@ install: generate ## install under PREFIX (default /usr/local), staged under DES
 	install -m 644 README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT $(DOCDIR)
 
 uninstall: ## remove what install put there
-	rm -f $(BINDIR)/viaduct $(BINDIR)/viaductd $(MANDIR)/man1/viaduct.1 $(MANDIR)/man1/viaduct-*.1
+	rm -f $(BINDIR)/viaduct $(BINDIR)/viaductd $(MANDIR)/man1/viaduct.1 $(MANDIR)/man1/viaduct-*.1 $(MANDIR)/man8/viaductd.8
 	rm -f $(BASHDIR)/viaduct $(ZSHDIR)/_viaduct $(FISHDIR)/viaduct.fish $(UNITDIR)/viaductd.service
 	rm -rf $(LIBDIR) $(DOCDIR)
 

@@ -133,7 +133,7 @@ impl Segment {
     #[cfg(all(test, not(loom)))]
     pub(crate) fn limit_memory(&self, blocks: usize) {
         if let Memory::Heap(heap) = &self.memory {
-            heap.limit.store(blocks, core::sync::atomic::Ordering::Relaxed);
+            heap.limit.store(blocks as u64, core::sync::atomic::Ordering::Relaxed);
         }
     }
 
@@ -303,7 +303,7 @@ mod heap {
         layout: Layout,
         /// Blocks of each lane that may be populated.
         #[cfg(test)]
-        pub(super) limit: core::sync::atomic::AtomicUsize,
+        pub(super) limit: crate::sync::AtomicU64,
     }
 
     // SAFETY: as for a mapping, the memory is not tied to a thread, and is only reached
@@ -325,7 +325,7 @@ mod heap {
                 base,
                 layout,
                 #[cfg(test)]
-                limit: usize::MAX.into(),
+                limit: crate::sync::AtomicU64::new(u64::MAX),
             }
         }
 
@@ -346,7 +346,7 @@ mod heap {
 
         #[cfg(test)]
         pub(super) fn populate(&self, _lane: usize, first: usize, count: usize) -> bool {
-            first + count <= self.limit.load(core::sync::atomic::Ordering::Relaxed)
+            (first + count) as u64 <= self.limit.load(core::sync::atomic::Ordering::Relaxed)
         }
     }
 

@@ -9,6 +9,7 @@ use std::env;
 use std::fs;
 use std::io::ErrorKind;
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 use viaduct_control::policy::{self, Policy};
@@ -336,8 +337,16 @@ fn user_file() -> Option<PathBuf> {
     Some(base.join("viaduct.toml"))
 }
 
+/// Whether the file is closed to this user and another one's: the environment still names that one's home directory.
 fn is_hidden(path: &Path) -> bool {
-    fs::metadata(path).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
+    let denied = |error: &std::io::Error| error.kind() == ErrorKind::PermissionDenied;
+    match fs::metadata(path) {
+        Err(error) => denied(&error),
+        Ok(metadata) => {
+            let own = metadata.uid() == rustix::process::geteuid().as_raw();
+            !own && fs::File::open(path).is_err_and(|error| denied(&error))
+        }
+    }
 }
 
 fn default_dir() -> PathBuf {

@@ -12,8 +12,8 @@ use std::net::{Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 use viaduct_control::Reason;
 use viaduct_control::counters::{
-    HEADER_WORDS, INSTANCE, MAGIC, MAGIC_WORD, OFFERS, PAIRS, PID, PROGRAM, Path, SLOT_WORDS, SLOTS, SLOTS_USED, State,
-    UNSHOWN, slot, slot_base,
+    ENDED, ENDED_FAST, ENDED_TRAFFIC, HEADER_WORDS, INSTANCE, MAGIC, MAGIC_WORD, OFFERS, PAIRS, PID, PROGRAM, Path,
+    SLOT_WORDS, SLOTS, SLOTS_USED, State, UNSHOWN, slot, slot_base,
 };
 
 /// No process needs more than a few: its own and its parents'.
@@ -41,7 +41,44 @@ pub(crate) struct Process {
     pub(crate) unshown: u64,
     /// Its connection ends.
     pub(crate) ends: Vec<End>,
+    /// What all its connections have carried, the ended ones included.
+    pub(crate) totals: Totals,
     memfd: Memfd,
+}
+
+/// Sums over the connection ends of a process, of those that are open and those that have ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    /// Ends that are open.
+    pub(crate) open: u64,
+    /// Of these, ends of which a fast path has carried bytes.
+    pub(crate) open_fast: u64,
+    /// Ends that have ended.
+    pub(crate) ended: u64,
+    /// Of these, ends of which a fast path had carried bytes.
+    pub(crate) ended_fast: u64,
+    /// As in [`slot::TRAFFIC`].
+    pub(crate) traffic: [u64; slot::TRAFFIC.len()],
+}
+
+impl Totals {
+    fn of(header: &[u64; HEADER_WORDS], slots: &[(usize, [u64; SLOT_WORDS])]) -> Self {
+        let mut totals = Self {
+            ended: header[ENDED],
+            ended_fast: header[ENDED_FAST],
+            traffic: std::array::from_fn(|at| header[ENDED_TRAFFIC + at]),
+            ..Self::default()
+        };
+        for (_, words) in slots {
+            totals.open += 1;
+            totals.open_fast += u64::from(words[slot::FAST_BYTES_SENT] | words[slot::FAST_BYTES_RECEIVED] != 0);
+            for (sum, word) in totals.traffic.iter_mut().zip(slot::TRAFFIC) {
+                // The process may write anything.
+                *sum = sum.saturating_add(words[word]);
+            }
+        }
+        totals
+    }
 }
 
 /// A connection end.
@@ -185,13 +222,13 @@ impl Region {
         proc::own_number(self.pid).is_some_and(|number| u64::from(number) == self.header[PID])
     }
 
-    fn into_process(self, tables: &mut TcpTables) -> Process {
+    fn into_process(mut self, tables: &mut TcpTables) -> Process {
         let netns = proc::network_namespace(self.pid);
-        let ends = self
-            .slots()
-            .into_iter()
+        let slots = self.consistent_slots();
+        let ends = slots
+            .iter()
             .filter_map(|(slot, words)| {
-                let end = parse_slot(slot, &words)?;
+                let end = parse_slot(*slot, words)?;
                 self.confirm(end, netns, tables)
             })
             .collect();
@@ -204,8 +241,30 @@ impl Region {
             pairs: self.header[PAIRS],
             unshown: self.header[UNSHOWN],
             ends,
+            totals: Totals::of(&self.header, &slots),
             memfd: self.memfd,
         }
+    }
+
+    /// The slots in use, and the header as it was when no connection ended meanwhile: one that did would be counted twice or not
+    /// at all. A process that never leaves time enough is taken as it is.
+    fn consistent_slots(&mut self) -> Vec<(usize, [u64; SLOT_WORDS])> {
+        const TRIES: usize = 8;
+        let mut slots = Vec::new();
+        for _ in 0..TRIES {
+            slots = self.slots();
+            let before = std::mem::replace(&mut self.header, [0; HEADER_WORDS]);
+            if read_words(&self.file, 0, &mut self.header).is_none() {
+                self.header = before;
+                break;
+            }
+            if self.header[ENDED..ENDED_TRAFFIC + slot::TRAFFIC.len()]
+                == before[ENDED..ENDED_TRAFFIC + slot::TRAFFIC.len()]
+            {
+                break;
+            }
+        }
+        slots
     }
 
     fn program(&self) -> String {

@@ -1,6 +1,7 @@
 //! `viaduct doctor`: what this machine allows, and what follows.
 
 use crate::daemon::{self, Answer};
+use crate::proc::printable;
 use crate::terminal::{self, Style, styled};
 use crate::{config, locate};
 use anyhow::Result;
@@ -113,9 +114,16 @@ fn line(check: &Check) -> String {
 /// How viaductd is, in a sentence.
 pub(crate) fn describe(stats: &Stats) -> String {
     let mode = match stats.mode {
-        MODE_TICKET => "kernel tickets (all users and network namespaces)",
-        MODE_SAME_USER => "same-user matching (one user's programs in one network namespace)",
-        _ => "a mode unknown to this version",
+        MODE_TICKET => "kernel tickets (all users and network namespaces)".to_owned(),
+        MODE_SAME_USER => {
+            let text = "same-user matching (one user's programs in one network namespace)";
+            let reason: Vec<u8> = stats.mode_reason.into_iter().take_while(|byte| *byte != 0).collect();
+            match reason.is_empty() {
+                true => text.to_owned(),
+                false => format!("{text}, since: {}", printable(&reason)),
+            }
+        }
+        _ => "a mode unknown to this version".to_owned(),
     };
     format!(
         "running as process {} for {}, {mode}; {} programs, {} segments of at most {} per user ({} if all grew), {} offers \

@@ -2,7 +2,7 @@
 
 use crate::config::{self, Layer, OfferChoice, PathChoice, Settings, SpinChoice};
 use crate::elf::{self, NotFound};
-use crate::{daemon, locate};
+use crate::{daemon, inherit, locate};
 use anyhow::Result;
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -125,6 +125,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
             eprintln!("viaduct: {} runs as plain TCP: {why}", program.display());
         }
     }
+    inherit::as_found(&mut command);
     let error = command.exec();
     eprintln!("viaduct: {}: {error}", program.display());
     Ok(match error.kind() {

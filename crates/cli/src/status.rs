@@ -21,9 +21,12 @@ use viaduct_control::runtime::instance_id;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// Print JSON: an array with one object a connection end; with --watch one array a line
+    /// Print JSON: an array with one object a connection end, or a process with --totals; with --watch one array a line
     #[arg(long)]
     json: bool,
+    /// Show one line a process instead: what all its connections have carried, those that have ended included
+    #[arg(long)]
+    totals: bool,
     /// Refresh each second
     #[arg(short, long)]
     watch: bool,
@@ -55,8 +58,18 @@ JSON
     age_s                   seconds since the connection was first seen
     instance                the instance, as a number in hexadecimal
 
+    With --totals:
+    pid, program, instance  the process, its name, its instance
+    open, ended             connection ends that are open, and that have ended
+    open_fast, ended_fast   those of them of which a fast path carried bytes
+    bytes_sent, bytes_received, fast_bytes_sent, fast_bytes_received
+                            as above, of open and ended ones together
+    offers, pairs           offers made to viaductd; pairs that came of them
+    unshown                 connections that found no room in the counters and are in no sum
+
 EXAMPLES
     viaduct status
+    viaduct status --totals
     viaduct status --watch
     viaduct status --json | jq '.[] | select(.path != \"shm\") | {pid, local, reason}'";
 
@@ -70,11 +83,15 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     };
     loop {
         let processes = counters::read_all(instance)?;
-        let text = match (args.json, args.watch) {
-            (true, true) => serde_json::to_string(&rows(&processes))? + "\n",
-            (true, false) => serde_json::to_string_pretty(&rows(&processes))? + "\n",
-            (false, true) if terminal::is_terminal() => format!("\x1b[H\x1b[2J{}", table(&processes)),
-            (false, _) => table(&processes),
+        let shown = |print: fn(&[Process]) -> String| match args.watch && terminal::is_terminal() {
+            true => format!("\x1b[H\x1b[2J{}", print(&processes)),
+            false => print(&processes),
+        };
+        let text = match (args.json, args.totals) {
+            (true, true) => json(&totals(&processes), args.watch)?,
+            (true, false) => json(&rows(&processes), args.watch)?,
+            (false, true) => shown(totals_table),
+            (false, false) => shown(table),
         };
         terminal::print(&text)?;
         if !args.watch {
@@ -82,6 +99,13 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         }
         thread::sleep(Duration::from_secs(1));
     }
+}
+
+fn json(value: &impl Serialize, one_line: bool) -> Result<String> {
+    Ok(match one_line {
+        true => serde_json::to_string(value)?,
+        false => serde_json::to_string_pretty(value)?,
+    } + "\n")
 }
 
 #[derive(Serialize)]
@@ -134,10 +158,85 @@ impl<'a> Row<'a> {
             sleeps: end.sleeps,
             peer_pid: end.peer_pid,
             age_s: end.age_s,
-            // As text, because readers of JSON may hold numbers as floats.
-            instance: format!("{:#018x}", process.instance),
+            instance: instance_text(process),
         }
     }
+}
+
+/// As text, because readers of JSON may hold numbers as floats.
+fn instance_text(process: &Process) -> String {
+    format!("{:#018x}", process.instance)
+}
+
+/// What the connections of a process have carried together.
+#[derive(Serialize)]
+struct Sum<'a> {
+    pid: u32,
+    program: &'a str,
+    open: u64,
+    open_fast: u64,
+    ended: u64,
+    ended_fast: u64,
+    bytes_sent: u64,
+    bytes_received: u64,
+    fast_bytes_sent: u64,
+    fast_bytes_received: u64,
+    offers: u64,
+    pairs: u64,
+    unshown: u64,
+    instance: String,
+}
+
+impl<'a> Sum<'a> {
+    fn new(process: &'a Process) -> Self {
+        let totals = &process.totals;
+        let [bytes_sent, bytes_received, fast_bytes_sent, fast_bytes_received] = totals.traffic;
+        Self {
+            pid: process.pid,
+            program: &process.program,
+            open: totals.open,
+            open_fast: totals.open_fast,
+            ended: totals.ended,
+            ended_fast: totals.ended_fast,
+            bytes_sent,
+            bytes_received,
+            fast_bytes_sent,
+            fast_bytes_received,
+            offers: process.offers,
+            pairs: process.pairs,
+            unshown: process.unshown,
+            instance: instance_text(process),
+        }
+    }
+}
+
+fn totals(processes: &[Process]) -> Vec<Sum<'_>> {
+    processes.iter().map(Sum::new).collect()
+}
+
+fn totals_table(processes: &[Process]) -> String {
+    let head = [
+        "PID", "PROGRAM", "OPEN", "FAST", "ENDED", "FAST", "SENT", "FAST", "RECEIVED", "FAST",
+    ];
+    let right = [true, false, true, true, true, true, true, true, true, true];
+    let cells: Vec<Vec<String>> = totals(processes)
+        .into_iter()
+        .map(|sum| {
+            vec![
+                sum.pid.to_string(),
+                sum.program.to_owned(),
+                sum.open.to_string(),
+                sum.open_fast.to_string(),
+                sum.ended.to_string(),
+                sum.ended_fast.to_string(),
+                terminal::bytes(sum.bytes_sent),
+                terminal::bytes(sum.fast_bytes_sent),
+                terminal::bytes(sum.bytes_received),
+                terminal::bytes(sum.fast_bytes_received),
+            ]
+        })
+        .collect();
+    terminal::table(&head, &right, &cells)
 }
 
 fn rows(processes: &[Process]) -> Vec<Row<'_>> {

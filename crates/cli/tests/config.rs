@@ -165,20 +165,38 @@ fn a_home_that_may_not_be_entered_holds_no_settings() {
         return;
     }
     let home = Dir::new();
-    home.file("viaduct.toml", "nonsense = 1\n");
-    fs::set_permissions(&home.path, fs::Permissions::from_mode(0o700)).unwrap();
+    let file = home.file("viaduct.toml", "nonsense = 1\n");
     // The command itself must be where the other user may run it.
     let open = Dir::new();
     fs::set_permissions(&open.path, fs::Permissions::from_mode(0o755)).unwrap();
     let program = open.path.join("viaduct");
     fs::copy(env!("CARGO_BIN_EXE_viaduct"), &program).unwrap();
-    let mut command = Command::new(program);
-    command
-        .env("XDG_CONFIG_HOME", &home.path)
-        .env_remove("VIADUCT_DIR")
-        .uid(65534)
-        .gid(65534);
-    succeed(command.current_dir("/").args(["status", "--json"]));
+    let status = || {
+        let mut command = Command::new(&program);
+        command
+            .env("XDG_CONFIG_HOME", &home.path)
+            .env_remove("VIADUCT_DIR")
+            .uid(65534)
+            .gid(65534)
+            .current_dir("/")
+            .args(["status", "--json"]);
+        command.output().unwrap()
+    };
+    let permit = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    // A home that is closed; one that is open with a file that is closed; one that is all open.
+    for (home_mode, file_mode, read) in [(0o700, 0o644, false), (0o755, 0o600, false), (0o755, 0o644, true)] {
+        permit(&home.path, home_mode);
+        permit(&file, file_mode);
+        let output = status();
+        assert_eq!(output.status.success(), !read, "{}", stderr(&output));
+        assert_eq!(stderr(&output).contains("nonsense"), read, "{}", stderr(&output));
+    }
+    // A closed file of the user's own is not passed over.
+    permit(&file, 0o000);
+    std::os::unix::fs::chown(&file, Some(65534), None).unwrap();
+    let output = status();
+    assert!(stderr(&output).contains("viaduct.toml"), "{}", stderr(&output));
+    assert!(!output.status.success());
 }
 
 #[test]

@@ -312,6 +312,32 @@ fn a_viaductd_that_fails_or_hangs_does_not_hinder_the_program() {
 }
 
 #[test]
+fn the_program_finds_signals_as_the_user_left_them() {
+    let dir = Dir::new();
+    for options in [
+        &["--default-signal=PIPE"][..],
+        &["--ignore-signal=PIPE"],
+        &["--ignore-signal=PIPE", "--ignore-signal=USR2", "--block-signal=USR1"],
+        &["--default-signal=PIPE", "--block-signal=PIPE"],
+    ] {
+        let program = ["grep", "-E", "^Sig(Blk|Ign|Cgt)", "/proc/self/status"];
+        let mut plain = std::process::Command::new("env");
+        let plain = succeed(plain.args(options).args(program));
+        let own = viaduct(&dir.path);
+        let mut under = std::process::Command::new("env");
+        for (name, value) in own.get_envs() {
+            match value {
+                Some(value) => under.env(name, value),
+                None => under.env_remove(name),
+            };
+        }
+        under.args(options).arg(own.get_program());
+        let under = succeed(under.args(["run", "--path", "tcp", "--"]).args(program));
+        assert_eq!(under, plain, "{options:?}");
+    }
+}
+
+#[test]
 fn a_program_that_stays_on_tcp_starts_no_viaductd() {
     let dir = Dir::new();
     let (output, _) = start(&dir, STAND_IN, &["--path", "tcp", "sh", "-c", "exit 0"]);

@@ -312,6 +312,45 @@ fn connections_without_room_are_counted() {
 }
 
 #[test]
+fn totals_hold_what_has_ended_and_what_is_open() {
+    let guest = Guest::new();
+    let (client, server) = connection();
+    guest.show(0, &client, SHM);
+    guest.show(1, &server, HALF);
+    for (place, word) in slot::TRAFFIC.into_iter().enumerate() {
+        guest.set_in_slot(0, word, 10 + place as u64);
+        guest.set(counters::ENDED_TRAFFIC + place, 100 * place as u64);
+    }
+    guest.set(counters::ENDED, 7);
+    guest.set(counters::ENDED_FAST, 5);
+    guest.set(counters::OFFERS, 9);
+    guest.set(counters::PAIRS, 6);
+    let text = succeed(viaduct(&guest.dir.path).args(["status", "--totals", "--json"]));
+    let mut sums: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+    assert_eq!(sums.len(), 1);
+    sums[0].as_object_mut().unwrap().remove("instance").unwrap();
+    let expected = serde_json::json!({
+        "pid": std::process::id(),
+        "program": "testprog",
+        "open": 2,
+        "open_fast": 1,
+        "ended": 7,
+        "ended_fast": 5,
+        "bytes_sent": 10,
+        "bytes_received": 111,
+        "fast_bytes_sent": 212,
+        "fast_bytes_received": 313,
+        "offers": 9,
+        "pairs": 6,
+        "unshown": 0,
+    });
+    assert_eq!(sums[0], expected);
+    let table = succeed(viaduct(&guest.dir.path).args(["status", "--totals"]));
+    assert_eq!(table.lines().count(), 2, "{table}");
+    assert!(table.contains("testprog"), "{table}");
+}
+
+#[test]
 fn watching_prints_one_document_a_line() {
     let guest = Guest::new();
     let (client, _server) = connection();

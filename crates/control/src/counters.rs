@@ -45,6 +45,12 @@ pub const PAIRS: usize = 6;
 pub const UNSHOWN: usize = 7;
 /// Header words 8..16: the program's name, zero-padded.
 pub const PROGRAM: usize = 8;
+/// Header word: connection ends that had a slot and have ended.
+pub const ENDED: usize = 16;
+/// Header word: of these, ends of which a fast path carried bytes.
+pub const ENDED_FAST: usize = 17;
+/// Header words 18..22: what the ended ones had in [`slot::TRAFFIC`], added up.
+pub const ENDED_TRAFFIC: usize = 18;
 
 /// Words within a slot.
 pub mod slot {
@@ -82,6 +88,9 @@ pub mod slot {
     pub const FAST_BYTES_SENT: usize = 19;
     /// Likewise, received.
     pub const FAST_BYTES_RECEIVED: usize = 20;
+
+    /// The words that tell what the end has carried.
+    pub const TRAFFIC: [usize; 4] = [BYTES_SENT, BYTES_RECEIVED, FAST_BYTES_SENT, FAST_BYTES_RECEIVED];
 }
 
 /// What carries bytes now.

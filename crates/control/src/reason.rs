@@ -74,6 +74,7 @@ reasons! {
     PeerGone = 29, "peer-gone", "The other end's process is gone.", "";
     PeerPlain = 30, "peer-plain", "The other end does not want to be accelerated.", "";
     SharedEnd = 31, "shared-end", "Several processes use this end.", "";
+    HalfClosed = 34, "half-closed", "The program shut a direction down before the connection was matched.", "";
     NotStream = 33, "not-stream", "The socket is not a TCP connection.", "";
     Resources = 32, "resources", "The program has more connections than Viaduct keeps records for.", "";
 }

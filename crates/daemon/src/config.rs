@@ -6,6 +6,8 @@ use crate::args::Args;
 use crate::registry::Limits;
 use anyhow::{Context, anyhow};
 use serde::Deserialize;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 const SYSTEM_FILE: &str = "/etc/viaduct.toml";
@@ -78,7 +80,8 @@ pub(crate) fn decide(args: &Args) -> anyhow::Result<Decided> {
     if let Some(path) = &args.config {
         table = table.over(read(path)?.ok_or_else(|| anyhow!("{}: no such file", path.display()))?);
     }
-    for path in user_file().into_iter().chain([PathBuf::from(SYSTEM_FILE)]) {
+    let user_file = user_file().filter(|path| !is_closed(path));
+    for path in user_file.into_iter().chain([PathBuf::from(SYSTEM_FILE)]) {
         table = table.over(read(&path)?.unwrap_or_default());
     }
     Ok(table.decide())
@@ -94,10 +97,27 @@ fn user_file() -> Option<PathBuf> {
     Some(dir.join("viaduct.toml"))
 }
 
+/// Whether the file is closed to this user and so is another one's, whose home directory the environment still names, as `su` and
+/// service managers leave it. It holds no settings of ours. An own file that cannot be read is an error.
+fn is_closed(path: &Path) -> bool {
+    let denied = |error: &std::io::Error| error.kind() == ErrorKind::PermissionDenied;
+    let closed = match std::fs::metadata(path) {
+        Err(error) => denied(&error),
+        Ok(metadata) => {
+            let own = metadata.uid() == rustix::process::geteuid().as_raw();
+            !own && std::fs::File::open(path).is_err_and(|error| denied(&error))
+        }
+    };
+    if closed {
+        tracing::warn!("{}: not this user's to read, so it is left out", path.display());
+    }
+    closed
+}
+
 fn read(path: &Path) -> anyhow::Result<Option<Table>> {
     match std::fs::read_to_string(path) {
         Ok(text) => parse(&text).with_context(|| path.display().to_string()).map(Some),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).with_context(|| path.display().to_string()),
     }
 }

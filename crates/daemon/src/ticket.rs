@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use aya::maps::{HashMap as BpfHash, MapData, RingBuf};
 use aya::programs::cgroup_sockopt::CgroupSockoptLink;
 use aya::programs::{CgroupAttachMode, CgroupSockopt};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
@@ -45,12 +45,36 @@ pub(crate) struct Ticket {
     pub(crate) user_ns: u64,
 }
 
+/// Tickets of one process whose offers have not come yet. When there are too many, the oldest goes: its offer was never sent.
+#[derive(Debug, Default)]
+struct Kept {
+    tickets: HashMap<u32, Ticket>,
+    /// Their sequences as they came, and some of tickets that have been taken.
+    order: VecDeque<u32>,
+}
+
+impl Kept {
+    fn keep(&mut self, ticket: Ticket) {
+        if self.order.len() >= KEPT_PER_PROCESS
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.tickets.remove(&oldest);
+        }
+        self.order.push_back(ticket.sequence);
+        self.tickets.insert(ticket.sequence, ticket);
+    }
+
+    fn take(&mut self, sequence: u32) -> Option<Ticket> {
+        self.tickets.remove(&sequence)
+    }
+}
+
 /// The attached program.
 pub(crate) struct Tickets {
     ring: RingBuf<MapData>,
     guests: BpfHash<MapData, u32, [u64; 3]>,
     nonces: HashMap<u32, u32>,
-    kept: HashMap<u32, HashMap<u32, Ticket>>,
+    kept: HashMap<u32, Kept>,
     /// Each keeps its program attached, and the program keeps its maps.
     _links: Vec<CgroupSockoptLink>,
 }
@@ -140,7 +164,7 @@ impl Tickets {
         if self.nonces.get(&process) != Some(&nonce) {
             return None;
         }
-        self.kept.get_mut(&process)?.remove(&sequence)
+        self.kept.get_mut(&process)?.take(sequence)
     }
 
     /// Empties the ring.
@@ -153,11 +177,7 @@ impl Tickets {
             if self.nonces.get(&ticket.process) != Some(&ticket.nonce) {
                 continue;
             }
-            let kept = self.kept.entry(ticket.process).or_default();
-            if kept.len() >= KEPT_PER_PROCESS {
-                kept.clear();
-            }
-            kept.insert(ticket.sequence, ticket);
+            self.kept.entry(ticket.process).or_default().keep(ticket);
         }
     }
 }
@@ -181,6 +201,36 @@ fn parse_mounts(mounts: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tickets_without_offers_crowd_out_only_the_oldest() {
+        let ticket = |sequence| Ticket {
+            process: 1,
+            nonce: 2,
+            sequence,
+            sent: sequence,
+            received: 0,
+            user: 0,
+            netns: 0,
+            user_ns: 0,
+        };
+        let limit = u32::try_from(KEPT_PER_PROCESS).unwrap();
+        let mut kept = Kept::default();
+        for sequence in 0..limit + 10 {
+            kept.keep(ticket(sequence));
+        }
+        assert_eq!(kept.tickets.len(), KEPT_PER_PROCESS);
+        assert_eq!(kept.take(9), None);
+        assert_eq!(kept.take(10), Some(ticket(10)));
+        assert_eq!(kept.take(10), None, "once");
+        assert_eq!(kept.take(limit + 9), Some(ticket(limit + 9)));
+        // As many as ever come and go in good order.
+        for sequence in (0..0x4_0000).map(|number| number & 0xffff) {
+            kept.keep(ticket(sequence));
+            assert_eq!(kept.take(sequence), Some(ticket(sequence)));
+        }
+        assert!(kept.order.len() <= KEPT_PER_PROCESS);
+    }
 
     #[test]
     fn the_hierarchy_is_found_among_others() {

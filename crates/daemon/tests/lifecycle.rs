@@ -8,7 +8,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 use support::{Daemon, Guest, command, connect, connection, is_root, listener, run, until};
 use viaduct_control::runtime::socket_path;
@@ -34,7 +34,10 @@ fn stop(child: &Child) {
 }
 
 fn complaint(child: Child) -> String {
-    let output = child.wait_with_output().unwrap();
+    complaint_of(&child.wait_with_output().unwrap())
+}
+
+fn complaint_of(output: &Output) -> String {
     assert!(!output.status.success());
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
@@ -314,6 +317,38 @@ fn public_dir() -> (tempfile::TempDir, std::path::PathBuf) {
     let program = dir.path().join("program");
     std::fs::copy(env!("CARGO_BIN_EXE_viaductd"), &program).unwrap();
     (dir, program)
+}
+
+#[test]
+fn settings_closed_to_the_user_are_left_out_and_own_ones_are_not() {
+    if !is_root() {
+        eprintln!("skipped: only root can be shut out by becoming another user");
+        return;
+    }
+    let (dir, program) = public_dir();
+    let file = dir.path().join("viaduct.toml");
+    std::fs::write(&file, "[daemon]\nnonsense = 1\n").unwrap();
+    let permit = |mode| std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+    let run = || {
+        let mut command = std::process::Command::new(&program);
+        command
+            .args(["--idle-exit", "0", "--dir"])
+            .arg(format!("/tmp/viaduct-test-{}", std::process::id()))
+            .env("XDG_CONFIG_HOME", dir.path())
+            .uid(65534)
+            .gid(65534);
+        command.output().unwrap()
+    };
+    permit(0o600);
+    let output = run();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("left out"), "{said}");
+    for (mode, owner) in [(0o644, 0), (0o000, 65534)] {
+        permit(mode);
+        std::os::unix::fs::chown(&file, Some(owner), None).unwrap();
+        assert!(complaint_of(&run()).contains("viaduct.toml"));
+    }
+    let _ = std::fs::remove_dir_all(format!("/tmp/viaduct-test-{}", std::process::id()));
 }
 
 /// A viaductd that may have no more than so many descriptors.

@@ -11,7 +11,10 @@
 )]
 
 mod descriptors;
+mod exec;
 mod files;
+mod formats;
+mod numbers;
 mod options;
 mod process;
 mod transfer;

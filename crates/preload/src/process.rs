@@ -1,7 +1,6 @@
-//! Processes, signals and raw system calls.
+//! Processes and signals.
 
-use crate::{descriptors, transfer};
-use core::ffi::{c_char, c_int, c_long, c_void};
+use core::ffi::c_int;
 use libc::pid_t;
 use viaduct_socket::{lifecycle, real, signals, sys};
 
@@ -28,101 +27,45 @@ pub unsafe extern "C-unwind" fn sigaction(
     result
 }
 
-/// Raw system calls that programs make of socket calls take the same way as these. A program that asks for io_uring is told that the
-/// kernel has none: what it would do there could not be seen.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn syscall(
-    number: c_long,
-    a: c_long,
-    b: c_long,
-    c: c_long,
-    d: c_long,
-    e: c_long,
-    f: c_long,
-) -> c_long {
-    let fd = a as c_int;
-    let at = core::ptr::with_exposed_provenance_mut::<c_void>(b as usize);
-    // SAFETY: the program's own call.
-    unsafe {
-        match number {
-            libc::SYS_close => descriptors::close(fd).into(),
-            libc::SYS_close_range => descriptors::close_range(a as u32, b as u32, c as c_int).into(),
-            libc::SYS_dup => descriptors::dup(fd).into(),
-            libc::SYS_dup3 => descriptors::dup3(fd, b as c_int, c as c_int).into(),
-            libc::SYS_read => transfer::read(fd, at, c as usize) as c_long,
-            libc::SYS_write => transfer::write(fd, at, c as usize) as c_long,
-            libc::SYS_readv => transfer::readv(fd, at.cast(), c as c_int) as c_long,
-            libc::SYS_writev => transfer::writev(fd, at.cast(), c as c_int) as c_long,
-            libc::SYS_recvfrom => transfer::recvfrom(
-                fd,
-                at,
-                c as usize,
-                d as c_int,
-                core::ptr::with_exposed_provenance_mut(e as usize),
-                core::ptr::with_exposed_provenance_mut(f as usize),
-            ) as c_long,
-            libc::SYS_sendto => transfer::sendto(
-                fd,
-                at,
-                c as usize,
-                d as c_int,
-                core::ptr::with_exposed_provenance(e as usize),
-                f as u32,
-            ) as c_long,
-            libc::SYS_recvmsg => transfer::recvmsg(fd, at.cast(), c as c_int) as c_long,
-            libc::SYS_sendmsg => transfer::sendmsg(fd, at.cast(), c as c_int) as c_long,
-            libc::SYS_io_uring_setup => {
-                sys::set_errno(libc::ENOSYS);
-                -1
-            }
-            _ => real::syscall(number, a, b, c, d, e, f),
-        }
+/// Sees to it that a handler installed by another call than `sigaction` is known with the flags it has now.
+fn installed_somehow(signal: c_int) {
+    let errno = sys::errno();
+    let mut action = core::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: asks only, and has room for the answer.
+    let known = unsafe { real::sigaction(signal, core::ptr::null(), action.as_mut_ptr()) } == 0;
+    if known {
+        // SAFETY: the call has filled it.
+        let action = unsafe { action.assume_init() };
+        let handled = action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
+        signals::installed(signal, handled, action.sa_flags);
     }
+    sys::set_errno(errno);
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn execve(
-    path: *const c_char,
-    arguments: *const *const c_char,
-    environment: *const *const c_char,
-) -> c_int {
-    lifecycle::executing();
+pub unsafe extern "C-unwind" fn siginterrupt(signal: c_int, interrupt: c_int) -> c_int {
     // SAFETY: the program's own call.
-    let result = unsafe { real::execve(path, arguments, environment) };
-    lifecycle::executing_failed();
+    let result = unsafe { real::siginterrupt(signal, interrupt) };
+    installed_somehow(signal);
     result
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn execv(path: *const c_char, arguments: *const *const c_char) -> c_int {
-    lifecycle::executing();
-    // SAFETY: the program's own call.
-    let result = unsafe { real::execv(path, arguments) };
-    lifecycle::executing_failed();
-    result
+/// Defines hooks of calls that install a handler and choose its flags themselves.
+macro_rules! installers {
+    ($($name:ident)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C-unwind" fn $name(signal: c_int, handler: libc::ssize_t) -> libc::ssize_t {
+                // SAFETY: the program's own call.
+                let old = unsafe { real::$name(signal, handler) };
+                installed_somehow(signal);
+                old
+            }
+        )*
+    };
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn execvp(file: *const c_char, arguments: *const *const c_char) -> c_int {
-    lifecycle::executing();
-    // SAFETY: the program's own call.
-    let result = unsafe { real::execvp(file, arguments) };
-    lifecycle::executing_failed();
-    result
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn execvpe(
-    file: *const c_char,
-    arguments: *const *const c_char,
-    environment: *const *const c_char,
-) -> c_int {
-    lifecycle::executing();
-    // SAFETY: the program's own call.
-    let result = unsafe { real::execvpe(file, arguments, environment) };
-    lifecycle::executing_failed();
-    result
-}
+installers! { signal sysv_signal __sysv_signal bsd_signal sigset }
 
 /// A spawned program gets the descriptors that its parent has put in place for it.
 #[unsafe(no_mangle)]

@@ -1,7 +1,7 @@
 //! Calls that move bytes.
 
 use core::ffi::{c_int, c_uint, c_void};
-use libc::{iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use viaduct_socket::{Vector, lifecycle, real, receive, send as send_on, sys, table};
 
 /// The list of one buffer.
@@ -57,6 +57,85 @@ pub unsafe extern "C-unwind" fn readv(fd: c_int, parts: *const iovec, count: c_i
         (Some(conn), Some(vector)) => receive(conn, vector, 0, direct),
         _ => direct(),
     }
+}
+
+/// The flags with which a stream is moved as by `preadv2` or `pwritev2` with these; `None` if the kernel alone can answer: for
+/// a place in the stream, which a socket has not, and for flags it does not know.
+fn flags_of(offset: off_t, flags: c_int) -> Option<c_int> {
+    let known = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_NOWAIT;
+    (offset == -1 && flags & !known == 0).then_some(if flags & libc::RWF_NOWAIT == 0 {
+        0
+    } else {
+        libc::MSG_DONTWAIT
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn preadv2(
+    fd: c_int,
+    parts: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the program's own call.
+    let direct = || unsafe { real::preadv2(fd, parts, count, offset, flags) };
+    let Some(conn) = table::connection(fd) else {
+        return direct();
+    };
+    // SAFETY: the program's list.
+    match (flags_of(offset, flags), unsafe {
+        list(parts, count.try_into().unwrap_or(usize::MAX))
+    }) {
+        (Some(flags), Some(vector)) => receive(conn, vector, flags, direct),
+        _ => direct(),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn preadv64v2(
+    fd: c_int,
+    parts: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: as for `preadv2`.
+    unsafe { preadv2(fd, parts, count, offset, flags) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pwritev2(
+    fd: c_int,
+    parts: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the program's own call.
+    let direct = || unsafe { real::pwritev2(fd, parts, count, offset, flags) };
+    let Some(conn) = table::connection(fd) else {
+        return direct();
+    };
+    // SAFETY: the program's list.
+    match (flags_of(offset, flags), unsafe {
+        list(parts, count.try_into().unwrap_or(usize::MAX))
+    }) {
+        (Some(flags), Some(vector)) => send_on(conn, vector, flags, direct),
+        _ => direct(),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pwritev64v2(
+    fd: c_int,
+    parts: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: as for `pwritev2`.
+    unsafe { pwritev2(fd, parts, count, offset, flags) }
 }
 
 #[unsafe(no_mangle)]
@@ -288,6 +367,11 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
     if table::connection(fd).is_none() || messages.is_null() {
+        let most = if messages.is_null() { 0 } else { count.min(1024) };
+        for index in 0..most as usize {
+            // SAFETY: the program vouches for `count` messages.
+            unsafe { hand_over_passed(&raw const (*messages.add(index)).msg_hdr) };
+        }
         // SAFETY: the program's own call.
         return unsafe { real::sendmmsg(fd, messages, count, flags) };
     }

@@ -5,30 +5,30 @@
 //! or gone, connections stay as they are.
 
 use crate::conn::{self, Conn, Phase};
+use crate::policy::{directory, policy};
 use crate::records;
 use crate::sys::{self, raw};
 use crate::{bell, counters, epoll, lifecycle, lock, peer_bells, table};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 use std::os::fd::AsFd;
 use viaduct_channel::{Segment, Side};
 use viaduct_control::message::{
     self, Body, Detach, Hello, Kind, MODE_TICKET, OFFER_HAS_BELL, OFFER_HAS_TICKET, Offer, PAIR_HAS_BELL, Packet, Pair,
     Refuse, TICKET_LEVEL, Welcome, Withdraw,
 };
-use viaduct_control::policy::{
-    OFFER_VARIABLE, OfferPolicy, PATH_VARIABLE, PathPolicy, Policy, RULES_VARIABLE, SPIN_VARIABLE,
-};
+use viaduct_control::policy::{OfferPolicy, PathPolicy};
 use viaduct_control::{PROTOCOL_VERSION, Reason, counters as layout, runtime};
 
 /// How long viaductd may take to welcome a process.
 const WELCOME_MS: u64 = 50;
 /// How long `--offer wait` holds `connect` and `accept`.
 const WAIT_MS: u64 = 50;
+/// An offer that finds viaductd behind with reading is followed by no other for so long.
+const BEHIND_NS: u64 = 200_000;
 /// After viaductd could not be reached, it is left alone this long.
 const RETRY_NS: u64 = 500_000_000;
 
-static POLICY: AtomicPtr<Policy> = AtomicPtr::new(core::ptr::null_mut());
 /// Owner of the connection to viaductd, as in [`lock`].
 static OWNER: AtomicU32 = AtomicU32::new(0);
 static FD: AtomicI32 = AtomicI32::new(-1);
@@ -38,64 +38,10 @@ static MODE: AtomicU32 = AtomicU32::new(0);
 static NONCE: AtomicU32 = AtomicU32::new(0);
 static RETRY_AT_NS: AtomicU64 = AtomicU64::new(0);
 static LAST_REFUSAL: AtomicU32 = AtomicU32::new(Reason::NoDaemon as u32);
+/// Until then viaductd is known to be behind with reading.
+static BEHIND_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 static MAIL_SEEN: AtomicU64 = AtomicU64::new(0);
 static TICKETS: AtomicU32 = AtomicU32::new(0);
-
-/// The policy `viaduct run` set. One that does not parse is plain TCP: `viaduct run` has already refused it.
-#[inline]
-pub(crate) fn policy() -> &'static Policy {
-    // Acquire pairs with the release in `parse_policy`.
-    match sys::leaked_record(POLICY.load(Acquire)) {
-        Some(policy) => policy,
-        None => parse_policy(),
-    }
-}
-
-#[cold]
-fn parse_policy() -> &'static Policy {
-    let name = counters::program_name();
-    let end = name.iter().position(|byte| *byte == 0).unwrap_or(0);
-    let program = name
-        .get(..end)
-        .and_then(|name| core::str::from_utf8(name).ok())
-        .unwrap_or("");
-    let parsed = Policy::parse(program, |variable| {
-        sys::environment(match variable {
-            PATH_VARIABLE => c"VIADUCT_PATH",
-            SPIN_VARIABLE => c"VIADUCT_SPIN",
-            OFFER_VARIABLE => c"VIADUCT_OFFER",
-            RULES_VARIABLE => c"VIADUCT_RULES",
-            _ => return None,
-        })
-    });
-    let policy = parsed.unwrap_or_else(|_| Policy::plain());
-    let fresh = Box::leak(Box::new(policy));
-    match POLICY.compare_exchange(core::ptr::null_mut(), fresh, Release, Acquire) {
-        Ok(_) => fresh,
-        Err(winner) => sys::leaked_record(winner).unwrap_or(fresh),
-    }
-}
-
-/// The runtime directory; null until [`remember_environment`].
-static DIRECTORY: AtomicPtr<String> = AtomicPtr::new(core::ptr::null_mut());
-
-/// The runtime directory.
-fn directory() -> &'static str {
-    sys::leaked_record(DIRECTORY.load(Acquire)).map_or("/run/viaduct", String::as_str)
-}
-
-/// Takes what `viaduct run` said out of the environment, before the program may clear or overwrite it (nginx does).
-pub fn remember_environment() {
-    parse_policy();
-    if let Some(dir) = sys::environment(c"VIADUCT_DIR").filter(|dir| !dir.is_empty()) {
-        DIRECTORY.store(Box::leak(Box::new(dir.to_owned())), Release);
-    }
-}
-
-/// Names the runtime directory in the counters.
-pub(crate) fn instance() -> u64 {
-    runtime::instance_id(directory().as_bytes())
-}
 
 /// Moves a descriptor of ours out of the program's way and hides it.
 pub(crate) fn hide(fd: i32) -> i32 {
@@ -288,6 +234,9 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<Optio
     if !worth_it && !asked_for {
         return Ok(None);
     }
+    if is_behind() {
+        return Ok(None);
+    }
     if !lifecycle::recall_options(conn) {
         conn.set_flag(conn::BANNED, true);
         return Err(Reason::NotStream);
@@ -299,7 +248,12 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<Optio
     if conn.phase() != Phase::Plain {
         return Ok(None);
     }
-    connect()?;
+    let daemon = connect()?;
+    // Asked before the ticket is taken: viaductd keeps only so many that no offer follows.
+    if raw::poll_now(daemon, libc::POLLOUT) == 0 {
+        BEHIND_UNTIL_NS.store(sys::now_ns() + BEHIND_NS, Relaxed);
+        return Ok(None);
+    }
     let mut offer = Offer {
         offer: conn.id(),
         cookie: 0,
@@ -356,6 +310,12 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<Optio
             }
         }
     }
+}
+
+/// Whether viaductd was found to have no room for an offer a moment ago.
+fn is_behind() -> bool {
+    let until = BEHIND_UNTIL_NS.load(Relaxed);
+    until != 0 && sys::now_ns() < until
 }
 
 /// Takes an offer back.
@@ -473,10 +433,32 @@ pub(crate) fn offer_and_wait(conn: &'static Conn) {
     }
 }
 
+/// The thread that forks and has [`OWNER`] meanwhile; 0 for none.
+static FORKER: AtomicU32 = AtomicU32::new(0);
+
+/// Before a fork: waits until no other thread deals with viaductd, and keeps it so, or the child would inherit a segment half taken in or
+/// an offer half made. A signal handler that forks amidst such a dealing of its own thread leaves its child that.
+pub(crate) fn before_fork() {
+    if let Some(owner) = lock::acquire(&OWNER) {
+        core::mem::forget(owner);
+        FORKER.store(lock::tid(), Relaxed);
+    }
+}
+
+/// In a process that has forked.
+pub(crate) fn after_fork_in_parent() {
+    if FORKER.load(Relaxed) == lock::tid() {
+        FORKER.store(0, Relaxed);
+        // Release pairs with the acquire of the next owner.
+        OWNER.store(0, Release);
+    }
+}
+
 /// In a forked child: the connection to viaductd and the bells are the parent's.
 pub(crate) fn after_fork() {
     let fd = FD.swap(-1, Relaxed);
     unhide(fd);
+    FORKER.store(0, Relaxed);
     OWNER.store(0, Relaxed);
     RETRY_AT_NS.store(0, Relaxed);
 }

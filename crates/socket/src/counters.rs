@@ -84,7 +84,7 @@ fn make() {
         }
     };
     put(layout::PID, raw::getpid().into());
-    put(layout::INSTANCE, crate::agent::instance());
+    put(layout::INSTANCE, crate::policy::instance());
     for (index, chunk) in program_name().chunks_exact(8).enumerate() {
         put(
             layout::PROGRAM + index,
@@ -158,9 +158,17 @@ fn populate(index: usize) -> bool {
     done
 }
 
-/// Ends the slot of a connection.
+/// Ends the slot of a connection; what it has carried stays in the totals.
 pub(crate) fn close(conn: &Conn) {
-    if let Some(words) = slot_of(conn) {
+    let Some(words) = slot_of(conn) else { return };
+    // A connection that found no room is in no total either.
+    if words[slot::CONNECTION].load(Relaxed) == conn.id() {
+        let fast = words[slot::FAST_BYTES_SENT].load(Relaxed) | words[slot::FAST_BYTES_RECEIVED].load(Relaxed);
+        for (place, word) in slot::TRAFFIC.into_iter().enumerate() {
+            add_total(layout::ENDED_TRAFFIC + place, words[word].load(Relaxed));
+        }
+        add_total(layout::ENDED_FAST, u64::from(fast != 0));
+        add_total(layout::ENDED, 1);
         words[slot::CONNECTION].store(0, Release);
     }
 }

@@ -44,7 +44,8 @@ fn ban_with(conn: &'static Conn, reason: Reason, request: impl FnOnce(&Incoming<
     let _ = receive::look(conn, id);
 }
 
-fn end_stretch(conn: &Conn, guard: &Guard<'_>, segment: &Segment, reason: Reason) {
+/// Ends a lane stretch of the sending direction, if there is one.
+pub(crate) fn end_stretch(conn: &Conn, guard: &Guard<'_>, segment: &Segment, reason: Reason) {
     let out = Outgoing::new(segment.sender(conn.side()));
     if out.mode() == Mode::Lane {
         // The peer may sleep; it should see the request.

@@ -13,6 +13,8 @@ pub(crate) const READY_OWED: u32 = 1 << 4;
 /// never to be offered (again).
 pub(crate) const BANNED: u32 = 1 << 5;
 
+/// The peer has been asked to send by TCP, because `viaduct path` wants it.
+pub(crate) const ASKED: u32 = 1 << 6;
 /// the program shut down its sending direction.
 pub(crate) const SHUT_WRITE: u32 = 1 << 11;
 /// given to somebody who may not know of lanes.

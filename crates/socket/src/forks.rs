@@ -1,6 +1,6 @@
 //! What `fork` does to the records of connections.
 
-use crate::conn::{BANNED, FORKED, Phase, READY_OWED};
+use crate::conn::{ASKED, BANNED, FORKED, Phase, READY_OWED};
 use crate::records::all;
 use crate::{epoll, sys};
 use core::sync::atomic::Ordering::{AcqRel, Relaxed};
@@ -25,6 +25,8 @@ pub(crate) fn after_fork_in_child() {
             conn.set_flag(READY_OWED, false);
             conn.set_flag(BANNED, true);
         }
+        // What was asked for stands in the parent's counters.
+        conn.set_flag(ASKED, false);
         conn.direct_receives.store(0, Relaxed);
         conn.direct_sends.store(0, Relaxed);
         conn.own_bell.store(0, Relaxed);

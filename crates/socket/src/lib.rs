@@ -9,8 +9,8 @@
 //! | [`lifecycle`] | descriptors: connect, accept, dup, close, fork, exit |
 //! | [`send()`], [`receive()`], [`mod@file`] | the stream's bytes; `demote`: back to TCP |
 //! | [`epoll`], [`epoll_wait`], [`poll`] | readiness; `ready`: how it is computed |
-//! | [`options`], [`signals`] | calls whose meaning we keep |
-//! | `agent` | viaductd; `counters`: what `viaduct status` shows |
+//! | [`options`], [`signals`] | calls whose meaning we keep; `wish`: what `viaduct path` asks for |
+//! | `agent` | viaductd; `policy`: what `viaduct run` said; `counters`: what `viaduct status` shows |
 //! | `conn`, `table`, `lock`, `bell`, `spin`, `wait` | the records and how threads wait |
 //! | [`sys`], [`real`] | the system-call corner |
 #![deny(unsafe_code)]
@@ -35,6 +35,7 @@ mod marks;
 mod offer;
 pub mod options;
 mod peer_bells;
+mod policy;
 pub mod poll;
 mod ready;
 #[expect(unsafe_code, reason = "the C library's functions")]
@@ -54,9 +55,10 @@ pub mod table;
 #[expect(unsafe_code, reason = "the program's buffers, on its word")]
 mod vector;
 mod wait;
+mod wish;
 
-pub use agent::remember_environment;
 pub use conn::Conn;
+pub use policy::remember_environment;
 pub use receive::receive;
 pub use send::send;
 pub use vector::Vector;

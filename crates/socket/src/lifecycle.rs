@@ -5,7 +5,7 @@ use crate::epoll;
 use crate::records;
 use crate::sys::raw;
 use crate::table::{self, Entry};
-use crate::{agent, bell, counters, demote, forks, lock};
+use crate::{agent, bell, counters, demote, forks, lock, policy};
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
@@ -143,7 +143,7 @@ pub(crate) fn nanoseconds(time: libc::timeval) -> u64 {
 
 /// A connection stands: with `--offer wait`, hold the call until it is decided how it goes on.
 fn settle(conn: &'static Conn) {
-    if agent::policy().offer == OfferPolicy::Wait {
+    if policy::policy().offer == OfferPolicy::Wait {
         agent::offer_and_wait(conn);
     }
 }
@@ -180,8 +180,9 @@ pub fn shut_down(conn: &'static Conn, how: c_int, direct: impl FnOnce() -> c_int
 /// A connection that shuts down before it has a lane is not worth one.
 fn shutting_plain(conn: &'static Conn) {
     conn.end_offer();
-    if conn.phase() != Phase::Attached {
+    if conn.phase() != Phase::Attached && !conn.flag(conn::BANNED) {
         conn.set_flag(conn::BANNED, true);
+        conn.set_reason(Reason::HalfClosed);
     }
 }
 
@@ -190,8 +191,18 @@ static STARTED: AtomicU32 = AtomicU32::new(0);
 /// Before the first connection: has `fork` tell us.
 fn start() {
     if STARTED.load(Relaxed) == 0 && STARTED.swap(1, Relaxed) == 0 {
-        crate::sys::at_fork(forks::before_fork, forks::after_fork_in_parent, after_fork_in_child);
+        crate::sys::at_fork(before_fork, after_fork_in_parent, after_fork_in_child);
     }
+}
+
+fn before_fork() {
+    agent::before_fork();
+    forks::before_fork();
+}
+
+fn after_fork_in_parent() {
+    forks::after_fork_in_parent();
+    agent::after_fork_in_parent();
 }
 
 fn after_fork_in_child() {

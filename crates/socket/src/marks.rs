@@ -20,6 +20,7 @@ pub(crate) enum Marks {
 
 /// Takes the marks off the kernel connection of a direction that is on the lane. The receiving direction is owned.
 pub(crate) fn look_at_marks(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>) -> Result<Marks, Errno> {
+    crate::wish::heed(conn, incoming);
     let mut marks = [0; 64];
     let mut changed = false;
     // Bounded: a hostile peer may send marks faster than they are taken.

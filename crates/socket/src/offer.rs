@@ -3,7 +3,7 @@
 use crate::conn::{BANNED, Conn, Phase, READY_OWED};
 use crate::lock::Guard;
 use crate::sys::{self, raw};
-use crate::{agent, counters, kernel};
+use crate::{agent, counters, kernel, policy};
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use viaduct_channel::{Segment, Side};
 use viaduct_control::Reason;
@@ -32,7 +32,7 @@ impl Conn {
 
     #[inline]
     fn consider_offer(&self, messages: u32, volume: u64) {
-        let policy = agent::policy();
+        let policy = policy::policy();
         // A connection that has carried this much has paid for an offer; rules may say otherwise, and need addresses.
         let eager = policy.offer != OfferPolicy::Auto || policy.path == PathPolicy::Shm || policy.has_rules();
         if eager || messages >= 16 || volume >= 64 << 10 || self.wanted() == Wanted::Shm {

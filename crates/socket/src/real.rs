@@ -104,6 +104,17 @@ real! {
     syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
     execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     pipe2(ends: *mut c_int, flags: c_int) -> c_int;
+    preadv2(fd: c_int, parts: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    pwritev2(fd: c_int, parts: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    execveat(dir: c_int, path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char, flags: c_int) -> c_int;
+    __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, list: *mut c_void) -> c_int;
+    siginterrupt(signal: c_int, interrupt: c_int) -> c_int;
+    signal(signal: c_int, handler: ssize_t) -> ssize_t;
+    sysv_signal(signal: c_int, handler: ssize_t) -> ssize_t;
+    __sysv_signal(signal: c_int, handler: ssize_t) -> ssize_t;
+    bsd_signal(signal: c_int, handler: ssize_t) -> ssize_t;
+    sigset(signal: c_int, handler: ssize_t) -> ssize_t;
 }
 
 /// The C library's `fdopen`; null with `ENOSYS` where it has none.

@@ -7,7 +7,7 @@ use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, bell, counters, epoll, kernel, ready, send};
+use crate::{agent, bell, counters, epoll, kernel, ready, send, wish};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_channel::Receiver;
@@ -23,6 +23,8 @@ const PLAIN_FLAGS: c_int = libc::MSG_PEEK
     | libc::MSG_NOSIGNAL
     | libc::MSG_CMSG_CLOEXEC
     | libc::MSG_WAITFORONE;
+/// Steps of one look at the stream. Each takes something that the peer did; no peer that keeps to the protocol is ahead by so many.
+const ROUNDS: u32 = 4096;
 /// A reader that never waits looks this often, in microseconds, whether the kernel connection has ended.
 const CHECK_US: u64 = 50;
 
@@ -161,7 +163,7 @@ fn attempt(
     };
     let lane = segment.receiver(conn.side());
     let incoming = Incoming::new(lane);
-    loop {
+    for _ in 0..ROUNDS {
         match incoming.source() {
             Source::Lane => {
                 let found = from_lane(conn, &lane, vector, skip, flags)?;
@@ -194,6 +196,7 @@ fn attempt(
             }
             Source::Raw => {
                 conn.pay_ready(&guard);
+                wish::heed(conn, &incoming);
                 let waiting = kernel::queued(conn.fd());
                 // Only bytes that were there before this second look are surely raw.
                 if waiting > 0 && incoming.source() != Source::Raw {
@@ -210,6 +213,7 @@ fn attempt(
             }
         }
     }
+    Err(send::violated(conn))
 }
 
 /// Receives the byte behind urgent data, after which the kernel counts the others again.
@@ -236,7 +240,7 @@ pub(crate) fn look(conn: &Conn, id: u64) -> Result<Found, Errno> {
     };
     let lane = segment.receiver(conn.side());
     let incoming = Incoming::new(lane);
-    loop {
+    for _ in 0..ROUNDS {
         match incoming.source() {
             Source::Lane if lane.published() != lane.head() => return Ok(Found::Bytes(1)),
             Source::Lane => match look_at_marks(conn, &incoming, &lane)? {
@@ -279,6 +283,7 @@ pub(crate) fn look(conn: &Conn, id: u64) -> Result<Found, Errno> {
             }
         }
     }
+    Err(send::violated(conn))
 }
 
 /// Kernel position of the next byte: the kernel's word while the connection is up, our own count once a reset hides it.
@@ -363,6 +368,7 @@ fn consume(conn: &Conn, lane: &Receiver<'_>, bytes: usize) {
     counters::add(conn, slot::BYTES_RECEIVED, bytes as u64);
     counters::add(conn, slot::FAST_BYTES_RECEIVED, bytes as u64);
     if lane.consume(bytes) != 0 {
+        wish::heed(conn, &Incoming::new(*lane));
         let bits = lane.take_credit_wait();
         if bits != 0 {
             ring_for_credit(conn, bits);

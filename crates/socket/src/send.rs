@@ -7,7 +7,7 @@ use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, bell, counters, kernel};
+use crate::{agent, bell, counters, kernel, wish};
 use libc::c_int;
 use viaduct_channel::Segment;
 use viaduct_control::Reason;
@@ -18,6 +18,10 @@ use viaduct_stream::{MARK_BACK, MARK_BELL, Mode, Outgoing};
 const PLAIN_FLAGS: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_CONFIRM;
 /// A lane that stays full this long makes the sender go back to the kernel's buffers.
 const STALL_NS: u64 = 20_000_000;
+/// Changes of path that one look makes: a peer that asks for more does not keep bytes from going out.
+const MOVES: u32 = 4;
+/// Steps that these changes take at most, and some more.
+const ROUNDS: u32 = 32;
 /// A sender that never reads looks this often, in microseconds, whether its peer is still there.
 const CHECK_US: u64 = 500;
 
@@ -97,14 +101,17 @@ fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) 
     let Some(send) = conn.own_send(id) else {
         return Err(if conn.id() == id { libc::EAGAIN } else { libc::EBADF });
     };
-    loop {
+    let mut moves = 0;
+    for _ in 0..ROUNDS {
         let Some(segment) = conn.segment(&send) else {
             return Err(libc::EBADF);
         };
         let out = Outgoing::new(segment.sender(conn.side()));
         match out.mode() {
             Mode::Lane => {
-                if out.peer_wants_raw() || !conn.wants_lane() {
+                if moves < MOVES && (out.peer_wants_raw() || !conn.wants_lane()) {
+                    moves += 1;
+                    wish::heed_sending(conn, id);
                     demote(
                         conn,
                         &out,
@@ -129,13 +136,18 @@ fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) 
                 }
             }
             Mode::Raw => {
-                if conn.wants_lane() && !out.peer_wants_raw() && !conn.sending_directly() && promote(conn, &out) {
+                wish::heed_sending(conn, id);
+                let may = moves < MOVES && conn.wants_lane() && !out.peer_wants_raw() && !conn.sending_directly();
+                if may && promote(conn, &out) {
+                    moves += 1;
                     continue;
                 }
                 return raw_send(conn, vector, skip, flags);
             }
         }
     }
+    // No peer that keeps to the protocol has a sender look so often.
+    Err(violated(conn))
 }
 
 #[inline]

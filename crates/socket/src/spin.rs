@@ -4,7 +4,7 @@
 //! where both ends were put on one core, that is what lets the peer run at all. A yield that took long let somebody else run;
 //! when that happens again and again without anything arriving, there are more runnable threads than cores and the waiter sleeps.
 
-use crate::agent;
+use crate::policy;
 use crate::sys::{self, raw};
 use core::cell::Cell;
 use viaduct_control::policy::SpinPolicy;
@@ -46,7 +46,7 @@ impl Spinner {
     /// Begins a wait.
     #[inline]
     pub(crate) fn new() -> Self {
-        let budget = match agent::policy().spin {
+        let budget = match policy::policy().spin {
             SpinPolicy::Never => 0,
             SpinPolicy::Always => LONGEST_US,
             SpinPolicy::Auto => match BUDGET_US.get() {
@@ -68,7 +68,7 @@ impl Spinner {
             looks: 0,
             yielded: now,
             contended: 0,
-            always: agent::policy().spin == SpinPolicy::Always,
+            always: policy::policy().spin == SpinPolicy::Always,
         }
     }
 

@@ -188,9 +188,10 @@ impl<'a> Incoming<'a> {
         self.lane.word(R_REQUEST).store(2, Release);
     }
 
-    /// Asks the sender for TCP, or takes that back.
+    /// Asks the sender for TCP, or takes that back. A recall stands either way: who has promised to read no more cannot be asked for less.
     pub fn request_raw(&self, raw: bool) {
-        self.lane.word(R_REQUEST).store(u64::from(raw), Relaxed);
+        let (from, to) = (u64::from(!raw), u64::from(raw));
+        let _ = self.lane.word(R_REQUEST).compare_exchange(from, to, Relaxed, Relaxed);
     }
 
     /// Whether the sender has closed with a reset and means it.

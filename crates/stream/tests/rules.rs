@@ -147,6 +147,11 @@ fn a_recall_makes_the_sender_send_again_behind_the_mark_back() {
     assert_eq!(near.sender(Side::First).append(b"unread"[..].into()), Ok(6));
     inc.recall();
     assert!(out.peer_wants_raw() && out.peer_recalls());
+    // A wish that comes later, or is taken back, changes nothing about it.
+    inc.request_raw(true);
+    assert!(out.peer_recalls());
+    inc.request_raw(false);
+    assert!(out.peer_wants_raw() && out.peer_recalls());
     out.demote();
     assert_eq!(out.mode(), Mode::BackPending);
     out.back_sent();

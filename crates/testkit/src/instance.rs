@@ -3,16 +3,21 @@
 use crate::binaries::binary;
 use crate::processes::{signal, wait_until};
 use crate::program::tail;
-use crate::status::{self, Row};
+use crate::status::{self, Row, Totals};
 use nix::sys::signal::Signal;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, socket};
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tempfile::TempDir;
+use viaduct_control::PROTOCOL_VERSION;
+use viaduct_control::message::{MAX_PACKET, Packet, Query, Stats, decode};
+use viaduct_control::runtime::socket_path;
 
 const LOG: &str = "viaductd.log";
 
@@ -147,6 +152,49 @@ impl Instance {
     /// If `viaduct status` fails.
     pub fn status(&self) -> Vec<Row> {
         status::read(self.dir())
+    }
+
+    /// What `viaduct status --totals` shows of this instance: the processes that live.
+    ///
+    /// # Panics
+    /// If `viaduct status` fails.
+    pub fn totals(&self) -> Vec<Totals> {
+        status::totals(self.dir())
+    }
+
+    /// The totals of one process; zeros, if it has none.
+    ///
+    /// # Panics
+    /// If `viaduct status` fails.
+    pub fn totals_of(&self, pid: u32) -> Totals {
+        let mut totals = self.totals();
+        totals.retain(|totals| totals.pid == pid);
+        totals.pop().unwrap_or_default()
+    }
+
+    /// How viaductd says it is.
+    ///
+    /// # Panics
+    /// If it does not answer.
+    pub fn stats(&self) -> Stats {
+        self.ask().expect("viaductd answers")
+    }
+
+    fn ask(&self) -> io::Result<Stats> {
+        let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
+        connect(socket.as_raw_fd(), &UnixAddr::new(&socket_path(self.dir()))?)?;
+        let query = Query {
+            version: PROTOCOL_VERSION,
+            reserved: 0,
+        };
+        send(
+            socket.as_raw_fd(),
+            Packet::new(&query).as_bytes(),
+            MsgFlags::MSG_NOSIGNAL,
+        )?;
+        let mut packet = [0; MAX_PACKET];
+        let length = recv(socket.as_raw_fd(), &mut packet, MsgFlags::empty())?;
+        decode(&packet[..length]).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// Waits until `rows` of the status satisfy `condition`, and returns them; on time-out the last rows are an error.

@@ -4,7 +4,7 @@
 //! * [`Launch`], [`Program`]: real programs, native or accelerated, whose output is kept and who never outlive their test.
 //! * [`Host`]: a network namespace, joined to others by virtual cables.
 //! * [`Server`], [`peer`]: `viaduct-testpeer`, which checks every byte of its streams.
-//! * [`Watch`], [`status`]: proof of which path carried the bytes.
+//! * [`status`], [`Instance::totals`], [`Instance::stats`]: proof of which path carried the bytes.
 //! * [`Counters`]: a process's own counters, to move its connections many times a second.
 //! * [`processes`]: signals, and what a process holds, for the tests of faults and leaks.
 //! * [`pattern`]: bytes that a receiver can check; `viaduct-testpeer` sends and checks them.
@@ -21,7 +21,6 @@ pub mod peer;
 pub mod processes;
 pub mod program;
 pub mod status;
-pub mod watch;
 
 pub use binaries::can_run;
 pub use counters::Counters;
@@ -29,4 +28,3 @@ pub use host::Host;
 pub use instance::Instance;
 pub use peer::Server;
 pub use program::{Launch, Mode, Outcome, Program};
-pub use watch::Watch;

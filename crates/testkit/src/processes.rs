@@ -98,6 +98,17 @@ pub fn holdings(pid: u32) -> Holdings {
     found
 }
 
+/// What the descriptors of a process refer to, for the report of a leak.
+pub fn descriptors(pid: u32) -> Vec<String> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| {
+            let target = fs::read_link(entry.path()).ok()?;
+            Some(format!("{} {}", entry.file_name().display(), target.display()))
+        })
+        .collect()
+}
+
 fn is_memory_file(link: &Path) -> bool {
     fs::read_link(link).is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:viaduct"))
 }

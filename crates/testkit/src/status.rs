@@ -50,14 +50,60 @@ impl Row {
     }
 }
 
+/// What the connections of a process have carried, those that have ended included: proof of the path that needs no look at the
+/// right moment.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Totals {
+    /// Process number.
+    pub pid: u32,
+    /// Program name.
+    pub program: String,
+    /// Connection ends that are open.
+    pub open: u64,
+    /// Of these, ends of which shared memory carried bytes.
+    pub open_fast: u64,
+    /// Connection ends that have ended.
+    pub ended: u64,
+    /// Of these, ends of which shared memory carried bytes.
+    pub ended_fast: u64,
+    /// Stream bytes sent.
+    pub bytes_sent: u64,
+    /// Stream bytes received.
+    pub bytes_received: u64,
+    /// Of these, bytes that left by a fast path.
+    pub fast_bytes_sent: u64,
+    /// Of these, bytes that came by a fast path.
+    pub fast_bytes_received: u64,
+}
+
+impl Totals {
+    /// Bytes that went by shared memory, either way.
+    pub fn fast_bytes(&self) -> u64 {
+        self.fast_bytes_sent + self.fast_bytes_received
+    }
+}
+
 /// The rows of the instance in `dir`.
 ///
 /// # Panics
 /// If `viaduct status` fails or prints something else than rows.
 pub fn read(dir: &Path) -> Vec<Row> {
+    run(dir, &[])
+}
+
+/// The totals of the processes of the instance in `dir`.
+///
+/// # Panics
+/// If `viaduct status` fails or prints something else.
+pub fn totals(dir: &Path) -> Vec<Totals> {
+    run(dir, &["--totals"])
+}
+
+fn run<T: serde::de::DeserializeOwned>(dir: &Path, options: &[&str]) -> Vec<T> {
     let output = Command::new(binary("viaduct"))
         .args(["status", "--json", "--dir"])
         .arg(dir)
+        .args(options)
         .output()
         .expect("viaduct runs");
     assert!(

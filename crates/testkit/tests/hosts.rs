@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 use viaduct_testkit::{Host, Instance, Launch, Mode, Program, can_run};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(40);
 const LEFT: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const RIGHT: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const PORT: u16 = 5001;
@@ -24,21 +24,34 @@ fn server<'a>(mode: Mode<'a>, host: &'a Host) -> Program {
         .listening(PORT)
 }
 
-fn client<'a>(mode: Mode<'a>, host: &'a Host, to: &str, seed: u64) -> Program {
-    Launch::testpeer(mode, &format!("connect {to} --seconds 2 --connections 2 --seed {seed}"))
+fn client<'a>(mode: Mode<'a>, host: &'a Host, to: &str, options: &str) -> Program {
+    Launch::testpeer(mode, &format!("connect {to} --connections 2 {options}"))
         .on(host)
         .spawn()
 }
 
-/// Waits until both connections of the client are fast both ways.
-fn assert_fast(instance: &Instance, client: &Program) {
-    let fast = instance.wait_for_status(Duration::from_secs(5), |rows| {
+/// A client that lasts until its test is over.
+fn lasting<'a>(mode: Mode<'a>, host: &'a Host, to: &str, seed: u64) -> Program {
+    client(mode, host, to, &format!("--seconds 100 --seed {seed}"))
+}
+
+/// Waits until both connections of a lasting client are fast both ways and have carried a few megabytes, and ends it. A wrong byte
+/// would have ended it before.
+fn assert_fast(instance: &Instance, mut client: Program) {
+    let fast = instance.wait_for_status(PATIENCE, |rows| {
         rows.iter()
-            .filter(|row| row.pid == client.pid() && row.is_fast_both_ways())
+            .filter(|row| row.pid == client.pid() && row.is_fast_both_ways() && row.bytes_received > 4_000_000)
             .count()
             == 2
     });
-    assert!(fast.is_ok(), "{fast:#?}\n{}", client.errors());
+    assert!(fast.is_ok(), "{fast:#?}\n{}\n{}", client.output(), client.errors());
+    assert!(client.is_running(), "{}", client.output());
+    client.kill();
+}
+
+/// Fails if the server has met a wrong byte.
+fn assert_sound(server: &Program) {
+    assert!(!server.output().contains("wrong"), "{}", server.output());
 }
 
 #[test]
@@ -49,10 +62,11 @@ fn two_hosts_over_a_cable() {
     let (left, right) = cable();
     let instance = Instance::start();
     let mode = Mode::Accelerated(&instance);
-    let _server = server(mode, &right);
-    let client = client(mode, &left, &format!("{RIGHT}:{PORT}"), 1);
-    assert_fast(&instance, &client);
-    client.finish(PATIENCE).success();
+    let server = server(mode, &right);
+    let to = format!("{RIGHT}:{PORT}");
+    assert_fast(&instance, lasting(mode, &left, &to, 1));
+    client(mode, &left, &to, "--bytes 3000000").finish(PATIENCE).success();
+    assert_sound(&server);
 }
 
 #[test]
@@ -64,20 +78,13 @@ fn two_networks_with_the_same_addresses_and_ports() {
     let instance = Instance::start();
     let mode = Mode::Accelerated(&instance);
     let servers = [server(mode, &right), server(mode, &other_right)];
-    let clients = [
-        client(mode, &left, &format!("{RIGHT}:{PORT}"), 1),
-        client(mode, &other_left, &format!("{RIGHT}:{PORT}"), 2),
-    ];
-    for client in &clients {
+    let to = format!("{RIGHT}:{PORT}");
+    // A byte of the other network's stream would be a wrong byte.
+    let clients = [lasting(mode, &left, &to, 1), lasting(mode, &other_left, &to, 2)];
+    for client in clients {
         assert_fast(&instance, client);
     }
-    // A byte of the other network's stream would be a wrong byte.
-    for client in clients {
-        client.finish(PATIENCE).success();
-    }
-    for server in servers {
-        assert!(!server.output().contains("wrong"), "{}", server.output());
-    }
+    servers.iter().for_each(assert_sound);
 }
 
 #[test]
@@ -88,7 +95,7 @@ fn through_address_translation() {
     let (left, right) = cable();
     let instance = Instance::start();
     let mode = Mode::Accelerated(&instance);
-    let _server = server(mode, &right);
+    let server = server(mode, &right);
     // The client calls an address that nobody has; its own host sends that elsewhere, from elsewhere.
     let rules = format!(
         "table ip viaduct {{
@@ -105,9 +112,11 @@ fn through_address_translation() {
         .success();
     left.ip(&["route", "add", "default", "via", &RIGHT.to_string()]);
 
-    let client = client(mode, &left, "10.99.0.9:80", 1);
-    assert_fast(&instance, &client);
-    client.finish(PATIENCE).success();
+    assert_fast(&instance, lasting(mode, &left, "10.99.0.9:80", 1));
+    client(mode, &left, "10.99.0.9:80", "--bytes 3000000")
+        .finish(PATIENCE)
+        .success();
+    assert_sound(&server);
 }
 
 #[test]
@@ -118,11 +127,14 @@ fn a_viaductd_of_one_user_leaves_other_networks_alone() {
     let (left, right) = cable();
     let instance = Instance::start_with(&["--same-user"]);
     let mode = Mode::Accelerated(&instance);
-    let _server = server(mode, &right);
-    let client = client(mode, &left, &format!("{RIGHT}:{PORT}"), 1);
-    std::thread::sleep(Duration::from_secs(1));
-    let rows = instance.status();
-    assert!(!rows.is_empty());
-    assert!(rows.iter().all(|row| !row.is_fast()), "{rows:#?}");
-    client.finish(PATIENCE).success();
+    let server = server(mode, &right);
+    client(mode, &left, &format!("{RIGHT}:{PORT}"), "--seconds 1")
+        .finish(PATIENCE)
+        .success();
+    let server = instance.totals_of(server.pid());
+    assert_eq!((server.open + server.ended, server.fast_bytes()), (2, 0), "{server:?}");
+    // What was offered stayed alone.
+    let stats = instance.stats();
+    assert_eq!(stats.pairs, 0, "{stats:?}");
+    assert!(stats.offers > 0, "{stats:?}");
 }

@@ -5,11 +5,14 @@ use std::time::{Duration, Instant};
 use viaduct_control::counters::Wanted;
 use viaduct_testkit::pattern::Random;
 use viaduct_testkit::peer::{Report, reports};
-use viaduct_testkit::processes::wait_until;
+use viaduct_testkit::processes::{free_port, wait_until};
 use viaduct_testkit::status::Row;
-use viaduct_testkit::{Counters, Instance, Mode, Server};
+use viaduct_testkit::{Counters, Instance, Launch, Mode, Server, can_run};
 
 const SECONDS: u64 = 8;
+
+/// How long a wish may take that a busy end sees at once, on a machine that has much else to do.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Moves random connections of either end until `until`: mostly by the word that `viaduct path` writes, so that it happens
 /// often enough, now and then by the command itself. Returns how many moves were asked for and how many changes of path the
@@ -58,6 +61,7 @@ fn check(waiting: &str, client_waits: &str, max_chunk: u32, seed: u64) {
     let mut server = Server::start(mode, waiting);
     let arguments =
         format!("--connections 3 --seconds {SECONDS} --mode {client_waits} --max-chunk {max_chunk} --seed {seed}");
+    let until = Instant::now() + Duration::from_millis(SECONDS * 1000 - 300);
     let client = server.client(mode, &arguments).spawn();
     let pids = [server.program.pid(), client.pid()];
     let there = instance.wait_for_status(Duration::from_secs(5), |rows| {
@@ -65,7 +69,6 @@ fn check(waiting: &str, client_waits: &str, max_chunk: u32, seed: u64) {
         pids.into_iter().all(shown)
     });
     assert!(there.is_ok(), "{there:#?}");
-    let until = Instant::now() + Duration::from_millis(SECONDS * 1000 - 300);
     let (asked, switches) = storm(&instance, &pids, seed, until);
     let near = by_seed(reports(&client.finish(Duration::from_secs(30)).success()));
     assert!(wait_until(Duration::from_secs(5), || server.reports().len() == 3));
@@ -100,4 +103,75 @@ fn edge_triggered_ends() {
 #[test]
 fn polling_against_blocking_with_small_calls() {
     check("poll", "blocking", 512, 4);
+}
+
+/// Waits until the rows that `meant` picks are `count`, each on `path`, and have carried more bytes than before.
+fn await_path(instance: &Instance, count: usize, path: &str, meant: impl Fn(&&Row) -> bool) -> Vec<Row> {
+    let carried = |row: &Row| row.bytes_sent + row.bytes_received;
+    let before: u64 = instance.status().iter().filter(&meant).map(carried).sum();
+    let rows = instance.wait_for_status(PATIENCE, |rows| {
+        let own = || rows.iter().filter(&meant);
+        own().count() == count
+            && own().all(|row| row.path == path)
+            && own().map(carried).sum::<u64>() > before + 1_000_000
+    });
+    rows.unwrap_or_else(|rows| panic!("not on {path}: {rows:#?}"))
+}
+
+fn both_directions_move(waiting: &str) {
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    let mut server = Server::start(mode, waiting);
+    let mut client = server
+        .client(mode, &format!("--seconds 1000 --mode {waiting} --seed 9"))
+        .spawn();
+    for pid in [client.pid(), server.program.pid()] {
+        let rows = await_path(&instance, 2, "shm", |_| true);
+        let fd = rows.iter().find(|row| row.pid == pid).map(|row| row.fd).unwrap();
+        for (wish, path) in [("tcp", "tcp"), ("auto", "shm"), ("tcp", "tcp"), ("shm", "shm")] {
+            instance.move_connection(pid, fd, wish).unwrap();
+            await_path(&instance, 2, path, |_| true);
+        }
+    }
+    assert!(client.is_running(), "{}", client.output());
+    client.kill();
+    server.assert_sound();
+}
+
+#[test]
+fn one_wish_moves_both_directions_of_blocking_ends() {
+    both_directions_move("blocking");
+}
+
+#[test]
+fn one_wish_moves_both_directions_of_event_driven_ends() {
+    both_directions_move("edge");
+}
+
+#[test]
+fn an_end_that_only_receives_moves_what_it_receives() {
+    if !can_run(false, &["iperf3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    let port = free_port();
+    let listen = format!("-s -p {port} -B 127.0.0.1");
+    let server = Launch::new(mode, "iperf3", listen.split_whitespace())
+        .spawn()
+        .listening(port);
+    let connect = format!("-c 127.0.0.1 -p {port} -t 1000");
+    let client = Launch::new(mode, "iperf3", connect.split_whitespace()).spawn();
+    // Beside the connection that carries the data there is one that steers it.
+    let sends = |row: &&Row| row.pid == client.pid() && row.bytes_sent > 10_000_000;
+    await_path(&instance, 1, "shm/tcp", sends);
+    let receiver = instance
+        .status()
+        .into_iter()
+        .find(|row| row.pid == server.pid() && row.bytes_received > 1_000_000)
+        .unwrap();
+    for (wish, path) in [("tcp", "tcp"), ("auto", "shm/tcp")] {
+        instance.move_connection(server.pid(), receiver.fd, wish).unwrap();
+        await_path(&instance, 1, path, sends);
+    }
 }

@@ -307,9 +307,7 @@ impl<'a> Listener<'a> {
     }
 
     pub(crate) fn request_raw(&self, raw: bool) {
-        if !self.recalled {
-            self.incoming.request_raw(raw);
-        }
+        self.incoming.request_raw(raw);
     }
 
     /// One step.

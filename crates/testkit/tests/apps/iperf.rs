@@ -9,10 +9,11 @@ fn check(pair: &Pair<'_>) {
     let port = free_port();
     let server = format!("-s -p {port} -B 127.0.0.1");
     let mut server = pair.server("iperf3", server.split_whitespace()).spawn().listening(port);
-    let watch = pair.watch();
     for options in ["-t 1", "-t 1 -R", "-t 1 -P 4", "-n 300M -l 1000", "-t 1 -b 50M -l 200"] {
         let all = format!("-c 127.0.0.1 -p {port} -J {options}");
-        let output = pair.client("iperf3", all.split_whitespace()).run(PATIENCE).success();
+        let output = pair.proved("iperf3", || {
+            pair.client("iperf3", all.split_whitespace()).run(PATIENCE).success()
+        });
         let report: serde_json::Value = serde_json::from_str(&output).unwrap();
         assert_eq!(report["error"], serde_json::Value::Null, "{options}");
         let bytes = |side: &str| report["end"][side]["bytes"].as_u64().unwrap();
@@ -27,5 +28,5 @@ fn check(pair: &Pair<'_>) {
         }
     }
     assert!(server.is_running());
-    pair.prove(watch, &["iperf3"]);
+    pair.prove(&["iperf3"]);
 }

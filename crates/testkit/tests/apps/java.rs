@@ -34,8 +34,7 @@ fn check(pair: &Pair<'_>) {
         options.into_iter().chain(own).collect::<Vec<_>>()
     };
     let _server = pair.server("java", words("server")).spawn().listening(port);
-    let watch = pair.watch();
-    let output = pair.client("java", words("client")).run(PATIENCE).success();
+    let output = pair.proved("java", || pair.client("java", words("client")).run(PATIENCE).success());
     assert!(output.contains("all messages came back"), "{output}");
-    pair.prove(watch, &["java"]);
+    pair.prove(&["java"]);
 }

@@ -11,8 +11,7 @@ fn check(pair: &Pair<'_>) {
     let port = free_port();
     let words = |role: &str| [script.clone().into_os_string(), role.into(), port.to_string().into()];
     let _server = pair.server("node", words("server")).spawn().listening(port);
-    let watch = pair.watch();
-    let output = pair.client("node", words("client")).run(PATIENCE).success();
+    let output = pair.proved("node", || pair.client("node", words("client")).run(PATIENCE).success());
     assert!(output.contains("all bodies came back"), "{output}");
-    pair.prove(watch, &["node"]);
+    pair.prove(&["node"]);
 }

@@ -23,7 +23,7 @@ fn viaductd_may_die_and_come_back() {
     let mut server = Server::start(mode, "epoll");
     settle(&mut server, mode);
     let mut lasting = server.client(mode, "--seconds 1000 --connections 2 --seed 5").spawn();
-    let fast = instance.wait_for_status(Duration::from_secs(5), |rows| {
+    let fast = instance.wait_for_status(PATIENCE, |rows| {
         let mut own = rows.iter().filter(|row| row.pid == lasting.pid());
         own.clone().count() == 2 && own.all(|row| row.is_fast_both_ways())
     });
@@ -39,9 +39,7 @@ fn viaductd_may_die_and_come_back() {
             server.client(mode, &arguments).run(PATIENCE).success();
         }
         moment(&mut random, 60);
-        let moves = wait_until(Duration::from_secs(5), || {
-            carried(&instance, lasting.pid()) > before + 1_000_000
-        });
+        let moves = wait_until(PATIENCE, || carried(&instance, lasting.pid()) > before + 1_000_000);
         assert!(moves, "round {round}: running connections stand still without viaductd");
         instance.start_daemon();
         moment(&mut random, 40);
@@ -61,9 +59,9 @@ fn viaductd_may_die_and_come_back() {
 /// Whether a new connection is accelerated within a few seconds.
 fn becomes_fast(instance: &Instance, server: &Server, seed: u64) -> bool {
     let mode = Mode::Accelerated(instance);
-    let arguments = format!("--seconds 6 --seed {}", 1000 + seed);
+    let arguments = format!("--seconds 100 --seed {}", 1000 + seed);
     let client = server.client(mode, &arguments).spawn();
-    let fast = instance.wait_for_status(Duration::from_secs(6), |rows| {
+    let fast = instance.wait_for_status(PATIENCE, |rows| {
         rows.iter()
             .any(|row| row.pid == client.pid() && row.is_fast_both_ways())
     });
@@ -76,10 +74,10 @@ fn programs_started_before_viaductd_are_accelerated_once_it_is_there() {
     let mode = Mode::Accelerated(&instance);
     // A program's own viaductd would be started by `viaduct run`, so the file it needs is in the way.
     let server = Server::start_on(mode, "epoll", free_port());
-    let client = server.client(mode, "--seconds 20 --connections 1").spawn();
+    let client = server.client(mode, "--seconds 100 --connections 1").spawn();
     std::thread::sleep(Duration::from_millis(300));
     instance.start_daemon();
-    let fast = instance.wait_for_status(Duration::from_secs(10), |rows| {
+    let fast = instance.wait_for_status(PATIENCE, |rows| {
         rows.iter()
             .any(|row| row.pid == client.pid() && row.is_fast_both_ways())
     });

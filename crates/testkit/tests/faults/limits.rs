@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use viaduct_testkit::processes::holdings;
+use viaduct_testkit::processes::{holdings, wait_until};
 use viaduct_testkit::{Instance, Mode, Server, can_run};
 
 /// Changes a limit of a running process.
@@ -52,9 +52,8 @@ fn viaductd_without_descriptors_leaves_connections_on_tcp() {
         server.client(mode, &arguments).run(PATIENCE).success();
         server.assert_sound();
         instance.kill_daemon();
+        // It is up when it has opened everything it will need.
         instance.start_daemon();
-        // It answers before it has opened everything it will need.
-        std::thread::sleep(Duration::from_millis(100));
     }
 }
 
@@ -95,17 +94,20 @@ fn limits_of_a_user_leave_connections_on_tcp_and_say_so() {
         let mut server = Server::start(mode, "epoll");
         settle(&mut server, mode);
         for round in 0..5 {
-            let arguments = format!("--connections 10 --seconds 1.5 --seed {round}");
-            let client = server.client(mode, &arguments).spawn();
-            let told = instance.wait_for_status(Duration::from_secs(3), |rows| {
+            let arguments = format!("--connections 10 --seconds 100 --seed {round}");
+            let mut client = server.client(mode, &arguments).spawn();
+            let told = instance.wait_for_status(PATIENCE, |rows| {
                 let own = rows.iter().filter(|row| row.pid == client.pid());
                 own.clone().any(|row| row.is_fast()) && own.clone().any(|row| row.reason == reason)
             });
             assert!(told.is_ok(), "{option}, round {round}: {told:#?}");
-            client.finish(PATIENCE).success();
-            server.assert_sound();
+            client.kill();
             // What the next client needs is given back when both ends have noticed.
-            std::thread::sleep(Duration::from_millis(300));
+            let free = wait_until(PATIENCE, || instance.stats().segments == 0);
+            assert!(free, "{option}, round {round}: {:?}", instance.stats());
+            let arguments = format!("--connections 10 --bytes 200000 --seed {}", 100 + round);
+            server.client(mode, &arguments).run(PATIENCE).success();
+            server.assert_sound();
         }
     }
 }

@@ -17,6 +17,8 @@ const INPUT: Token = Token(usize::MAX - 1);
 const LISTENER: Token = Token(usize::MAX - 2);
 /// Events taken from the kernel at once.
 const EVENTS: usize = 256;
+/// Connections that may wait to be accepted; the kernel cuts it to `net.core.somaxconn`.
+const BACKLOG: i32 = 4096;
 /// The longest question or answer.
 const LONGEST: usize = 1024;
 /// How long a load may see no answer.
@@ -71,6 +73,8 @@ fn poll_with_input() -> Result<Poll> {
 pub(super) fn echo() -> Result<()> {
     let mut poll = poll_with_input()?;
     let mut listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0)))?;
+    // A short queue makes a client that connects faster than this process is woken wait a second for its next try.
+    rustix::net::listen(&listener, BACKLOG)?;
     poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
     say(&listener.local_addr()?.to_string())?;
     let mut connections: Vec<Option<TcpStream>> = Vec::new();

@@ -2,6 +2,7 @@
 #include "check.h"
 #include <linux/sockios.h>
 #include <sys/sendfile.h>
+#include <stdarg.h>
 #include <sys/uio.h>
 
 static void peek_shows_what_comes(void)
@@ -278,6 +279,71 @@ static void splices(void)
     close_pair(p);
 }
 
+static void vectors_with_flags(void)
+{
+    struct pair p = make_pair();
+    char a[4] = "abc", b[8] = "defghij", bytes[10];
+    struct iovec out[2] = {{a, 3}, {b, 7}}, in[2] = {{bytes, 4}, {bytes + 4, 6}};
+
+    EXPECT(pwritev2(p.near, out, 2, -1, 0) == 10);
+    EXPECT(recv(p.far, bytes, 10, MSG_PEEK | MSG_WAITALL) == 10);
+    EXPECT(preadv2(p.far, in, 2, -1, 0) == 10 && !memcmp(bytes, "abcdefghij", 10));
+    EXPECT_ERROR(preadv2(p.far, in, 2, -1, RWF_NOWAIT), EAGAIN);
+    EXPECT_ERROR(preadv2(p.far, in, 2, 0, 0), ESPIPE);
+    EXPECT_ERROR(pwritev2(p.far, out, 2, 5, 0), ESPIPE);
+    EXPECT_ERROR(pwritev2(p.far, out, 2, -1, 0x4000000), EOPNOTSUPP);
+    EXPECT(pwritev2(p.far, out + 1, 1, -1, RWF_NOWAIT) == 7);
+    EXPECT(receive_all(p.near, bytes, 7) && !memcmp(bytes, "defghij", 7));
+    EXPECT_ERROR(recv(p.near, bytes, 1, MSG_DONTWAIT), EAGAIN);
+    close_pair(p);
+}
+
+static int print_list(int (*print)(int, const char *, va_list), int fd, const char *format, ...)
+{
+    va_list list;
+    int printed;
+
+    va_start(list, format);
+    printed = print(fd, format, list);
+    va_end(list);
+    return printed;
+}
+
+static int shows(int fd, const char *text)
+{
+    char bytes[20000];
+    size_t length = strlen(text);
+
+    return receive_all(fd, bytes, length) && !memcmp(bytes, text, length) &&
+           recv(fd, bytes, 1, MSG_DONTWAIT) == -1;
+}
+
+static void text_is_printed(void)
+{
+    struct pair p = make_pair();
+    int (*plain)(int, const char *, ...) = dprintf;
+    int (*with_list)(int, const char *, va_list) = vdprintf;
+    char text[10001];
+
+    EXPECT(dprintf(p.near, "GET /%s HTTP/1.%d\r\n", "index", 1) == 21);
+    EXPECT(shows(p.far, "GET /index HTTP/1.1\r\n"));
+    /* More of each kind than there are registers. */
+    EXPECT(dprintf(p.near, "%d %g %s %d %g %d %g %g %d %g %g %d %g %g %d %g %g %.1Lf %d", 1, 1.5, "s", 2, 2.5, 3, 3.5,
+                   4.5, 4, 5.5, 6.5, 5, 7.5, 8.5, 6, 9.5, 10.5, 11.5L, 7) > 0);
+    EXPECT(shows(p.far, "1 1.5 s 2 2.5 3 3.5 4.5 4 5.5 6.5 5 7.5 8.5 6 9.5 10.5 11.5 7"));
+    EXPECT(plain(p.far, "%s %ld %d %d %d %d %.2f\n", "a", 1L << 40, 2, 3, 4, 5, 0.25) > 0);
+    EXPECT(shows(p.near, "a 1099511627776 2 3 4 5 0.25\n"));
+    EXPECT(print_list(with_list, p.near, "%d-%s-%g", 7, "seven", 7.5) == 11);
+    EXPECT(shows(p.far, "7-seven-7.5"));
+    memset(text, 'x', 10000);
+    text[10000] = 0;
+    EXPECT(dprintf(p.near, "%s", text) == 10000);
+    EXPECT(shows(p.far, text));
+    EXPECT(dprintf(p.near, "%s", "") == 0);
+    EXPECT(dprintf(-1, "x") == -1);
+    close_pair(p);
+}
+
 static void urgent_data(void)
 {
     struct pair p = make_pair();
@@ -365,6 +431,8 @@ int main(int argc, char **argv)
         {"much_both_ways", much_both_ways},
         {"files_are_sent", files_are_sent},
         {"splices", splices},
+        {"vectors_with_flags", vectors_with_flags},
+        {"text_is_printed", text_is_printed},
         {"urgent_data", urgent_data},
         {"options_and_addresses", options_and_addresses},
         {"threads_share_a_socket", threads_share_a_socket},

@@ -1,7 +1,10 @@
 /* Sockets and processes: copies of descriptors, fork, exec, passing, threads that are cancelled. */
+/* siginterrupt is deprecated, and used. */
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 #include "check.h"
 #include <setjmp.h>
 #include <spawn.h>
+#include <sys/epoll.h>
 #include <sys/syscall.h>
 
 extern char **environ;
@@ -252,6 +255,118 @@ static void a_spawned_foreign_successor(void)
     successor(cat, nothing, 1);
 }
 
+/* The same by every call that turns a process into another program. */
+static void turn(int how)
+{
+    int file;
+
+    switch (how) {
+    case 0:
+        execl("/bin/cat", "cat", (char *)NULL);
+        break;
+    case 1:
+        execlp("cat", "cat", "-", (char *)NULL);
+        break;
+    case 2:
+        execle("/bin/cat", "cat", (char *)NULL, nothing);
+        break;
+    case 3:
+        execle("/bin/sh", "sh", "-c", "test \"$*:$WORD\" = 'a b c d e f g h i:w' && exec /bin/cat", "name", "a", "b", "c",
+               "d", "e", "f", "g", "h", "i", (char *)NULL, (char *const[]){"WORD=w", NULL});
+        break;
+    case 4:
+        execl("/bin/sh", "sh", "-c", "test \"$*\" = 'a b c d e f g h i' && exec /bin/cat", "name", "a", "b", "c", "d", "e",
+              "f", "g", "h", "i", (char *)NULL);
+        break;
+    case 5:
+        file = open("/bin/cat", O_RDONLY | O_CLOEXEC);
+        fexecve(file, cat, nothing);
+        break;
+    case 6:
+        execveat(AT_FDCWD, "/bin/cat", cat, nothing, 0);
+        break;
+    case 7:
+        syscall(SYS_execve, "/bin/cat", cat, nothing);
+        break;
+    }
+    _exit(127);
+}
+
+static void successors_by_every_call(void)
+{
+    for (int how = 0; how < 8; how++) {
+        struct pair p = make_pair();
+        char bytes[10];
+        pid_t child;
+
+        EXPECT(send(p.near, "before\n", 7, 0) == 7);
+        child = fork();
+        if (child == 0) {
+            dup2(p.far, 0);
+            dup2(p.far, 1);
+            close(p.near);
+            close(p.far);
+            turn(how);
+        }
+        close(p.far);
+        EXPECT(receive_all(p.near, bytes, 7) && !memcmp(bytes, "before\n", 7));
+        EXPECT(send(p.near, "during\n", 7, 0) == 7);
+        EXPECT(receive_all(p.near, bytes, 7) && !memcmp(bytes, "during\n", 7));
+        EXPECT(shutdown(p.near, SHUT_WR) == 0);
+        EXPECT(recv(p.near, bytes, 1, 0) == 0);
+        EXPECT(exited_well(child));
+        close(p.near);
+    }
+}
+
+static volatile int connecting = 1;
+
+static void *connect_again_and_again(void *unused)
+{
+    while (connecting)
+        close_pair(make_pair());
+    return unused;
+}
+
+/* Threads have connections matched while another one forks: a child must never find such work half done. */
+static void forks_beside_new_connections(void)
+{
+    pthread_t threads[2];
+
+    connecting = 1;
+    for (int index = 0; index < 2; index++)
+        threads[index] = in_thread(connect_again_and_again, NULL);
+    for (int round = 0; round < 40; round++) {
+        pid_t child = fork();
+        if (child == 0) {
+            char byte;
+            struct pair p = make_pair();
+            _exit(send(p.near, "x", 1, 0) == 1 && recv(p.far, &byte, 1, 0) == 1 ? 0 : 1);
+        }
+        EXPECT(exited_well(child));
+    }
+    connecting = 0;
+    for (int index = 0; index < 2; index++)
+        pthread_join(threads[index], NULL);
+}
+
+static int pass_many(int channel, int fd)
+{
+    char control[CMSG_SPACE(sizeof fd)] = {0}, byte = 'f';
+    struct iovec data = {&byte, 1};
+    struct mmsghdr messages[2] = {
+        {.msg_hdr = {.msg_iov = &data, .msg_iovlen = 1}},
+        {.msg_hdr = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control}},
+    };
+    struct cmsghdr *header = CMSG_FIRSTHDR(&messages[1].msg_hdr);
+
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof fd);
+    memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    return sendmmsg(channel, messages, 2, 0) == 2;
+}
+
 static int pass(int channel, int fd)
 {
     char control[CMSG_SPACE(sizeof fd)] = {0}, byte = 'f';
@@ -284,7 +399,7 @@ static int take(int channel)
     return fd;
 }
 
-static void passed_to_another_process(void)
+static void passed_by(int many)
 {
     struct pair p = make_pair();
     int channel[2];
@@ -297,13 +412,13 @@ static void passed_to_another_process(void)
         int fd;
         close(p.near);
         close(p.far);
-        fd = take(channel[1]);
+        fd = many && take(channel[1]) != -1 ? -1 : take(channel[1]);
         if (!receive_all(fd, bytes, 4) || memcmp(bytes, "ping", 4) || !send_all(fd, "pong", 4))
             _exit(1);
         _exit(0);
     }
     EXPECT(send(p.near, "pi", 2, 0) == 2);
-    EXPECT(pass(channel[0], p.far));
+    EXPECT(many ? pass_many(channel[0], p.far) : pass(channel[0], p.far));
     close(p.far);
     EXPECT(send(p.near, "ng", 2, 0) == 2);
     EXPECT(receive_all(p.near, bytes, 4) && !memcmp(bytes, "pong", 4));
@@ -312,6 +427,16 @@ static void passed_to_another_process(void)
     close(p.near);
     close(channel[0]);
     close(channel[1]);
+}
+
+static void passed_to_another_process(void)
+{
+    passed_by(0);
+}
+
+static void passed_among_several_messages(void)
+{
+    passed_by(1);
 }
 
 static void closed_by_range(void)
@@ -368,6 +493,53 @@ static void calls_by_number(void)
     close(p.far);
 }
 
+/* A connection whose whole life passes in raw system calls. */
+static void a_life_by_number(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t length = sizeof address;
+    int listener = (int)syscall(SYS_socket, AF_INET, SOCK_STREAM, 0), near, far, copy, set, waiting = -1, on = 1;
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = 9}, found = {0};
+    struct iovec parts[2];
+    struct mmsghdr message = {.msg_hdr = {.msg_iov = parts, .msg_iovlen = 2}};
+    struct pollfd entry = {.events = POLLIN};
+    char bytes[8];
+
+    EXPECT(bind(listener, (struct sockaddr *)&address, length) == 0 && listen(listener, 8) == 0);
+    EXPECT(getsockname(listener, (struct sockaddr *)&address, &length) == 0);
+    near = (int)syscall(SYS_socket, AF_INET, SOCK_STREAM, 0);
+    EXPECT(syscall(SYS_connect, near, &address, length) == 0);
+    far = (int)syscall(SYS_accept4, listener, NULL, NULL, SOCK_CLOEXEC);
+    EXPECT(far >= 0 && close(listener) == 0);
+    warm_up(near, far);
+    EXPECT(syscall(SYS_setsockopt, near, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0);
+    set = (int)syscall(SYS_epoll_create1, 0);
+    EXPECT(syscall(SYS_epoll_ctl, set, EPOLL_CTL_ADD, far, &event) == 0);
+    EXPECT(syscall(SYS_epoll_wait, set, &found, 1, 0) == 0);
+    parts[0] = (struct iovec){"ab", 2};
+    parts[1] = (struct iovec){"cd", 2};
+    EXPECT(syscall(SYS_sendmmsg, near, &message, 1, 0) == 1 && message.msg_len == 4);
+    EXPECT(syscall(SYS_epoll_wait, set, &found, 1, 1000) == 1 && found.data.u32 == 9);
+    entry.fd = far;
+    EXPECT(syscall(SYS_poll, &entry, 1, 1000) == 1 && entry.revents == POLLIN);
+    EXPECT(syscall(SYS_ioctl, far, FIONREAD, &waiting) == 0 && waiting == 4);
+    parts[0] = (struct iovec){bytes, 1};
+    parts[1] = (struct iovec){bytes + 1, 3};
+    EXPECT(syscall(SYS_preadv2, far, parts, 2, -1L, -1L, 0) == 4 && !memcmp(bytes, "abcd", 4));
+    EXPECT(syscall(SYS_fcntl, far, F_SETFL, O_NONBLOCK) == 0);
+    EXPECT_ERROR(syscall(SYS_read, far, bytes, 1), EAGAIN);
+    EXPECT(syscall(SYS_dup2, near, 400) == 400 && syscall(SYS_close, near) == 0);
+    copy = (int)syscall(SYS_dup, 400);
+    EXPECT(syscall(SYS_write, copy, "e", 1) == 1 && syscall(SYS_shutdown, 400, SHUT_WR) == 0);
+    EXPECT(syscall(SYS_epoll_wait, set, &found, 1, 1000) == 1);
+    EXPECT(syscall(SYS_fcntl, far, F_SETFL, 0) == 0);
+    EXPECT(receive_all(far, bytes, 1) && bytes[0] == 'e' && recv(far, bytes, 1, 0) == 0);
+    close(copy);
+    close(400);
+    close(set);
+    close(far);
+}
+
 static void *receive_one(void *fd)
 {
     char byte;
@@ -407,6 +579,13 @@ static void *interrupt_later(void *thread)
     return NULL;
 }
 
+static void *send_later(void *fd)
+{
+    sleep_ms(80);
+    send_all(*(int *)fd, "l", 1);
+    return NULL;
+}
+
 /* As iperf3 does: out of a blocked call by a jump from the signal's handler. */
 static void jumps_leave_nothing_locked(void)
 {
@@ -423,6 +602,32 @@ static void jumps_leave_nothing_locked(void)
     pthread_join(thread, NULL);
     EXPECT(send(p.near, "x", 1, 0) == 1);
     EXPECT(recv(p.far, &byte, 1, 0) == 1 && byte == 'x');
+    close_pair(p);
+}
+
+static void note_signal(int number)
+{
+    (void)number;
+}
+
+/* A call goes on after a handler installed by signal(), unless siginterrupt() says otherwise. */
+static void interrupted_as_asked(void)
+{
+    struct pair p = make_pair();
+    pthread_t self = pthread_self(), thread, sender;
+    char byte;
+
+    signal(SIGUSR2, note_signal);
+    EXPECT(siginterrupt(SIGUSR2, 1) == 0);
+    thread = in_thread(interrupt_later, &self);
+    EXPECT_ERROR(recv(p.far, &byte, 1, 0), EINTR);
+    pthread_join(thread, NULL);
+    EXPECT(siginterrupt(SIGUSR2, 0) == 0);
+    thread = in_thread(interrupt_later, &self);
+    sender = in_thread(send_later, &p.near);
+    EXPECT(recv(p.far, &byte, 1, 0) == 1 && byte == 'l');
+    pthread_join(thread, NULL);
+    pthread_join(sender, NULL);
     close_pair(p);
 }
 
@@ -481,10 +686,15 @@ int main(int argc, char **argv)
         {"a_foreign_successor", a_foreign_successor},
         {"a_spawned_successor", a_spawned_successor},
         {"a_spawned_foreign_successor", a_spawned_foreign_successor},
+        {"successors_by_every_call", successors_by_every_call},
+        {"forks_beside_new_connections", forks_beside_new_connections},
         {"passed_to_another_process", passed_to_another_process},
+        {"passed_among_several_messages", passed_among_several_messages},
         {"closed_by_range", closed_by_range},
         {"streams_of_the_c_library", streams_of_the_c_library},
         {"calls_by_number", calls_by_number},
+        {"a_life_by_number", a_life_by_number},
+        {"interrupted_as_asked", interrupted_as_asked},
         {"cancelled_threads_leave_nothing_locked", cancelled_threads_leave_nothing_locked},
         {"jumps_leave_nothing_locked", jumps_leave_nothing_locked},
         {"shell_commands_meanwhile", shell_commands_meanwhile},

@@ -1,0 +1,50 @@
+//! What a program finds as the user left it: whether SIGPIPE is ignored, and which signals are blocked.
+//!
+//! Rust's runtime ignores SIGPIPE before `main`, and its way of turning into another program sets SIGPIPE to its default and unblocks
+//! every signal. A program under `viaduct run` is to see neither. So the disposition is noted before the runtime starts, and put
+//! back at the last moment.
+
+use std::mem::MaybeUninit;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static SIGPIPE_IGNORED: AtomicBool = AtomicBool::new(false);
+
+// SAFETY: the C library calls each function in this section once before `main`; what it passes is not used.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_START: extern "C" fn() = note;
+
+extern "C" fn note() {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: asks only, and has room for the answer.
+    let known = unsafe { libc::sigaction(libc::SIGPIPE, std::ptr::null(), action.as_mut_ptr()) } == 0;
+    // SAFETY: all zero is a valid value, whether or not the call has filled it.
+    let action = unsafe { action.assume_init() };
+    SIGPIPE_IGNORED.store(known && action.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
+}
+
+/// Has `command`, when this process turns into it, find signals as this process found them.
+pub(crate) fn as_found(command: &mut Command) {
+    let disposition = match SIGPIPE_IGNORED.load(Ordering::Relaxed) {
+        true => libc::SIG_IGN,
+        false => libc::SIG_DFL,
+    };
+    let mut blocked = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: asks only, and has room for the answer.
+    let known = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), blocked.as_mut_ptr()) } == 0;
+    // SAFETY: all zero is the empty set.
+    let blocked = unsafe { blocked.assume_init() };
+    let restore = move || {
+        // SAFETY: no handler is installed, so nothing can run at a wrong time.
+        unsafe { libc::signal(libc::SIGPIPE, disposition) };
+        if known {
+            // SAFETY: the set is valid and outlives the call.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const blocked, std::ptr::null_mut()) };
+        }
+        Ok(())
+    };
+    // SAFETY: the closure makes two system calls and neither allocates nor locks.
+    unsafe { command.pre_exec(restore) };
+}

@@ -1,0 +1,99 @@
+//! System calls by number.
+
+use crate::{descriptors, exec, files, options, transfer, wait};
+use core::ffi::{c_int, c_long, c_void};
+use viaduct_socket::{lifecycle, real, sys};
+
+/// The address that a word holds.
+fn place<T>(word: c_long) -> *mut T {
+    core::ptr::with_exposed_provenance_mut(word as usize)
+}
+
+/// Raw system calls that programs make of socket calls take the same way as these. A program that asks for io_uring is told that the
+/// kernel has none: what it would do there could not be seen.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn syscall(
+    number: c_long,
+    a: c_long,
+    b: c_long,
+    c: c_long,
+    d: c_long,
+    e: c_long,
+    f: c_long,
+) -> c_long {
+    let fd = a as c_int;
+    let at = place::<c_void>(b);
+    // SAFETY: the program's own call.
+    unsafe {
+        match number {
+            libc::SYS_close => descriptors::close(fd).into(),
+            libc::SYS_close_range => descriptors::close_range(a as u32, b as u32, c as c_int).into(),
+            libc::SYS_dup => descriptors::dup(fd).into(),
+            libc::SYS_dup3 => descriptors::dup3(fd, b as c_int, c as c_int).into(),
+            libc::SYS_read => transfer::read(fd, at, c as usize) as c_long,
+            libc::SYS_write => transfer::write(fd, at, c as usize) as c_long,
+            libc::SYS_readv => transfer::readv(fd, at.cast(), c as c_int) as c_long,
+            libc::SYS_writev => transfer::writev(fd, at.cast(), c as c_int) as c_long,
+            libc::SYS_recvfrom => transfer::recvfrom(fd, at, c as usize, d as c_int, place(e), place(f)) as c_long,
+            libc::SYS_sendto => transfer::sendto(fd, at, c as usize, d as c_int, place(e), f as u32) as c_long,
+            libc::SYS_recvmsg => transfer::recvmsg(fd, at.cast(), c as c_int) as c_long,
+            libc::SYS_sendmsg => transfer::sendmsg(fd, at.cast(), c as c_int) as c_long,
+            libc::SYS_recvmmsg => transfer::recvmmsg(fd, at.cast(), c as u32, d as c_int, place(e)).into(),
+            libc::SYS_sendmmsg => transfer::sendmmsg(fd, at.cast(), c as u32, d as c_int).into(),
+            // The offset comes in two halves, of which a 64-bit machine uses the first.
+            libc::SYS_preadv2 => transfer::preadv2(fd, at.cast(), c as c_int, d, f as c_int) as c_long,
+            libc::SYS_pwritev2 => transfer::pwritev2(fd, at.cast(), c as c_int, d, f as c_int) as c_long,
+            libc::SYS_sendfile => files::sendfile(fd, b as c_int, place(c), d as usize) as c_long,
+            libc::SYS_splice => files::splice(fd, place(b), c as c_int, place(d), e as usize, f as u32) as c_long,
+            libc::SYS_socket => descriptors::socket(fd, b as c_int, c as c_int).into(),
+            libc::SYS_connect => descriptors::connect(fd, at.cast(), c as u32).into(),
+            libc::SYS_accept => descriptors::accept(fd, at.cast(), place(c)).into(),
+            libc::SYS_accept4 => descriptors::accept4(fd, at.cast(), place(c), d as c_int).into(),
+            libc::SYS_shutdown => descriptors::shutdown(fd, b as c_int).into(),
+            libc::SYS_dup2 => descriptors::dup2(fd, b as c_int).into(),
+            libc::SYS_fcntl => descriptors::fcntl(fd, b as c_int, c as u64).into(),
+            libc::SYS_ioctl => options::ioctl(fd, b as u64, c as u64).into(),
+            libc::SYS_getsockopt => options::getsockopt(fd, b as c_int, c as c_int, place(d), place(e)).into(),
+            libc::SYS_setsockopt => options::setsockopt(fd, b as c_int, c as c_int, place(d), e as u32).into(),
+            libc::SYS_poll => wait::poll(place(a), b as u64, c as c_int).into(),
+            libc::SYS_epoll_create => wait::epoll_create(fd).into(),
+            libc::SYS_epoll_create1 => wait::epoll_create1(fd).into(),
+            libc::SYS_epoll_ctl => wait::epoll_ctl(fd, b as c_int, c as c_int, place(d)).into(),
+            libc::SYS_epoll_wait => wait::epoll_wait(fd, at.cast(), c as c_int, d as c_int).into(),
+            libc::SYS_epoll_pwait => wait::epoll_pwait(fd, at.cast(), c as c_int, d as c_int, place(e)).into(),
+            libc::SYS_epoll_pwait2 => wait::epoll_pwait2(fd, at.cast(), c as c_int, place(d), place(e)).into(),
+            libc::SYS_execve => exec::execve(place(a), place(b), place(c)).into(),
+            libc::SYS_execveat => exec::execveat(fd, place(b), place(c), place(d), e as c_int).into(),
+            libc::SYS_io_uring_setup => {
+                sys::set_errno(libc::ENOSYS);
+                -1
+            }
+            _ => {
+                let result = real::syscall(number, a, b, c, d, e, f);
+                if makes_a_descriptor(number) {
+                    lifecycle::fresh(result as c_int);
+                }
+                result
+            }
+        }
+    }
+}
+
+/// Whether the call answers with a new descriptor of a kind that is none of ours.
+fn makes_a_descriptor(number: c_long) -> bool {
+    matches!(
+        number,
+        libc::SYS_open
+            | libc::SYS_openat
+            | libc::SYS_openat2
+            | libc::SYS_creat
+            | libc::SYS_eventfd
+            | libc::SYS_eventfd2
+            | libc::SYS_timerfd_create
+            | libc::SYS_memfd_create
+            | libc::SYS_inotify_init
+            | libc::SYS_inotify_init1
+            | libc::SYS_pidfd_open
+            | libc::SYS_pidfd_getfd
+    )
+}

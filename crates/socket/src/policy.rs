@@ -1,0 +1,65 @@
+//! What `viaduct run` said in the environment.
+
+use crate::{counters, sys};
+use core::sync::atomic::AtomicPtr;
+use core::sync::atomic::Ordering::{Acquire, Release};
+use viaduct_control::policy::{OFFER_VARIABLE, PATH_VARIABLE, Policy, RULES_VARIABLE, SPIN_VARIABLE};
+use viaduct_control::runtime;
+
+static POLICY: AtomicPtr<Policy> = AtomicPtr::new(core::ptr::null_mut());
+
+/// The policy `viaduct run` set. One that does not parse is plain TCP: `viaduct run` has already refused it.
+#[inline]
+pub(crate) fn policy() -> &'static Policy {
+    // Acquire pairs with the release in `parse_policy`.
+    match sys::leaked_record(POLICY.load(Acquire)) {
+        Some(policy) => policy,
+        None => parse_policy(),
+    }
+}
+
+#[cold]
+fn parse_policy() -> &'static Policy {
+    let name = counters::program_name();
+    let end = name.iter().position(|byte| *byte == 0).unwrap_or(0);
+    let program = name
+        .get(..end)
+        .and_then(|name| core::str::from_utf8(name).ok())
+        .unwrap_or("");
+    let parsed = Policy::parse(program, |variable| {
+        sys::environment(match variable {
+            PATH_VARIABLE => c"VIADUCT_PATH",
+            SPIN_VARIABLE => c"VIADUCT_SPIN",
+            OFFER_VARIABLE => c"VIADUCT_OFFER",
+            RULES_VARIABLE => c"VIADUCT_RULES",
+            _ => return None,
+        })
+    });
+    let policy = parsed.unwrap_or_else(|_| Policy::plain());
+    let fresh = Box::leak(Box::new(policy));
+    match POLICY.compare_exchange(core::ptr::null_mut(), fresh, Release, Acquire) {
+        Ok(_) => fresh,
+        Err(winner) => sys::leaked_record(winner).unwrap_or(fresh),
+    }
+}
+
+/// The runtime directory; null until [`remember_environment`].
+static DIRECTORY: AtomicPtr<String> = AtomicPtr::new(core::ptr::null_mut());
+
+/// The runtime directory.
+pub(crate) fn directory() -> &'static str {
+    sys::leaked_record(DIRECTORY.load(Acquire)).map_or("/run/viaduct", String::as_str)
+}
+
+/// Takes what `viaduct run` said out of the environment, before the program may clear or overwrite it (nginx does).
+pub fn remember_environment() {
+    parse_policy();
+    if let Some(dir) = sys::environment(c"VIADUCT_DIR").filter(|dir| !dir.is_empty()) {
+        DIRECTORY.store(Box::leak(Box::new(dir.to_owned())), Release);
+    }
+}
+
+/// Names the runtime directory in the counters.
+pub(crate) fn instance() -> u64 {
+    runtime::instance_id(directory().as_bytes())
+}
