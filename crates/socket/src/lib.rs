@@ -34,6 +34,7 @@ mod lock;
 mod marks;
 mod offer;
 pub mod options;
+mod pace;
 mod peer_bells;
 mod policy;
 pub mod poll;

@@ -1,0 +1,83 @@
+//! How often a connection looks at what costs time, and what its recent traffic was like.
+
+use crate::conn::Conn;
+use crate::sys;
+use core::sync::atomic::Ordering::Relaxed;
+use viaduct_control::Reason;
+
+/// Of calls that follow each other, so many do not read the clock.
+const UNCHECKED: u32 = 3;
+/// So many receives without a send in between are a stream and no conversation.
+const STREAK: u32 = 64;
+
+impl Conn {
+    /// Whether the kernel connection was last looked at longer than `us` microseconds ago; if so, now counts as a look.
+    #[inline]
+    pub(crate) fn due_for_check(&self, us: u64) -> bool {
+        let now = sys::ticks();
+        let due = now.wrapping_sub(self.checked_at.load(Relaxed)) > us * sys::ticks_per_us();
+        if due {
+            self.checked_at.store(now, Relaxed);
+        }
+        due
+    }
+
+    /// Like [`due_for_check`](Self::due_for_check) with every call, but where calls follow each other fast, the clock is only read with
+    /// every fourth.
+    #[inline]
+    pub(crate) fn due_for_check_of_many(&self, us: u64) -> bool {
+        let left = self.unchecked.load(Relaxed);
+        if left > 0 {
+            self.unchecked.store(left - 1, Relaxed);
+            return false;
+        }
+        self.unchecked.store(UNCHECKED, Relaxed);
+        self.due_for_check(us)
+    }
+
+    /// Bytes have been received from the lane. The receiving direction is owned.
+    #[inline]
+    pub(crate) fn received_again(&self) {
+        self.streak.store(self.streak.load(Relaxed).saturating_add(1), Relaxed);
+    }
+
+    /// Bytes have been sent on the lane.
+    #[inline]
+    pub(crate) fn sent_again(&self) {
+        if self.streak.load(Relaxed) != 0 {
+            self.streak.store(0, Relaxed);
+        }
+    }
+
+    /// Whether this end receives message after message without answering.
+    #[inline]
+    pub(crate) fn only_receives(&self) -> bool {
+        self.streak.load(Relaxed) >= STREAK
+    }
+
+    /// Notes that the lane was full too long; promotions wait a while.
+    pub(crate) fn note_stall(&self) {
+        self.stalled_at.store(sys::now_ns(), Relaxed);
+        self.set_reason(Reason::LaneStall);
+    }
+
+    /// Whether nothing has left the full lane since the last call.
+    pub(crate) fn stuck_at(&self, in_flight: usize, tail: u64) -> bool {
+        let head = tail.wrapping_sub(in_flight as u64);
+        let mark = head.wrapping_add(1);
+        self.stuck_at.swap(mark, Relaxed) == mark
+    }
+
+    /// Whether the last stall is long enough ago to try the lane again.
+    pub(crate) fn stall_over(&self) -> bool {
+        let stalled = self.stalled_at.load(Relaxed);
+        if stalled == 0 {
+            return true;
+        }
+        let over = sys::now_ns().saturating_sub(stalled) > 2_000_000;
+        if over {
+            self.stalled_at.store(0, Relaxed);
+        }
+        over
+    }
+}
