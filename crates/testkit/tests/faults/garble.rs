@@ -62,9 +62,17 @@ fn garbled_segments_end_connections_and_no_more() {
         client.kill();
         let gone = server.returns_to(before, PROMPTLY);
         assert_eq!(gone, Ok(()), "round {round}, server {server_waits}, client {waiting}");
-        assert!(server.program.is_running(), "round {round}: {}", server.program.errors());
+        assert!(
+            server.program.is_running(),
+            "round {round}: {}",
+            server.program.errors()
+        );
         server.client(mode, "--bytes 500000 --seed 77").run(PATIENCE).success();
-        let wrong: Vec<_> = server.reports().into_iter().filter(|report| report.end == "stuck").collect();
+        let wrong: Vec<_> = server
+            .reports()
+            .into_iter()
+            .filter(|report| report.end == "stuck")
+            .collect();
         assert!(wrong.is_empty(), "{wrong:#?}");
     }
 }
