@@ -19,11 +19,14 @@ fn on_cases<S: Strategy>(cases: u32, strategy: S, test: impl Fn(S::Value)) {
         failure_persistence: None,
         ..Config::with_cases(cases)
     };
+    let count = std::cell::Cell::new(0);
     let outcome = TestRunner::new_with_rng(config, rng).run(&strategy, |value| {
         test(value);
+        count.set(count.get() + 1);
         Ok(())
     });
     outcome.unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(count.get(), cases);
 }
 
 /// A packet with a true header, so that its body is looked at.
