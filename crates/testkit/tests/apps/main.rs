@@ -40,6 +40,7 @@ mod iperf;
 mod java;
 mod mariadb;
 mod memcached;
+mod musl;
 mod nginx;
 mod node;
 mod openmpi;
