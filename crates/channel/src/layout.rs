@@ -90,6 +90,8 @@ pub(crate) struct SenderOwn {
     pub(crate) grown: PlainU32,
     /// Not zero: the system had no memory when the pool last tried to grow.
     pub(crate) starved: PlainU32,
+    /// Blocks that the sender leaves untouched, so that less is in flight than the pool could hold.
+    pub(crate) spared: PlainU32,
 }
 
 /// Seldom written by the receiver, looked at by the sender after each publication, so it
@@ -192,6 +194,7 @@ const _: () = {
     assert!(offset_of!(SenderOwn, free_count) == 16);
     assert!(offset_of!(SenderOwn, grown) == 20);
     assert!(offset_of!(SenderOwn, starved) == 24);
+    assert!(offset_of!(SenderOwn, spared) == 28);
     assert!(offset_of!(Lane, receiver) == 128);
     assert!(offset_of!(ReceiverSignal, wait) == 0);
     assert!(offset_of!(ReceiverSignal, words) == 8);

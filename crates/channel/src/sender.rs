@@ -101,6 +101,25 @@ impl<'a> Sender<'a> {
         self.lane.sender_own.starved.get() != 0
     }
 
+    /// Has the lane hold no more than `bytes`, rounded up to blocks and at least two of
+    /// them. Blocks already in use stay.
+    pub fn limit(&self, bytes: usize) {
+        let blocks = bytes.div_ceil(self.geometry.block_size()).max(2);
+        let spared = self.geometry.blocks().saturating_sub(blocks);
+        self.lane.sender_own.spared.set(narrow(spared));
+    }
+
+    /// Bytes that the lane holds at most.
+    pub fn capacity(&self) -> usize {
+        self.blocks() << self.geometry.block_shift()
+    }
+
+    /// Blocks that may be in use.
+    fn blocks(&self) -> usize {
+        let spared = self.lane.sender_own.spared.get() as usize;
+        self.geometry.blocks().saturating_sub(spared).max(self.grown())
+    }
+
     /// Bytes published since the lane began.
     #[inline(always)]
     pub fn tail(&self) -> u64 {
@@ -282,7 +301,7 @@ impl<'a> Sender<'a> {
     fn grow(&self, want: usize) -> usize {
         let own = &self.lane.sender_own;
         let grown = self.grown();
-        let room = self.geometry.blocks() - grown;
+        let room = self.blocks().saturating_sub(grown);
         if room == 0 {
             return 0;
         }
@@ -313,7 +332,7 @@ impl<'a> Sender<'a> {
         if self.starved() {
             0
         } else {
-            self.geometry.blocks() - self.grown()
+            self.blocks().saturating_sub(self.grown())
         }
     }
 

@@ -377,8 +377,9 @@ fn preload() -> Check {
         );
     }
     // The loader complains on standard error about a library that it cannot load, and goes on.
+    let entry = locate::preload_entry(&library);
     let trial =
-        std::env::current_exe().and_then(|own| Command::new(own).arg("--version").env("LD_PRELOAD", &library).output());
+        std::env::current_exe().and_then(|own| Command::new(own).arg("--version").env("LD_PRELOAD", entry).output());
     match trial {
         Ok(output) if output.status.success() && output.stderr.is_empty() => Check::ok(NAME, format!("{shown} loads")),
         Ok(output) => Check::new(

@@ -1,6 +1,7 @@
 //! Where Viaduct's other parts are installed.
 
 use std::env;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// Names the preload library to use instead of the installed one.
@@ -25,6 +26,19 @@ pub(crate) fn preload() -> Option<PathBuf> {
             Path::new(LIBRARY_DIR).join(PRELOAD_NAME),
         ]
     })
+}
+
+/// How `LD_PRELOAD` names the library: by a way that only the GNU loader knows, which puts the name of its own directory for `$LIB`.
+/// The musl loader finds nothing there and goes on, where the library itself would make it give up the program.
+pub(crate) fn preload_entry(library: &Path) -> OsString {
+    let mut entry = OsString::new();
+    // Where the directories are others than everywhere, the way would lead nowhere.
+    if ["/lib", "/lib64"].iter().all(|directory| Path::new(directory).is_dir()) {
+        // More steps up than any such directory is deep, and links of its own: the root's parent is the root.
+        entry.push("/$LIB/../../../..");
+    }
+    entry.push(library);
+    entry
 }
 
 /// viaductd: as the environment says, beside this program, or in `../sbin`.

@@ -185,7 +185,8 @@ fn enter(command: &mut Command, settings: &Settings, library: &Path, verbose: bo
         command.env(name, value);
     }
     command.env(DIR_VARIABLE, &settings.dir);
-    command.env("LD_PRELOAD", with_preload(library, env::var_os("LD_PRELOAD")));
+    let entry = locate::preload_entry(library);
+    command.env("LD_PRELOAD", with_preload(&entry, env::var_os("LD_PRELOAD")));
     if verbose {
         eprintln!(
             "viaduct: path {}, spin {}, offer {}, runtime directory {}",
@@ -198,11 +199,11 @@ fn enter(command: &mut Command, settings: &Settings, library: &Path, verbose: bo
 }
 
 /// `LD_PRELOAD` with `library` first, and only there.
-fn with_preload(library: &Path, existing: Option<OsString>) -> OsString {
-    let mut value = library.as_os_str().to_owned();
+fn with_preload(library: &OsStr, existing: Option<OsString>) -> OsString {
+    let mut value = library.to_owned();
     let existing = existing.unwrap_or_default();
     for other in existing.as_bytes().split(|byte| matches!(byte, b':' | b' ')) {
-        if !other.is_empty() && other != library.as_os_str().as_bytes() {
+        if !other.is_empty() && other != library.as_bytes() {
             value.push(":");
             value.push(OsStr::from_bytes(other));
         }

@@ -29,7 +29,13 @@ pub unsafe extern "C-unwind" fn setsockopt(
             sys::set_errno(errno);
             -1
         }
-        _ => direct(),
+        _ => {
+            let result = direct();
+            if result == 0 {
+                options::was_set(conn, level, name);
+            }
+            result
+        }
     }
 }
 

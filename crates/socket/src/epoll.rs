@@ -147,13 +147,35 @@ pub fn control(
     {
         return result;
     }
+    let exclusive = events & EPOLLEXCLUSIVE.cast_unsigned() != 0;
+    if operation == libc::EPOLL_CTL_ADD
+        && conn.phase() == Phase::Attached
+        && !exclusive
+        && !set.nested.load(Relaxed)
+        && let Some((number, member)) = known.or_else(|| record(set, set_index, conn, fd))
+    {
+        // Ours from the start: who sleeps in the set might else be told by the kernel, and then again by us.
+        set.ensure_bell();
+        if let Err(errno) = raw::epoll_ctl(set.fd(), operation, fd, OUR_EVENTS, tag() | u64::from(number)) {
+            if known.is_none() {
+                remove(set, number);
+            }
+            return crate::sys::fail(errno);
+        }
+        begin(set, number, member, events, data);
+        taken_over(set, number, member);
+        return 0;
+    }
     let result = direct();
     if result != 0 {
         return result;
     }
     match (operation, known) {
-        (libc::EPOLL_CTL_ADD, None) => add(set, set_index, conn, fd, events, data),
-        (libc::EPOLL_CTL_ADD, Some((number, member))) => begin(set, number, member, conn, events, data),
+        (libc::EPOLL_CTL_ADD, None) => match record(set, set_index, conn, fd) {
+            Some((number, member)) => added(set, number, member, conn, events, data),
+            None => demote::ban(conn, Reason::Resources),
+        },
+        (libc::EPOLL_CTL_ADD, Some((number, member))) => added(set, number, member, conn, events, data),
         (libc::EPOLL_CTL_MOD, Some((_, member))) => member.register(events, data),
         (libc::EPOLL_CTL_DEL, Some((number, member))) => {
             set.cool(number, member);
@@ -224,11 +246,10 @@ fn unregister(set: &Set, member: &Member) {
     }
 }
 
-fn add(set: &'static Set, set_index: usize, conn: &'static Conn, fd: i32, events: u32, data: u64) {
-    let (Some((number, member)), Ok(set_number)) = (claim(), u32::try_from(set_index + 1)) else {
-        demote::ban(conn, Reason::Resources);
-        return;
-    };
+/// A new record of a member; `None`: there are no more. The set is owned.
+fn record(set: &'static Set, set_index: usize, conn: &'static Conn, fd: i32) -> Option<(u32, &'static Member)> {
+    let set_number = u32::try_from(set_index + 1).ok()?;
+    let (number, member) = claim()?;
     member.set.store(set_number, Relaxed);
     member.connection.store(conn.id(), Relaxed);
     member.fd.store(fd, Relaxed);
@@ -236,11 +257,11 @@ fn add(set: &'static Set, set_index: usize, conn: &'static Conn, fd: i32, events
     member.next_of_connection.store(conn.memberships.load(Relaxed), Relaxed);
     conn.memberships.store(number, Relaxed);
     set.members.push(number, set_links);
-    begin(set, number, member, conn, events, data);
+    Some((number, member))
 }
 
-/// The kernel has the program's registration of the connection.
-fn begin(set: &'static Set, number: u32, member: &'static Member, conn: &'static Conn, events: u32, data: u64) {
+/// A registration begins. The set is owned.
+fn begin(set: &'static Set, number: u32, member: &'static Member, events: u32, data: u64) {
     set.cool(number, member);
     if member.flags.swap(0, Relaxed) & EMULATED != 0 {
         // The kernel had lost our registration: the descriptor was closed and opened unseen.
@@ -249,6 +270,11 @@ fn begin(set: &'static Set, number: u32, member: &'static Member, conn: &'static
     member.reported.store(0, Relaxed);
     member.idle.store(0, Relaxed);
     member.register(events, data);
+}
+
+/// The kernel has the program's registration of the connection. The set is owned.
+fn added(set: &'static Set, number: u32, member: &'static Member, conn: &'static Conn, events: u32, data: u64) {
+    begin(set, number, member, events, data);
     if set.nested.load(Relaxed) {
         demote::ban(conn, Reason::UnseenWait);
     } else if conn.phase() == Phase::Attached {
@@ -256,21 +282,28 @@ fn begin(set: &'static Set, number: u32, member: &'static Member, conn: &'static
     }
 }
 
+/// What our own registrations ask for.
+const OUR_EVENTS: u32 = (EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLPRI | EPOLLET).cast_unsigned();
+
 /// Takes the kernel registration over. The set is owned.
 fn emulate(set: &Set, number: u32, member: &'static Member) {
     let fd = member.fd.load(Relaxed);
-    let events = (EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLPRI | EPOLLET).cast_unsigned();
     let data = tag() | u64::from(number);
     set.ensure_bell();
-    let mut result = raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_MOD, fd, events, data);
+    let mut result = raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_MOD, fd, OUR_EVENTS, data);
     if result == Err(libc::EINVAL) && member.events.load(Relaxed) & EPOLLEXCLUSIVE.cast_unsigned() != 0 {
         result = raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_DEL, fd, 0, 0)
-            .and_then(|()| raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_ADD, fd, events, data));
+            .and_then(|()| raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_ADD, fd, OUR_EVENTS, data));
     }
     if result.is_err() {
         // The kernel knows no such registration: the descriptor was closed and opened unseen.
         return remove(set, number);
     }
+    taken_over(set, number, member);
+}
+
+/// The kernel registration is ours. The set is owned.
+fn taken_over(set: &Set, number: u32, member: &'static Member) {
     member.flags.fetch_or(EMULATED | FRESH | KERNEL, Relaxed);
     set.emulated.fetch_add(1, Relaxed);
     set.heat(number, member);

@@ -1,6 +1,7 @@
 //! Waiting in an epoll set.
 
 use crate::epoll::{self, Set, Tagged};
+use crate::lock::Guard;
 use crate::spin::Spinner;
 use crate::sys::{self, Events, raw};
 use crate::{agent, ready, real};
@@ -43,7 +44,7 @@ pub fn wait(
         };
         events.filled_by_kernel(count);
         // Events of ours: the first connection was attached while we slept.
-        if !translate(set, events, 0) || events.used() > 0 {
+        if !translate(set, None, events, 0) || events.used() > 0 {
             return events.used().cast_signed();
         }
     }
@@ -84,16 +85,18 @@ fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *con
 
 /// Takes the kernel's events, if it is time to ask for them, and then those of the lanes.
 fn collect(set: &'static Set, events: &mut Events, ask: bool) {
+    // Nobody takes a registration over in between, whose event would then be given twice.
+    let owner = set.own();
     let now = sys::ticks();
     let turn = set.waits.fetch_add(1, Relaxed).is_multiple_of(KERNEL_LOOK_WAITS);
     if ask || turn || now.wrapping_sub(set.kernel_looked.load(Relaxed)) > KERNEL_LOOK_US * sys::ticks_per_us() {
         set.kernel_looked.store(now, Relaxed);
         let from = events.used();
         if events.fetch(|room| raw::epoll_now(set.fd(), room)) > 0 {
-            translate(set, events, from);
+            translate(set, owner.as_ref(), events, from);
         }
     }
-    let Some(owner) = set.own() else { return };
+    let Some(owner) = owner else { return };
     // Served members go to the end of the list, so everyone gets a turn even where the program takes few events at a time.
     let mut left = set.hot.len();
     let mut next = set.hot.first();
@@ -163,14 +166,14 @@ fn sleep(
     }
     let count = result?;
     if count > 0 {
-        translate(set, events, from);
+        translate(set, None, events, from);
         return Ok(true);
     }
     Ok(deadline.is_none_or(|at| sys::now_ns() < at))
 }
 
-/// Takes our own registrations' events out of what the kernel wrote from `from` on; true if there were any.
-fn translate(set: &'static Set, events: &mut Events, from: usize) -> bool {
+/// Takes our own registrations' events out of what the kernel wrote from `from` on; true if there were any. `owned`: the caller owns the set.
+fn translate(set: &'static Set, owned: Option<&Guard<'_>>, events: &mut Events, from: usize) -> bool {
     let mut ours = false;
     let mut owner = None;
     events.retain(from, |data| match epoll::whose(data) {
@@ -180,11 +183,11 @@ fn translate(set: &'static Set, events: &mut Events, from: usize) -> bool {
             false
         }
         Tagged::Member(number) => {
-            if owner.is_none() {
+            if owned.is_none() && owner.is_none() {
                 owner = set.own();
             }
             ours = true;
-            if owner.is_some() {
+            if owned.is_some() || owner.is_some() {
                 epoll::signalled(set, number);
             }
             false

@@ -3,7 +3,7 @@
 use crate::conn::{BANNED, Conn, Phase, READY_OWED};
 use crate::lock::Guard;
 use crate::sys::{self, raw};
-use crate::{agent, counters, kernel, policy};
+use crate::{agent, counters, kernel, options, policy};
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use viaduct_channel::{Segment, Side};
 use viaduct_control::Reason;
@@ -92,7 +92,7 @@ impl Conn {
     /// The pair stands: takes the segment in.
     pub(crate) fn attach(&self, segment: Segment, name: u64, side: Side, peer_bell: i32, peer_pid: u32) -> bool {
         let id = self.id();
-        let (Some(_send), Some(receive)) = (self.own_send(id), self.own_receive(id)) else {
+        let (Some(send), Some(receive)) = (self.own_send(id), self.own_receive(id)) else {
             return false;
         };
         if !self.may_attach() {
@@ -112,6 +112,7 @@ impl Conn {
         let (zero, one): (i32, i32) = (0, 1);
         let _ = raw::setsockopt(self.fd(), libc::IPPROTO_TCP, libc::TCP_CORK, &zero);
         let _ = raw::setsockopt(self.fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, &one);
+        options::limit_lane(self, &send);
         if let Some(words) = counters::slot_of(self) {
             words[slot::PEER_PID].store(peer_pid.into(), Relaxed);
         }

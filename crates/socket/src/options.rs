@@ -2,6 +2,8 @@
 
 use crate::conn::{self, Conn, Phase};
 use crate::lifecycle::nanoseconds;
+use crate::lock::Guard;
+use crate::sys::raw;
 use crate::{demote, receive};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
@@ -77,6 +79,35 @@ pub fn getting(conn: &'static Conn, level: c_int, name: c_int) -> Verdict {
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Verdict::Answer((!conn.flag(conn::NAGLE)).into()),
         (libc::SOL_SOCKET, libc::SO_ERROR) if conn.has_error() => Verdict::Answer(conn.take_error()),
         _ => Verdict::Pass,
+    }
+}
+
+/// The kernel has taken an option.
+pub fn was_set(conn: &'static Conn, level: c_int, name: c_int) {
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_SNDBUF)
+        && conn.phase() == Phase::Attached
+        && let Some(guard) = conn.own_send(conn.id())
+    {
+        limit_lane(conn, &guard);
+    }
+}
+
+/// linux/socket.h; the libc crate has no name for it.
+const SO_BUF_LOCK: c_int = 72;
+/// The program has set the size of the send buffer.
+const SOCK_SNDBUF_LOCK: c_int = 1;
+
+/// A program that has set the size of its send buffer wants no more than that to be on its way.
+pub(crate) fn limit_lane(conn: &Conn, send: &Guard<'_>) {
+    let (mut locked, mut size): (c_int, c_int) = (0, 0);
+    if raw::getsockopt(conn.fd(), libc::SOL_SOCKET, SO_BUF_LOCK, &mut locked).is_ok()
+        && locked & SOCK_SNDBUF_LOCK != 0
+        && raw::getsockopt(conn.fd(), libc::SOL_SOCKET, libc::SO_SNDBUF, &mut size).is_ok()
+        && let Some(segment) = conn.segment(send)
+    {
+        // The kernel doubles what the program asks for, to have room for its own bookkeeping.
+        let bytes = usize::try_from(size / 2).unwrap_or(0);
+        segment.sender(conn.side()).limit(bytes);
     }
 }
 

@@ -236,10 +236,10 @@ fn arm(entries: &[pollfd]) -> Armed {
             }
             if entry.events & POLLOUT != 0 {
                 let lane = segment.sender(conn.side());
-                if !ready::roomy(segment, &lane) {
+                if !ready::roomy(&lane) {
                     lane.arm_credit(bit);
                     capped = true;
-                    return ready::roomy(segment, &lane);
+                    return ready::roomy(&lane);
                 }
             }
             false

@@ -8,7 +8,7 @@ use crate::sys::raw;
 use crate::{bell, send};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP};
-use viaduct_channel::{Segment, Sender};
+use viaduct_channel::Sender;
 use viaduct_control::Reason;
 use viaduct_stream::{Incoming, Mode, Outgoing, Source};
 
@@ -35,7 +35,7 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, kernel: boo
     }
     if interest & OUT != 0 {
         let lane = segment.sender(conn.side());
-        if conn.flag(conn::DEAD) || Outgoing::new(lane).mode() == Mode::Lane && roomy(segment, &lane) {
+        if conn.flag(conn::DEAD) || Outgoing::new(lane).mode() == Mode::Lane && roomy(&lane) {
             mask |= OUT;
         } else if Outgoing::new(lane).mode() != Mode::Lane {
             mask |= u32::from(raw::poll_now(conn.fd(), libc::POLLOUT).cast_unsigned()) & (OUT | ALWAYS);
@@ -56,8 +56,8 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, kernel: boo
 
 /// Whether a lane counts as writable: as with TCP, a third of it must be free, so that a program that waits before each write seldom
 /// blocks in it.
-pub(crate) fn roomy(segment: &Segment, lane: &Sender<'_>) -> bool {
-    lane.space() >= segment.geometry().capacity() / 3
+pub(crate) fn roomy(lane: &Sender<'_>) -> bool {
+    lane.space() >= lane.capacity() / 3
 }
 
 /// Readiness to receive, with the marks looked at and stretches entered and left.
@@ -149,10 +149,10 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static 
     }
     if interest & OUT != 0 && (!edge || conn.flag(conn::OUT_WANTED)) {
         let lane = segment.sender(conn.side());
-        if Outgoing::new(lane).mode() == Mode::Lane && !roomy(segment, &lane) {
+        if Outgoing::new(lane).mode() == Mode::Lane && !roomy(&lane) {
             lane.arm_credit(bit);
             *capped = true;
-            return roomy(segment, &lane);
+            return roomy(&lane);
         }
     }
     false
@@ -194,12 +194,12 @@ pub(crate) fn relieve(conn: &'static Conn) {
     let Some(segment) = conn.segment(&guard) else { return };
     let lane = segment.sender(conn.side());
     let out = Outgoing::new(lane);
-    if out.mode() == Mode::Lane && !roomy(segment, &lane) {
+    if out.mode() == Mode::Lane && !roomy(&lane) {
         // A peer that has closed will never make room; its kernel says so when asked.
         let _ = send::probe_peer(conn);
     }
     if out.mode() == Mode::Lane
-        && !roomy(segment, &lane)
+        && !roomy(&lane)
         && send::may_overflow(conn, &lane)
         && conn.stuck_at(lane.in_flight(), lane.tail())
     {
@@ -224,5 +224,5 @@ pub(crate) fn stirs(owner: &Guard<'_>, member: &Member, conn: &'static Conn) -> 
             return !member.has(FIRED);
         }
     }
-    interest & OUT != 0 && conn.flag(conn::OUT_WANTED) && roomy(segment, &segment.sender(conn.side()))
+    interest & OUT != 0 && conn.flag(conn::OUT_WANTED) && roomy(&segment.sender(conn.side()))
 }

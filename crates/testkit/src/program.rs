@@ -107,7 +107,8 @@ impl<'a> Launch<'a> {
         self
     }
 
-    fn command(&self) -> Command {
+    /// The words of the command, for a program that starts others.
+    pub fn words(&self) -> Vec<OsString> {
         let mut words: Vec<OsString> = Vec::new();
         if let Mode::Accelerated(instance) = self.mode {
             words.push(binary("viaduct").into());
@@ -119,6 +120,11 @@ impl<'a> Launch<'a> {
         }
         words.push(self.program.clone().into());
         words.extend(self.arguments.iter().cloned());
+        words
+    }
+
+    fn command(&self) -> Command {
+        let words = self.words();
         let mut command = match self.host {
             Some(host) => host.command(&words[0]),
             None => Command::new(&words[0]),

@@ -119,6 +119,28 @@ fn released_blocks_let_the_sender_run_ahead_as_far_as_the_table_reaches() {
 }
 
 #[test]
+fn a_limited_lane_holds_less() {
+    let (a, _) = Segment::heap(tiny());
+    let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
+    assert_eq!(tx.capacity(), 32);
+    tx.limit(9);
+    assert_eq!((tx.capacity(), tx.space()), (16, 16));
+    assert_eq!(append(tx, &[7; 32]), 16);
+    assert_eq!((tx.space(), append(tx, &[7])), (0, 0));
+    assert_eq!(read(rx, 8), [7; 8]);
+    assert_eq!(append(tx, &[7; 32]), 8);
+    // Never less than two blocks, so that a message may cross from one to the next.
+    tx.limit(0);
+    assert_eq!(tx.capacity(), 16);
+    tx.limit(1000);
+    assert_eq!(append(tx, &[7; 32]), 16);
+    assert_eq!(tx.capacity(), 32);
+    // What is in use already stays in use.
+    tx.limit(9);
+    assert_eq!(tx.capacity(), 32);
+}
+
+#[test]
 fn without_memory_a_lane_lives_on_with_the_blocks_it_has() {
     let (a, _) = Segment::heap(tiny());
     let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));

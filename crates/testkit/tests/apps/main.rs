@@ -1,45 +1,61 @@
 //! Unmodified programs, each with its own traffic verified: native first, which proves the test itself; accelerated on both
 //! sides, with proof of the path; and one side accelerated only, which must work and stay on TCP.
 
-/// Four tests of one check.
+/// Four tests of one check, which may need root.
 macro_rules! matrix {
-    ($check:path, $($program:literal),+) => {
+    (@tests $root:literal, $check:path, $($program:literal),+) => {
         #[test]
         fn native() {
-            crate::on(false, false, &[$($program),+], $check);
+            crate::on(false, false, $root, &[$($program),+], $check);
         }
 
         #[test]
         fn accelerated() {
-            crate::on(true, true, &[$($program),+], $check);
+            crate::on(true, true, $root, &[$($program),+], $check);
         }
 
         #[test]
         fn only_the_client_accelerated() {
-            crate::on(false, true, &[$($program),+], $check);
+            crate::on(false, true, $root, &[$($program),+], $check);
         }
 
         #[test]
         fn only_the_server_accelerated() {
-            crate::on(true, false, &[$($program),+], $check);
+            crate::on(true, false, $root, &[$($program),+], $check);
         }
+    };
+    (root $check:path, $($program:literal),+) => {
+        matrix!(@tests true, $check, $($program),+);
+    };
+    ($check:path, $($program:literal),+) => {
+        matrix!(@tests false, $check, $($program),+);
     };
 }
 
+mod apache;
+mod ftp;
+mod go;
 mod haproxy;
 mod iperf;
 mod java;
+mod mariadb;
 mod memcached;
+mod musl;
 mod nginx;
 mod node;
+mod openmpi;
+mod postgresql;
 mod python;
 mod redis;
+mod rsync;
 mod sockperf;
+mod ssh;
+mod telnet;
 
 use std::time::Duration;
 use viaduct_testkit::processes::wait_until;
 use viaduct_testkit::status::Totals;
-use viaduct_testkit::{Instance, Launch, Mode};
+use viaduct_testkit::{Instance, Launch, Mode, Outcome, pattern};
 
 /// How long a program may take for what it does in a second or two.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -48,6 +64,13 @@ const PATIENCE: Duration = Duration::from_secs(40);
 fn letters(size: usize) -> String {
     let alphabet = "abcdefghijklmnopqrstuvwxyz0123456789_";
     alphabet.chars().cycle().step_by(7).take(size).collect()
+}
+
+/// Checkable bytes.
+fn bytes(size: usize) -> Vec<u8> {
+    let mut bytes = vec![0; size];
+    pattern::fill(1, 0, &mut bytes);
+    bytes
 }
 
 /// A server and a client, each native or accelerated.
@@ -107,6 +130,27 @@ impl Pair<'_> {
         );
     }
 
+    /// Runs a client that takes its time. With both sides accelerated, bytes of its connection must go over shared memory meanwhile: for
+    /// servers whose processes end with their connections.
+    fn proved_meanwhile(&self, server: &str, client: Launch<'_>) -> Outcome {
+        let before = self.fast_bytes(server);
+        let client = client.spawn();
+        assert!(
+            !self.is_accelerated() || wait_until(PATIENCE, || self.fast_bytes(server) > before),
+            "no byte of {server} goes over shared memory: {:#?}",
+            self.instance.totals()
+        );
+        client.finish(PATIENCE)
+    }
+
+    /// No byte can have gone over shared memory: viaductd has not paired a single connection.
+    fn prove_plain(&self) {
+        if !matches!((self.server, self.client), (Mode::Native, Mode::Native)) {
+            let totals = self.instance.totals();
+            assert_eq!(self.instance.stats().pairs, 0, "paired: {totals:#?}");
+        }
+    }
+
     /// Bytes that living processes of `program` have sent and received over shared memory so far.
     fn fast_bytes(&self, program: &str) -> u64 {
         let totals = self.instance.totals();
@@ -146,8 +190,8 @@ impl Pair<'_> {
 }
 
 /// Runs `check` with each side native or accelerated, if `programs` are there.
-fn on(server: bool, client: bool, programs: &[&str], check: fn(&Pair<'_>)) {
-    if !viaduct_testkit::can_run(false, programs) {
+fn on(server: bool, client: bool, root: bool, programs: &[&str], check: fn(&Pair<'_>)) {
+    if !viaduct_testkit::can_run(root, programs) {
         return;
     }
     let instance = if server || client {

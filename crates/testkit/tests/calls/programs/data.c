@@ -415,6 +415,23 @@ static void threads_share_a_socket(void)
     close_pair(p);
 }
 
+/* A program that asks for little room is told that it is full when little is on its way. */
+static void small_buffers_fill_soon(void)
+{
+    static char bytes[100000];
+    struct pair p = make_pair();
+    int size = 4096, room = 4096;
+    long sent = 0;
+
+    EXPECT(setsockopt(p.near, SOL_SOCKET, SO_SNDBUF, &size, sizeof size) == 0);
+    EXPECT(setsockopt(p.far, SOL_SOCKET, SO_RCVBUF, &room, sizeof room) == 0);
+    for (long count; (count = send(p.near, bytes, sizeof bytes, MSG_DONTWAIT)) > 0; sent += count)
+        EXPECT(sent < 200000);
+    EXPECT_ERROR(send(p.near, bytes, sizeof bytes, MSG_DONTWAIT), EAGAIN);
+    EXPECT(sent >= 4096);
+    close_pair(p);
+}
+
 int main(int argc, char **argv)
 {
     static const struct check checks[] = {
@@ -434,6 +451,7 @@ int main(int argc, char **argv)
         {"vectors_with_flags", vectors_with_flags},
         {"text_is_printed", text_is_printed},
         {"urgent_data", urgent_data},
+        {"small_buffers_fill_soon", small_buffers_fill_soon},
         {"options_and_addresses", options_and_addresses},
         {"threads_share_a_socket", threads_share_a_socket},
     };

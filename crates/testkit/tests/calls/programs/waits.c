@@ -316,6 +316,37 @@ static void epoll_once(void)
     close_pair(p);
 }
 
+/* What a thread that waits in a set hears until nothing comes for a while. */
+static void *count_events(void *set)
+{
+    struct epoll_event events[4];
+    long heard = 0;
+
+    for (int count; (count = epoll_wait(*(int *)set, events, 4, heard ? 5 : 1000)) > 0;)
+        heard += count;
+    return (void *)heard;
+}
+
+/* A one-shot event is given once to a thread that waits already when the socket, which is readable, is added. */
+static void epoll_adds_while_others_wait(void)
+{
+    struct pair p = make_pair();
+
+    send_all(p.near, "x", 1);
+    for (int round = 0; round < 100; round++) {
+        int set = epoll_create1(0);
+        void *heard;
+        pthread_t thread = in_thread(count_events, &set);
+
+        sleep_ms(1);
+        EXPECT(watch(set, p.far, EPOLLIN | EPOLLONESHOT) == 0);
+        pthread_join(thread, &heard);
+        EXPECT((long)heard == 1);
+        close(set);
+    }
+    close_pair(p);
+}
+
 static void epoll_in_epoll(void)
 {
     struct pair p = make_pair();
@@ -447,6 +478,7 @@ int main(int argc, char **argv)
         {"epoll_by_edge", epoll_by_edge},
         {"epoll_when_room_comes", epoll_when_room_comes},
         {"epoll_once", epoll_once},
+        {"epoll_adds_while_others_wait", epoll_adds_while_others_wait},
         {"epoll_in_epoll", epoll_in_epoll},
         {"others_get_their_turn", others_get_their_turn},
         {"unseen_waits_wake", unseen_waits_wake},
