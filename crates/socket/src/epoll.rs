@@ -179,7 +179,7 @@ pub fn control(
         (libc::EPOLL_CTL_MOD, Some((_, member))) => member.register(events, data),
         (libc::EPOLL_CTL_DEL, Some((number, member))) => {
             set.cool(number, member);
-            if member.flags.swap(PARKED, Relaxed) & EMULATED != 0 {
+            if member.change(u32::MAX, PARKED) & EMULATED != 0 {
                 set.emulated.fetch_sub(1, Relaxed);
             }
         }
@@ -208,7 +208,7 @@ fn control_ours(
                 unregister(set, member);
                 return None;
             }
-            member.flags.fetch_and(!PARKED, Relaxed);
+            member.change(PARKED, 0);
         }
         libc::EPOLL_CTL_MOD if flags & PARKED == 0 => {
             if flags & EMULATED == 0 && (conn.phase() != Phase::Attached || set.nested.load(Relaxed)) {
@@ -222,7 +222,7 @@ fn control_ours(
             if exclusive || set.shared.load(Relaxed) {
                 return None;
             }
-            member.flags.fetch_or(PARKED, Relaxed);
+            member.change(0, PARKED);
             set.cool(number, member);
             return Some(0);
         }
@@ -240,7 +240,7 @@ fn control_ours(
 
 /// Takes our registration of a parked member out of the kernel's set. The set is owned.
 fn unregister(set: &Set, member: &Member) {
-    if member.flags.fetch_and(!EMULATED, Relaxed) & EMULATED != 0 {
+    if member.change(EMULATED, 0) & EMULATED != 0 {
         set.emulated.fetch_sub(1, Relaxed);
         let _ = raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_DEL, member.fd.load(Relaxed), 0, 0);
     }
@@ -263,7 +263,7 @@ fn record(set: &'static Set, set_index: usize, conn: &'static Conn, fd: i32) -> 
 /// A registration begins. The set is owned.
 fn begin(set: &'static Set, number: u32, member: &'static Member, events: u32, data: u64) {
     set.cool(number, member);
-    if member.flags.swap(0, Relaxed) & EMULATED != 0 {
+    if member.change(u32::MAX, 0) & EMULATED != 0 {
         // The kernel had lost our registration: the descriptor was closed and opened unseen.
         set.emulated.fetch_sub(1, Relaxed);
     }
@@ -304,7 +304,7 @@ fn emulate(set: &Set, number: u32, member: &'static Member) {
 
 /// The kernel registration is ours. The set is owned.
 fn taken_over(set: &Set, number: u32, member: &'static Member) {
-    member.flags.fetch_or(EMULATED | FRESH | KERNEL, Relaxed);
+    member.change(0, EMULATED | FRESH | KERNEL);
     set.emulated.fetch_add(1, Relaxed);
     set.heat(number, member);
     set.nudge();
@@ -408,7 +408,7 @@ pub fn nest(index: usize) {
             unregister(set, member);
             continue;
         }
-        if member.flags.fetch_and(!EMULATED, Relaxed) & EMULATED != 0 {
+        if member.change(EMULATED, 0) & EMULATED != 0 {
             set.emulated.fetch_sub(1, Relaxed);
             let (events, data) = (member.events.load(Relaxed), member.data());
             let _ = raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_MOD, member.fd.load(Relaxed), events, data);
@@ -429,7 +429,7 @@ pub(crate) fn signalled(set: &Set, number: u32) {
             // One spurious wake, not one for every byte that the program does not wait for.
             return unregister(set, member);
         }
-        member.flags.fetch_or(KERNEL | EDGE, Relaxed);
+        member.change(0, KERNEL | EDGE);
         set.heat(number, member);
     }
 }

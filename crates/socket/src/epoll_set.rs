@@ -218,7 +218,7 @@ impl Set {
     /// Makes a member hot.
     pub(crate) fn heat(&self, number: u32, member: &Member) {
         member.idle.store(0, Relaxed);
-        if member.flags.fetch_or(HOT, Relaxed) & HOT == 0 {
+        if member.change(0, HOT) & HOT == 0 {
             self.hot.push(number, hot_links);
         }
     }
@@ -231,7 +231,8 @@ impl Set {
     }
 
     pub(crate) fn cool(&self, number: u32, member: &Member) {
-        if member.flags.fetch_and(!HOT, Relaxed) & HOT != 0 {
+        if member.has(HOT) {
+            member.change(HOT, 0);
             self.hot.remove(number, hot_links);
         }
     }
@@ -263,6 +264,13 @@ pub(crate) fn set_links(number: u32) -> Option<&'static Links> {
 }
 
 impl Member {
+    /// Takes the flags `gone` away and adds `come`; answers what they were. The set is owned, so this need not be indivisible.
+    pub(crate) fn change(&self, gone: u32, come: u32) -> u32 {
+        let before = self.flags.load(Relaxed);
+        self.flags.store(before & !gone | come, Relaxed);
+        before
+    }
+
     /// Notes what the program registers. Our own registration asks for everything, so what the kernel has to say is known already, but
     /// for what nobody wanted to know until now.
     pub(crate) fn register(&self, events: u32, data: u64) {
@@ -274,7 +282,7 @@ impl Member {
         } else {
             (FIRED, FRESH)
         };
-        self.flags.store(self.flags.load(Relaxed) & !gone | come, Relaxed);
+        self.change(gone, come);
     }
 
     pub(crate) fn has(&self, flag: u32) -> bool {

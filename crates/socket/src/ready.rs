@@ -85,10 +85,7 @@ pub(crate) fn report(owner: &Guard<'_>, member: &Member, conn: &'static Conn) ->
     let position = published(conn, owner);
     let mask = look(conn, owner, interest, flags & KERNEL != 0);
     if flags & KERNEL != 0 && mask & (IN | RDHUP | PRI | ALWAYS) == 0 {
-        member.flags.fetch_and(!KERNEL, Relaxed);
-        if interest & IN == 0 {
-            member.flags.fetch_or(UNSEEN, Relaxed);
-        }
+        member.change(KERNEL, if interest & IN == 0 { UNSEEN } else { 0 });
     }
     if mask == 0 {
         return 0;
@@ -102,7 +99,7 @@ pub(crate) fn report(owner: &Guard<'_>, member: &Member, conn: &'static Conn) ->
             return 0;
         }
         member.reported.store(position, Relaxed);
-        member.flags.fetch_and(!(FRESH | EDGE), Relaxed);
+        member.change(FRESH | EDGE, 0);
         if news_in {
             conn.set_flag(conn::IN_WANTED, false);
         }
@@ -111,7 +108,7 @@ pub(crate) fn report(owner: &Guard<'_>, member: &Member, conn: &'static Conn) ->
         }
     }
     if interest & EPOLLONESHOT.cast_unsigned() != 0 {
-        member.flags.fetch_or(FIRED, Relaxed);
+        member.change(0, FIRED);
     }
     mask
 }

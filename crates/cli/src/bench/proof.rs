@@ -4,20 +4,19 @@ use crate::bench::instance::Instance;
 use crate::counters;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use viaduct_control::counters::Path;
 
 /// What the ends of some processes said of their paths during a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Proof {
     /// Connection ends.
-    pub(crate) ends: usize,
-    /// Those with a direction on shared memory; one that carries nothing stays where it is.
-    pub(crate) fast_ends: usize,
+    pub(crate) ends: u64,
+    /// Those of which shared memory has carried bytes.
+    pub(crate) fast_ends: u64,
     /// Stream bytes sent and received by them so far.
     pub(crate) bytes: u64,
     /// Of these, over shared memory.
     pub(crate) fast_bytes: u64,
-    /// How many ends gave which reason.
+    /// How many open ends gave which reason.
     pub(crate) reasons: BTreeMap<&'static str, usize>,
 }
 
@@ -26,11 +25,14 @@ impl Proof {
     pub(crate) fn take(instance: &Instance, pids: &[u32]) -> Self {
         let mut proof = Self::default();
         for process in counters::read_some(pids, Some(instance.id())).unwrap_or_default() {
+            // Those that have ended count: a program may have done all it does before anybody looks.
+            let totals = process.totals;
+            let [sent, received, fast_sent, fast_received] = totals.traffic;
+            proof.ends += totals.open + totals.ended;
+            proof.fast_ends += totals.open_fast + totals.ended_fast;
+            proof.bytes = proof.bytes.saturating_add(sent).saturating_add(received);
+            proof.fast_bytes = proof.fast_bytes.saturating_add(fast_sent).saturating_add(fast_received);
             for end in process.ends {
-                proof.ends += 1;
-                proof.fast_ends += usize::from([end.state.sending, end.state.receiving].contains(&Path::Shm));
-                proof.bytes += end.bytes_sent + end.bytes_received;
-                proof.fast_bytes += end.fast_bytes_sent + end.fast_bytes_received;
                 *proof.reasons.entry(end.state.reason.code()).or_default() += 1;
             }
         }

@@ -352,7 +352,7 @@ impl Run<'_> {
         let proof = self.proof(&server, &client);
         let own = self.accelerated().then(|| Proof::take(self.instance, &[client.pid()]));
         Ok(Measurement {
-            value: own.map_or(found.connections, |own| own.fast_ends) as f64,
+            value: own.map_or(found.connections as f64, |own| own.fast_ends as f64),
             work: found.connections as f64,
             cpu_s: server.cpu_s() + client.cpu_s(),
             proof,
