@@ -81,7 +81,11 @@ fn check(pair: &Pair<'_>) {
         .unwrap();
     assert!(literal < 1_000_000, "{report}");
 
-    let slowly = format!("--bwlimit=10000 --whole-file --ignore-times -a --timeout=20 {url} {}/", back.display());
-    pair.proved_meanwhile("rsync", pair.client("rsync", slowly.split_whitespace())).success();
+    let slowly = format!(
+        "--bwlimit=10000 --whole-file --ignore-times -a --timeout=20 {url} {}/",
+        back.display()
+    );
+    pair.proved_meanwhile("rsync", pair.client("rsync", slowly.split_whitespace()))
+        .success();
     assert!(tree(&source) == tree(&back), "what came slowly differs");
 }
