@@ -17,7 +17,7 @@ ZSHDIR := $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 FISHDIR := $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 UNITDIR ?= $(DESTDIR)$(PREFIX)/lib/systemd/system
 
-.PHONY: help build generate test quick-test demo bench fmt lint doc install uninstall clean setup
+.PHONY: help build generate test quick-test test-suites soak demo bench fmt lint doc install uninstall clean setup
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -33,6 +33,13 @@ test: setup ## set up this machine and run every test; CI runs exactly this
 
 quick-test: ## formatting, lints, unit tests and doc tests only
 	scripts/test --quick
+
+test-suites: setup build ## suites that others wrote, all of them: the same tests must pass natively and under Viaduct
+	VIADUCT_TEST_REQUIRE=1 $(CARGO) test --package viaduct-testkit --locked --test suites -- --test-threads=1 --nocapture --include-ignored
+
+soak: setup build ## half an hour of mixed load with random faults, as root
+	VIADUCT_TEST_REQUIRE=1 VIADUCT_SOAK_SECONDS=$${VIADUCT_SOAK_SECONDS:-1800} \
+		$(CARGO) test --package viaduct-testkit --locked --test apps soak -- --nocapture
 
 demo: setup build ## Redis and its own benchmark, plain and accelerated in turn, with proof of the path
 	$(CARGO) run --quiet --release --locked --package viaduct-testkit --example demo

@@ -48,6 +48,7 @@ mod postgresql;
 mod python;
 mod redis;
 mod rsync;
+mod soak;
 mod sockperf;
 mod ssh;
 mod telnet;

@@ -1,6 +1,6 @@
 //! Open MPI over its TCP transport: two ranks, each native or accelerated, check messages and collective results.
 
-use crate::{PATIENCE, Pair};
+use crate::Pair;
 use std::path::Path;
 use std::process::Command;
 use viaduct_testkit::{Launch, Mode};

@@ -8,7 +8,7 @@ use viaduct_testkit::processes::{free_port, wait_until};
 
 matrix!(check, "redis-server", "redis-cli", "redis-benchmark");
 
-fn start(pair: &Pair<'_>, port: u16, dir: &Path, more: &str) -> Program {
+pub(crate) fn start(pair: &Pair<'_>, port: u16, dir: &Path, more: &str) -> Program {
     std::fs::create_dir_all(dir).unwrap();
     let arguments = format!(
         "--port {port} --bind 127.0.0.1 --save --appendonly no --enable-debug-command yes --loglevel warning {more} --dir"
@@ -20,7 +20,7 @@ fn start(pair: &Pair<'_>, port: u16, dir: &Path, more: &str) -> Program {
 }
 
 /// Runs `redis-cli` on a file of commands or with the file as the last argument's value.
-fn cli(pair: &Pair<'_>, port: u16, arguments: &str, input: &str) -> String {
+pub(crate) fn cli(pair: &Pair<'_>, port: u16, arguments: &str, input: &str) -> String {
     let file = pair.instance.scratch("redis-input");
     std::fs::write(&file, input).unwrap();
     let all = format!("-p {port} --raw {arguments}");

@@ -2,6 +2,7 @@
 
 use crate::{PATIENCE, Pair, bytes};
 use std::path::Path;
+use viaduct_testkit::Program;
 use viaduct_testkit::processes::free_port;
 
 matrix!(check, "rsync");
@@ -27,6 +28,25 @@ fn tree(dir: &Path) -> Vec<(String, Vec<u8>)> {
     found
 }
 
+/// A daemon that takes and gives what is in the directory `module`.
+pub(crate) fn start(pair: &Pair<'_>, port: u16) -> Program {
+    let module = pair.instance.scratch("module");
+    std::fs::create_dir_all(&module).unwrap();
+    let configuration = format!(
+        "address = 127.0.0.1\nport = {port}\nuse chroot = no\nlog file = /dev/null\n\
+         [all]\npath = {}\nread only = no\nuid = {uid}\ngid = {gid}\n",
+        module.display(),
+        uid = nix::unistd::getuid(),
+        gid = nix::unistd::getgid(),
+    );
+    let file = pair.instance.scratch("rsyncd.conf");
+    std::fs::write(&file, configuration).unwrap();
+    let arguments = format!("--daemon --no-detach --config={}", file.display());
+    pair.server("rsync", arguments.split_whitespace())
+        .spawn()
+        .listening(port)
+}
+
 fn check(pair: &Pair<'_>) {
     let port = free_port();
     let dir = pair.instance.dir();
@@ -38,20 +58,7 @@ fn check(pair: &Pair<'_>) {
     for number in 0..500 {
         std::fs::write(source.join(format!("inner/{number}")), bytes(number * 37)).unwrap();
     }
-    let configuration = format!(
-        "address = 127.0.0.1\nport = {port}\nuse chroot = no\nlog file = /dev/null\n\
-         [all]\npath = {}\nread only = no\nuid = {uid}\ngid = {gid}\n",
-        module.display(),
-        uid = nix::unistd::getuid(),
-        gid = nix::unistd::getgid(),
-    );
-    let file = pair.instance.scratch("rsyncd.conf");
-    std::fs::write(&file, configuration).unwrap();
-    let arguments = format!("--daemon --no-detach --config={}", file.display());
-    let _server = pair
-        .server("rsync", arguments.split_whitespace())
-        .spawn()
-        .listening(port);
+    let _server = start(pair, port);
     let url = format!("rsync://127.0.0.1:{port}/all/");
     let copy = |from: &str, to: &str| {
         let all = format!("-a --no-owner --no-group --timeout=20 --stats {from} {to}");

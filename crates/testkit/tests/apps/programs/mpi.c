@@ -2,6 +2,7 @@
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 static int rank, ranks;
 
@@ -99,6 +100,7 @@ int main(int argc, char **argv)
     tags();
     if (rank == 0)
         puts("all results are right");
+    sleep(1); /* so that what the ranks have counted can be looked at */
     MPI_Finalize();
     return 0;
 }

@@ -2,7 +2,7 @@
 
 usage: cpython.py RESULTS SKIPPED MODULE...   (SKIPPED: names of classes to leave out, separated by commas, or -)
 
-The file tells the outcomes of a run that hangs or dies as far as it came.
+The file tells the outcomes of a run that hangs or dies as far as it came; a complete one ends with the line `finished`.
 """
 
 import sys
@@ -74,6 +74,7 @@ def main():
         Result.lines = lines
         runner = unittest.TextTestRunner(resultclass=Result, verbosity=2)
         runner.run(unittest.TestSuite(tests))
+        print("finished", "", "", sep="\t", file=lines, flush=True)
 
 
 if __name__ == "__main__":

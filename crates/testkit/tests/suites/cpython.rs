@@ -1,0 +1,110 @@
+//! CPython's own tests of everything that uses sockets (Debian's libpython3.11-testsuite).
+
+use crate::{Outcomes, compare};
+use std::path::Path;
+use std::time::Duration;
+use viaduct_testkit::{Instance, Launch, Mode, can_run};
+
+/// Of a module whose tests wait for clocks most of the time.
+const PATIENCE: Duration = Duration::from_secs(900);
+
+/// Differences that are known, with their reasons.
+const KNOWN: &[(&str, &str)] = &[(
+    "TestPicklingConnections.test_pickling",
+    "a peer that has sent all and closed cannot send the bytes again, over TCP, to the process that the socket is passed to",
+)];
+
+/// Classes that are left out: they hang natively on machines whose VSOCK device leads nowhere.
+const SKIPPED: &str = "BasicVSOCKTest,ThreadedVSOCKSocketStreamTest";
+
+fn run(mode: Mode<'_>, module: &str) -> Outcomes {
+    // Tests write into their working directory and leave processes behind.
+    let place = tempfile::tempdir().unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suites/programs/cpython.py");
+    let results = place.path().join("results");
+    let words = [
+        script.into_os_string(),
+        results.clone().into_os_string(),
+        SKIPPED.into(),
+        format!("test.{module}").into(),
+    ];
+    let mut program = Launch::new(mode, "/usr/bin/python3", words)
+        .options("--offer wait")
+        .directory(place.path())
+        .spawn();
+    let text = || std::fs::read_to_string(&results).unwrap_or_default();
+    // One that hangs is shown by the test that it had started. A process left behind may keep it from ending.
+    let finished = |text: &str| text.lines().any(|line| line.starts_with("finished\t"));
+    viaduct_testkit::processes::wait_until(PATIENCE, || !program.is_running() || finished(&text()));
+    let text = text();
+    let mut outcomes: Outcomes = text
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split('\t').map(str::to_owned);
+            let (outcome, name) = (words.next()?, words.next()?);
+            Some((name, (outcome, words.next().unwrap_or_default())))
+        })
+        .collect();
+    assert!(finished(&text), "{module} did not end: {:#?}", {
+        outcomes.retain(|_, (outcome, _)| outcome == "started");
+        outcomes
+    });
+    outcomes
+}
+
+fn same(modules: &[&str]) {
+    if !can_run(false, &["python3"]) {
+        return;
+    }
+    for module in modules {
+        let native = run(Mode::Native, module);
+        let instance = Instance::start();
+        let fast = run(Mode::Accelerated(&instance), module);
+        compare(module, &native, &fast, KNOWN);
+        println!("{module}: {} pairs", instance.stats().pairs);
+    }
+}
+
+#[test]
+fn sockets() {
+    same(&["test_socket"]);
+}
+
+#[test]
+fn waits() {
+    same(&["test_select", "test_poll", "test_epoll", "test_selectors"]);
+}
+
+#[test]
+fn protocols() {
+    same(&[
+        "test_httplib",
+        "test_asyncore",
+        "test_telnetlib",
+        "test_ftplib",
+        "test_asyncio.test_sendfile",
+    ]);
+}
+
+#[test]
+#[ignore = "two minutes: make test-suites"]
+fn long_protocols() {
+    same(&["test_ssl", "test_xmlrpc"]);
+}
+
+#[test]
+#[ignore = "ten minutes: make test-suites"]
+fn asyncio() {
+    same(&["test_asyncio"]);
+}
+
+#[test]
+#[ignore = "ten minutes: make test-suites"]
+fn multiprocessing() {
+    same(&[
+        "test_multiprocessing_main_handling",
+        "test_multiprocessing_fork",
+        "test_multiprocessing_forkserver",
+        "test_multiprocessing_spawn",
+    ]);
+}
