@@ -210,8 +210,9 @@ fn a_fast_connection_needs_no_advice() {
     guest.show(1, &server, SHM);
     // By its address: the tests beside this one are the same process.
     let text = explain(&guest, &address(&client));
-    assert!(text.contains("runs under Viaduct"), "{text}");
+    assert!(text.contains("Other end: testprog"), "{text}");
     assert!(text.contains("shm for sending, shm for receiving"), "{text}");
+    assert!(!text.contains("does not run under Viaduct"), "{text}");
 }
 
 #[test]

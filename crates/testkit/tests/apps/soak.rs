@@ -181,7 +181,9 @@ fn stays_flat() {
     let (early, late) = (held.len() / 3, held.len() - held.len() / 3);
     let most = |rounds: &[Held], of: fn(&Held) -> u64| rounds.iter().map(of).max().unwrap_or(0);
     let least = |rounds: &[Held], of: fn(&Held) -> u64| rounds.iter().map(of).min().unwrap_or(0);
-    let limits: [(&str, fn(&Held) -> u64, u64); 4] = [
+    /// What is held, how to read it, and by how much it may grow.
+    type Limit = (&'static str, fn(&Held) -> u64, u64);
+    let limits: [Limit; 4] = [
         ("processes", |held| held.processes as u64, 2),
         ("descriptors", |held| held.descriptors as u64, 40),
         ("memory files", |held| held.memory_files as u64, 16),
