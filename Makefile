@@ -17,7 +17,7 @@ ZSHDIR := $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 FISHDIR := $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 UNITDIR ?= $(DESTDIR)$(PREFIX)/lib/systemd/system
 
-.PHONY: help build generate test quick-test test-suites soak demo bench fmt lint doc install uninstall clean setup
+.PHONY: help build generate test quick-test test-suites compatibility soak demo bench fmt lint doc install uninstall clean setup
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -36,6 +36,12 @@ quick-test: ## formatting, lints, unit tests and doc tests only
 
 test-suites: setup build ## suites that others wrote, all of them: the same tests must pass natively and under Viaduct
 	VIADUCT_TEST_REQUIRE=1 $(CARGO) test --package viaduct-testkit --locked --test suites -- --test-threads=1 --nocapture --include-ignored
+
+compatibility: setup build ## test the applications and write the table in docs/compatibility.md, as root
+	rm -rf $(TARGET)/results
+	VIADUCT_TEST_REQUIRE=1 VIADUCT_TEST_RESULTS=$(abspath $(TARGET))/results \
+		$(CARGO) test --package viaduct-testkit --locked --test apps -- --test-threads=1 --skip soak
+	$(CARGO) run --quiet --package viaduct-testkit --locked --example compatibility $(TARGET)/results
 
 soak: setup build ## half an hour of mixed load with random faults, as root
 	VIADUCT_TEST_REQUIRE=1 VIADUCT_SOAK_SECONDS=$${VIADUCT_SOAK_SECONDS:-1800} \

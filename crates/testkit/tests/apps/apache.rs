@@ -71,9 +71,9 @@ fn check(pair: &Pair<'_>, model: &str) {
     let text = pair.client("wget", pages.split_whitespace()).run(PATIENCE).success();
     assert_eq!(text, "p".repeat(30_000));
 
-    pair.proved("apache2", || {
-        assert!(wrk(pair, &["-t1", "-c16", "-d1s", &page]) > 100);
-    });
+    let answers = pair.proved("apache2", || wrk(pair, &["-t1", "-c16", "-d1s", &page]));
+    assert!(answers > 100, "{answers} answers");
+    pair.results.figure("wrk page.html", answers as f64);
     assert!(wrk(pair, &["-t1", "-c8", "-d1s", "-H", "Connection: close", &page]) > 100);
     assert!(server.is_running());
     pair.prove(&["apache2"]);

@@ -37,9 +37,9 @@ fn check(pair: &Pair<'_>) {
         assert!(nginx::is_big(&copy), "the body differs");
     });
     let small = format!("{base}/small");
-    pair.proved("haproxy", || {
-        assert!(nginx::wrk(pair, &["-t1", "-c16", "-d1s", &small]) > 100);
-    });
+    let answers = pair.proved("haproxy", || nginx::wrk(pair, &["-t1", "-c16", "-d1s", &small]));
+    assert!(answers > 100, "{answers} answers");
+    pair.results.figure("wrk small", answers as f64);
     assert!(nginx::wrk(pair, &["-t1", "-c8", "-d1s", "-H", "Connection: close", &small]) > 100);
 
     // Behind an accelerated proxy the way to an accelerated nginx is fast whoever the client is.

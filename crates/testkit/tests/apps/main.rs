@@ -47,12 +47,14 @@ mod openmpi;
 mod postgresql;
 mod python;
 mod redis;
+mod results;
 mod rsync;
 mod soak;
 mod sockperf;
 mod ssh;
 mod telnet;
 
+use results::Results;
 use std::time::Duration;
 use viaduct_testkit::processes::wait_until;
 use viaduct_testkit::status::Totals;
@@ -79,6 +81,7 @@ struct Pair<'a> {
     server: Mode<'a>,
     client: Mode<'a>,
     instance: &'a Instance,
+    results: Results,
 }
 
 impl Pair<'_> {
@@ -145,7 +148,8 @@ impl Pair<'_> {
     }
 
     /// No byte can have gone over shared memory: viaductd has not paired a single connection.
-    fn prove_plain(&self) {
+    fn prove_plain(&self, why: &str) {
+        self.results.stays_plain(why);
         if !matches!((self.server, self.client), (Mode::Native, Mode::Native)) {
             let totals = self.instance.totals();
             assert_eq!(self.instance.stats().pairs, 0, "paired: {totals:#?}");
@@ -207,9 +211,12 @@ fn on(server: bool, client: bool, root: bool, programs: &[&str], check: fn(&Pair
             Mode::Native
         }
     };
-    check(&Pair {
+    let pair = Pair {
         server: mode(server),
         client: mode(client),
         instance: &instance,
-    });
+        results: Results::default(),
+    };
+    check(&pair);
+    pair.results.write(programs);
 }

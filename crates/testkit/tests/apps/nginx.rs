@@ -4,16 +4,24 @@ use crate::{PATIENCE, Pair};
 use nix::sys::signal::Signal;
 use std::path::Path;
 use std::time::Duration;
-use viaduct_testkit::processes::{free_port, wait_until};
-use viaduct_testkit::{Program, pattern};
+use viaduct_testkit::processes::{free_port, is_listening, signal, wait_until};
+use viaduct_testkit::{Launch, Program, pattern};
 
 matrix!(check, "nginx", "curl", "wrk");
 
 /// Bytes of the big file.
 pub(crate) const BIG: usize = 50_000_000;
 
+mod daemon {
+    matrix!(super::daemon, "nginx", "curl", "wrk");
+}
+
 /// Starts an nginx that serves `big.bin`, `page.html` and `/small`.
 pub(crate) fn start(pair: &Pair<'_>, port: u16) -> Program {
+    launch(pair, port, "off").spawn().listening(port)
+}
+
+fn launch<'a>(pair: &'a Pair<'_>, port: u16, daemon: &str) -> Launch<'a> {
     let root = pair.instance.scratch("www");
     std::fs::create_dir_all(&root).unwrap();
     let mut big = vec![0; BIG];
@@ -21,7 +29,7 @@ pub(crate) fn start(pair: &Pair<'_>, port: u16) -> Program {
     std::fs::write(root.join("big.bin"), big).unwrap();
     std::fs::write(root.join("page.html"), "p".repeat(10_000)).unwrap();
     let configuration = format!(
-        "daemon off; master_process on; worker_processes 2; pid {dir}/nginx.pid; error_log stderr error;
+        "daemon {daemon}; master_process on; worker_processes 2; pid {dir}/nginx.pid; error_log stderr error;
          user root;
          events {{ worker_connections 512; }}
          http {{
@@ -44,7 +52,40 @@ pub(crate) fn start(pair: &Pair<'_>, port: u16) -> Program {
         "-c".into(),
         file.into(),
     ];
-    pair.server("nginx", arguments).spawn().listening(port)
+    pair.server("nginx", arguments)
+}
+
+/// Stops a daemon that nobody else stops.
+struct Stop(u32);
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        signal(self.0, Signal::SIGTERM);
+        wait_until(Duration::from_secs(5), || {
+            !Path::new(&format!("/proc/{}", self.0)).exists()
+        });
+    }
+}
+
+/// Started, it forks twice and lets the process go that `viaduct run` had become.
+fn daemon(pair: &Pair<'_>) {
+    let port = free_port();
+    launch(pair, port, "on").run(PATIENCE).success();
+    let file = pair.instance.scratch("nginx.pid");
+    let number = || std::fs::read_to_string(&file).ok()?.trim().parse().ok();
+    let started = wait_until(PATIENCE, || number().is_some_and(|pid| is_listening(pid, port)));
+    let master: u32 = number().expect("a process number");
+    let _stop = Stop(master);
+    assert!(started, "nginx does not listen on {port}");
+
+    let base = format!("http://127.0.0.1:{port}");
+    let copy = pair.instance.scratch("copy");
+    curl(pair, &format!("--output {} {base}/big.bin", copy.display()));
+    assert!(is_big(&copy), "the body differs");
+    pair.proved("nginx", || {
+        assert!(wrk(pair, &["-t1", "-c16", "-d1s", &format!("{base}/page.html")]) > 100);
+    });
+    pair.prove(&["nginx"]);
 }
 
 pub(crate) fn curl(pair: &Pair<'_>, arguments: &str) -> String {
@@ -99,9 +140,10 @@ fn check(pair: &Pair<'_>) {
     let small = format!("{base}/small");
     let page = format!("{base}/page.html");
     for address in [&small, &page] {
-        pair.proved("nginx", || {
-            assert!(wrk(pair, &["-t1", "-c16", "-d1s", address]) > 100);
-        });
+        let answers = pair.proved("nginx", || wrk(pair, &["-t1", "-c16", "-d1s", address]));
+        assert!(answers > 100, "{answers} answers");
+        let what = address.rsplit('/').next().unwrap();
+        pair.results.figure(&format!("wrk {what}"), answers as f64);
     }
     // The workers that have served so far are witnesses; those of a new configuration begin anew.
     pair.prove(&["nginx"]);

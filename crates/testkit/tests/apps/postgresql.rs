@@ -72,6 +72,12 @@ pub(crate) fn client<'a>(pair: &'a Pair<'_>, program: &str, port: u16, arguments
     Launch::new(pair.client, programs().join(program), all.split_whitespace())
 }
 
+/// Transactions a second, as pgbench reports them.
+fn rate(report: &str) -> f64 {
+    let line = report.lines().find_map(|line| line.strip_prefix("tps = ")).unwrap();
+    line.split(' ').next().unwrap().parse().unwrap()
+}
+
 fn check(pair: &Pair<'_>) {
     let port = free_port();
     let _server = start(pair, port);
@@ -108,6 +114,7 @@ fn check(pair: &Pair<'_>) {
             .run(PATIENCE)
             .success();
         assert!(report.contains("number of failed transactions: 0"), "{report}");
+        pair.results.figure(&format!("pgbench {more}"), rate(&report));
     }
     let sums = sql(
         "SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELECT sum(tbalance) FROM pgbench_tellers), \

@@ -61,6 +61,14 @@ fn check(pair: &Pair<'_>) {
             benchmark(pair, port, arguments).run(PATIENCE).success()
         });
         assert!(output.lines().count() >= results, "{output}");
+        let rate = |name: &str| {
+            output
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.split('"').next()?.parse().ok())
+        };
+        if let Some(rate) = rate("\"GET\",\"") {
+            pair.results.figure(&format!("redis-benchmark {arguments}"), rate);
+        }
     }
     snapshot_under_load(pair, port);
     if pair.is_uniform() {

@@ -20,6 +20,8 @@ struct Held {
     resident_kib: u64,
 }
 
+type Measure = fn(&Held) -> u64;
+
 /// The servers, each with its port.
 struct Servers {
     redis: (Program, u16),
@@ -149,6 +151,7 @@ fn stays_flat() {
         server: Mode::Accelerated(&instance),
         client: Mode::Accelerated(&instance),
         instance: &instance,
+        results: crate::results::Results::default(),
     };
     let servers = Servers::start(&pair);
     let url = format!("rsync://127.0.0.1:{}/all/", servers.rsync.1);
@@ -179,11 +182,9 @@ fn stays_flat() {
     }
 
     let (early, late) = (held.len() / 3, held.len() - held.len() / 3);
-    let most = |rounds: &[Held], of: fn(&Held) -> u64| rounds.iter().map(of).max().unwrap_or(0);
-    let least = |rounds: &[Held], of: fn(&Held) -> u64| rounds.iter().map(of).min().unwrap_or(0);
-    /// What is held, how to read it, and by how much it may grow.
-    type Limit = (&'static str, fn(&Held) -> u64, u64);
-    let limits: [Limit; 4] = [
+    let most = |rounds: &[Held], of: Measure| rounds.iter().map(of).max().unwrap_or(0);
+    let least = |rounds: &[Held], of: Measure| rounds.iter().map(of).min().unwrap_or(0);
+    let limits: [(&str, Measure, u64); 4] = [
         ("processes", |held| held.processes as u64, 2),
         ("descriptors", |held| held.descriptors as u64, 40),
         ("memory files", |held| held.memory_files as u64, 16),

@@ -17,7 +17,12 @@ fn check(pair: &Pair<'_>) {
         });
         let counts = "dropped messages = 0; # duplicated messages = 0; # out-of-order messages = 0";
         assert!(output.contains(counts), "{size}: {output}");
-        assert!(output.contains("Summary: Latency is"), "{output}");
+        let (_, latency) = output
+            .split_once("Summary: Latency is ")
+            .unwrap_or_else(|| panic!("{output}"));
+        let latency: f64 = latency.split(' ').next().unwrap().parse().unwrap();
+        pair.results
+            .figure(&format!("ping-pong of {size} bytes"), 1.0 / latency);
     }
     let all = format!("tp --tcp -i 127.0.0.1 -p {port} -t 1 -m 64");
     let output = pair.proved("sockperf", || {

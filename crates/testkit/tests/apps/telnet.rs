@@ -64,5 +64,5 @@ fn check(pair: &Pair<'_>) {
         "lines are missing: {} came",
         numbers.len()
     );
-    pair.prove_plain();
+    pair.prove_plain("telnet takes urgent data in line (`urgent-data`)");
 }

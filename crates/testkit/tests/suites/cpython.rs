@@ -42,6 +42,7 @@ fn run(mode: Mode<'_>, module: &str) -> Outcomes {
         .filter_map(|line| {
             let mut words = line.split('\t').map(str::to_owned);
             let (outcome, name) = (words.next()?, words.next()?);
+            (!name.is_empty()).then_some(())?;
             Some((name, (outcome, words.next().unwrap_or_default())))
         })
         .collect();
