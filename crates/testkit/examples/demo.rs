@@ -1,10 +1,9 @@
 //! `make demo`: Redis and its own benchmark, unmodified, over plain TCP and under `viaduct run` in turn.
 
-use serde_json::Value;
 use std::collections::HashMap;
 use std::time::Duration;
 use viaduct_testkit::processes::{cpu_seconds, free_port};
-use viaduct_testkit::status::Row;
+use viaduct_testkit::status::Totals;
 use viaduct_testkit::{Instance, Launch, Mode, can_run};
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -19,7 +18,8 @@ struct Run {
     figures: HashMap<String, f64>,
     /// Processor time of server and client together, in microseconds a request.
     processor: f64,
-    rows: Vec<Row>,
+    /// What the server's connections have carried, those that have ended included.
+    totals: Totals,
 }
 
 fn run(mode: Mode<'_>, scratch: &Instance, connections: u32, requests: u32) -> Run {
@@ -39,19 +39,17 @@ fn run(mode: Mode<'_>, scratch: &Instance, connections: u32, requests: u32) -> R
     let client = Launch::new(mode, "redis-benchmark", arguments.split_whitespace())
         .options("")
         .spawn();
-    // Well within the run, so that every connection has had its time to be matched.
-    std::thread::sleep(Duration::from_millis(400));
-    let rows = match mode {
-        Mode::Native => Vec::new(),
-        Mode::Accelerated(instance) => instance.status(),
-    };
     let own = client.processor_time(PATIENCE);
     let spent = own + cpu_seconds(server.pid()) - before;
     let output = client.finish(PATIENCE).success();
+    let totals = match mode {
+        Mode::Native => Totals::default(),
+        Mode::Accelerated(instance) => instance.totals_of(server.pid()),
+    };
     Run {
         figures: figures(&output),
         processor: spent * 1e6 / f64::from(requests),
-        rows,
+        totals,
     }
 }
 
@@ -99,29 +97,23 @@ fn print(connections: u32, requests: u32, plain: &[Run], fast: &[Run]) {
     line("CPU a request, both ends (us)", plain, fast, false, |run| run.processor);
 }
 
-/// Shows what `viaduct status --json` said in the middle of the last accelerated run; true if bytes went over shared memory.
+/// Shows what `viaduct status --totals` said of the server after the last accelerated run; true if bytes went over shared memory
+/// both ways.
 fn prove(runs: &[Run]) -> bool {
-    let Some(rows) = runs.last().map(|run| &run.rows) else {
+    let Some(Run { totals, .. }) = runs.last() else {
         return false;
     };
-    let count = |program: &str, fast: bool| {
-        let own = rows.iter().filter(|row| row.program == program);
-        own.filter(|row| !fast || row.path == "shm").count()
-    };
-    println!("  proof, from `viaduct status --json` in the middle of a run:");
-    for program in ["redis-server", "redis-benchmark"] {
-        let (all, fast) = (count(program, false), count(program, true));
-        println!("    {program}: {fast} of {all} connection ends on shared memory");
-    }
-    for row in rows.iter().filter(|row| row.program == "redis-server").take(1) {
-        let shown: Value = serde_json::json!({
-            "program": row.program, "local": row.local, "remote": row.remote, "path": row.path, "reason": row.reason,
-            "bytes_sent": row.bytes_sent, "fast_bytes_sent": row.fast_bytes_sent,
-            "bytes_received": row.bytes_received, "fast_bytes_received": row.fast_bytes_received,
-        });
-        println!("    {shown}");
-    }
-    rows.iter().any(Row::is_fast_both_ways)
+    println!("  proof, from `viaduct status --totals` of redis-server after a run:");
+    println!(
+        "    {} of {} connections carried bytes over shared memory: {} of {} bytes sent, {} of {} received",
+        totals.open_fast + totals.ended_fast,
+        totals.open + totals.ended,
+        totals.fast_bytes_sent,
+        totals.bytes_sent,
+        totals.fast_bytes_received,
+        totals.bytes_received
+    );
+    totals.fast_bytes_sent > 0 && totals.fast_bytes_received > 0
 }
 
 fn main() -> std::process::ExitCode {
