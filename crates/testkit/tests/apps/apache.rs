@@ -1,9 +1,9 @@
 //! Apache httpd with its two common process models, wget, curl and wrk.
 
-use crate::nginx::{BIG, curl, is_big, wrk};
+use crate::nginx::{curl, is_big, pages, wrk};
 use crate::{PATIENCE, Pair};
+use viaduct_testkit::Program;
 use viaduct_testkit::processes::free_port;
-use viaduct_testkit::{Program, pattern};
 
 mod prefork {
     matrix!(super::prefork, "apache2", "wget", "curl", "wrk");
@@ -22,12 +22,7 @@ fn event(pair: &Pair<'_>) {
 }
 
 fn start(pair: &Pair<'_>, port: u16, model: &str) -> Program {
-    let root = pair.instance.scratch("www");
-    std::fs::create_dir_all(&root).unwrap();
-    let mut big = vec![0; BIG];
-    pattern::fill(1, 0, &mut big);
-    std::fs::write(root.join("big.bin"), big).unwrap();
-    std::fs::write(root.join("page.html"), "p".repeat(10_000)).unwrap();
+    let root = pages(pair);
     let configuration = format!(
         "ServerName localhost
          Listen 127.0.0.1:{port}

@@ -2,7 +2,7 @@
 
 use crate::{PATIENCE, Pair};
 use nix::sys::signal::Signal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use viaduct_testkit::processes::{free_port, is_listening, signal, wait_until};
 use viaduct_testkit::{Launch, Program, pattern};
@@ -10,7 +10,7 @@ use viaduct_testkit::{Launch, Program, pattern};
 matrix!(check, "nginx", "curl", "wrk");
 
 /// Bytes of the big file.
-pub(crate) const BIG: usize = 50_000_000;
+const BIG: usize = 50_000_000;
 
 mod daemon {
     matrix!(super::daemon, "nginx", "curl", "wrk");
@@ -21,13 +21,17 @@ pub(crate) fn start(pair: &Pair<'_>, port: u16) -> Program {
     launch(pair, port, "off").spawn().listening(port)
 }
 
-fn launch<'a>(pair: &'a Pair<'_>, port: u16, daemon: &str) -> Launch<'a> {
+/// Writes what web servers serve, `big.bin` and `page.html`, and says where.
+pub(crate) fn pages(pair: &Pair<'_>) -> PathBuf {
     let root = pair.instance.scratch("www");
     std::fs::create_dir_all(&root).unwrap();
-    let mut big = vec![0; BIG];
-    pattern::fill(1, 0, &mut big);
-    std::fs::write(root.join("big.bin"), big).unwrap();
+    std::fs::write(root.join("big.bin"), crate::bytes(BIG)).unwrap();
     std::fs::write(root.join("page.html"), "p".repeat(10_000)).unwrap();
+    root
+}
+
+fn launch<'a>(pair: &'a Pair<'_>, port: u16, daemon: &str) -> Launch<'a> {
+    let root = pages(pair);
     let configuration = format!(
         "daemon {daemon}; master_process on; worker_processes 2; pid {dir}/nginx.pid; error_log stderr error;
          user root;
