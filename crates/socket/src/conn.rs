@@ -6,7 +6,7 @@
 
 pub(crate) use crate::flags::{
     ACTIVE, ASKED, BANNED, COUNTED, DEAD, FORKED, HANDED_OVER, IN_WANTED, LEFT, NAGLE, OUT_WANTED, PEER_FIN,
-    READY_OWED, SHUT_WRITE,
+    READY_OWED, SEARCHED, SHUT_WRITE,
 };
 use crate::lock::{self, Guard, Locks};
 use crate::records::{disclaim, index_of};
@@ -443,6 +443,11 @@ impl Conn {
             self.set_phase(Phase::Plain);
             counters::close(self);
             self.id.store(0, Release);
+        }
+        if let Some(locks) = self.locks()
+            && locks.holders.load(Relaxed) == 1
+        {
+            crate::search::area::release(&locks.area);
         }
         // Only now: whoever claims the words next must not have them given up by the guards above.
         self.leave();

@@ -8,6 +8,8 @@ use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 /// Before a fork: there will be one more process that holds each connection.
 pub(crate) fn before_fork() {
     epoll::share_all();
+    // What either process will search later, both must see.
+    crate::search::area::share();
     for conn in all() {
         if let Some(locks) = conn.locks() {
             locks.holders.fetch_add(1, AcqRel);

@@ -34,6 +34,11 @@ impl Deadline {
         }
     }
 
+    /// What is left, as the kernel takes it; `None`: for ever.
+    pub(crate) fn left(self) -> Option<libc::timespec> {
+        self.left_ns().map(sys::timespec)
+    }
+
     fn left_ns(self) -> Option<u64> {
         (self.at_ns != u64::MAX).then(|| self.at_ns.saturating_sub(sys::now_ns()))
     }

@@ -124,7 +124,9 @@ proptest! {
 
 /// A small generator, so that millions of operations follow from a seed.
 fn random(state: &mut u64, below: u64) -> u64 {
-    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    *state = state
+        .wrapping_mul(6_364_136_223_846_793_005)
+        .wrapping_add(1_442_695_040_888_963_407);
     (*state >> 33) % below
 }
 
@@ -138,7 +140,11 @@ fn millions_of_operations_agree() {
     for step in 0..2_000_000_u64 {
         // Phases of many holes and of few.
         let deep = if step % 400_000 < 200_000 { 60_000 } else { 300 };
-        let offset = if random(&mut seed, 8) == 0 { 0 } else { random(&mut seed, deep) };
+        let offset = if random(&mut seed, 8) == 0 {
+            0
+        } else {
+            random(&mut seed, deep)
+        };
         let len = 1 + random(&mut seed, 30);
         let position = |offset: u64| {
             let mut at = head + offset;
@@ -200,7 +206,10 @@ fn a_full_set_changes_nothing_and_recovers() {
     assert_eq!(holes.count(), HOLES - 2);
     holes.take(far, far + 1).unwrap();
     holes.clear();
-    assert_eq!((holes.count(), holes.bytes(), holes.head(), holes.position(7)), (0, 0, 0, 7));
+    assert_eq!(
+        (holes.count(), holes.bytes(), holes.head(), holes.position(7)),
+        (0, 0, 0, 7)
+    );
 }
 
 #[test]
