@@ -99,6 +99,13 @@ pub(crate) fn send_position(fd: c_int, active: bool, check: bool) -> Result<u64,
     Err(NoPosition::NotNow)
 }
 
+/// The size of a socket's receive buffer; 0 if it has none.
+pub(crate) fn buffer_size(fd: c_int) -> c_int {
+    let mut size: c_int = 0;
+    let known = raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, &mut size).is_ok();
+    if known { size } else { 0 }
+}
+
 /// Whether a socket's buffer is full: out of memory, or the peer may send nothing.
 pub(crate) fn is_full(fd: c_int) -> bool {
     /// linux/socket.h and linux/sock_diag.h: memory in use for receiving, and its limit, are the first two.

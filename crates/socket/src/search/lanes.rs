@@ -15,7 +15,6 @@ use crate::sys::memory::discard;
 use crate::sys::{Errno, raw};
 use crate::{counters, kernel, receive, send};
 use core::sync::atomic::Ordering::Relaxed;
-use libc::c_int;
 use viaduct_channel::Receiver;
 use viaduct_control::counters::{Path, slot};
 use viaduct_stream::{Incoming, Source};
@@ -321,23 +320,13 @@ impl<'a> Stretches<'a> {
         let beyond = narrow(end.saturating_sub(self.base())).saturating_sub(self.lane.readable().unwrap_or(0));
         // The mark makes the kernel's buffer as large as it may be.
         drop(Mark::at(self.conn.fd(), self.area, beyond as u64));
-        if beyond > kernel_room(self.conn.fd()) {
+        // The kernel counts what surrounds the bytes too.
+        if beyond > usize::try_from(kernel::buffer_size(self.conn.fd())).unwrap_or(0) / 2 {
             return false;
         }
         self.incoming.request_raw(true);
         let _ = raw::eventfd_ring(self.conn.peer_bell());
         true
-    }
-}
-
-/// Bytes that a socket's receive buffer holds, about: the kernel counts what surrounds them too.
-fn kernel_room(fd: c_int) -> usize {
-    let mut size: c_int = 0;
-    let known = raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, &mut size).is_ok();
-    if known {
-        usize::try_from(size).unwrap_or(0) / 2
-    } else {
-        0
     }
 }
 

@@ -70,11 +70,21 @@ pub(super) fn refuse_if_full(fd: c_int, bytes: u64) -> Result<(), Errno> {
     }
     // Where the mark has enlarged the buffer, a receive is what has the kernel tell the peer.
     let _ = raw::recv(fd, &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT);
-    let full = kernel::is_full(fd);
-    if full && !has_ended(fd) && holds() < bytes {
-        return Err(libc::ENOBUFS);
+    if !kernel::is_full(fd) || has_ended(fd) || holds() >= bytes || enlarge(fd, bytes) {
+        return Ok(());
     }
-    Ok(())
+    Err(libc::ENOBUFS)
+}
+
+/// Makes the socket's buffer larger than it is, if it may be: what has been received of a packet takes room until all of it has. The mark
+/// at `bytes` stays.
+fn enlarge(fd: c_int, bytes: u64) -> bool {
+    let set = |bytes: c_int| raw::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &bytes);
+    let before = kernel::buffer_size(fd);
+    let _ = set(before);
+    let _ = set(c_int::try_from(bytes).unwrap_or(c_int::MAX));
+    let _ = raw::recv(fd, &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT);
+    kernel::buffer_size(fd) > before
 }
 
 /// After a wait for `bytes` whose mark is gone: naps if the buffer is nearly full, since the next wait would not be one.

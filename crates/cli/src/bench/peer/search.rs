@@ -127,7 +127,6 @@ pub(super) fn receive(plan: &Plan) -> Result<()> {
     say(&listener.local_addr()?.to_string())?;
     for (size, depth) in plan.points() {
         let mut buffers = Buffers::new(size.max(NUMBER), depth);
-        widen(&listener, buffers.message.len() * (depth + 1))?;
         for _ in 0..plan.measurements {
             let (mut in_order, mut search) = ((0.0, 0.0), (0.0, 0.0));
             for _ in 0..plan.repetitions {
@@ -162,15 +161,6 @@ pub(super) fn receive(plan: &Plan) -> Result<()> {
     say("received")?;
     io::copy(&mut io::stdin(), &mut io::sink())?;
     io::copy(&mut stream, &mut io::sink())?;
-    Ok(())
-}
-
-/// A program that lets unexpected messages wait makes room for them.
-fn widen(listener: &TcpListener, bytes: usize) -> Result<()> {
-    const DEFAULT: usize = 128 << 10;
-    if bytes > DEFAULT / 4 {
-        rustix::net::sockopt::set_socket_recv_buffer_size(listener, 3 * bytes)?;
-    }
     Ok(())
 }
 
@@ -292,7 +282,6 @@ mod tests {
                 }
             });
             let mut buffers = Buffers::new(size, depth);
-            widen(&listener, size * (depth + 1)).unwrap();
             let rounds = plan.rounds(depth);
             connection(&listener, rounds, |stream, first| buffers.in_order(stream, first)).unwrap();
             let (cpu, time) = connection(&listener, rounds, |stream, first| buffers.search(stream, first)).unwrap();
