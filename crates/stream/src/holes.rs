@@ -40,6 +40,8 @@ struct Node {
 #[repr(C)]
 pub struct Holes {
     head: AtomicU64,
+    /// Where the first hole begins; 0 while there is none.
+    first: AtomicU64,
     changing: AtomicU32,
     root: AtomicU32,
     free: AtomicU32,
@@ -68,6 +70,7 @@ impl Holes {
     pub const fn new() -> Self {
         Self {
             head: AtomicU64::new(0),
+            first: AtomicU64::new(0),
             changing: AtomicU32::new(0),
             root: AtomicU32::new(0),
             free: AtomicU32::new(0),
@@ -88,6 +91,7 @@ impl Holes {
     /// Forgets everything; the head is at 0 again.
     pub fn clear(&self) {
         self.head.store(0, Relaxed);
+        self.first.store(0, Relaxed);
         for word in [&self.root, &self.free, &self.used, &self.count, &self.changing] {
             word.store(0, Relaxed);
         }
@@ -97,6 +101,21 @@ impl Holes {
     #[inline]
     pub fn head(&self) -> u64 {
         self.head.load(Relaxed)
+    }
+
+    /// Unread bytes from the head up to the first hole; `u64::MAX` if there is none.
+    #[inline]
+    pub fn run(&self) -> u64 {
+        match self.first.load(Relaxed) {
+            0 => u64::MAX,
+            first => first.saturating_sub(self.head()),
+        }
+    }
+
+    /// Moves the head over `bytes` bytes, fewer than [`run`](Self::run): what [`take`](Self::take) does there, in less time.
+    #[inline]
+    pub fn advance(&self, bytes: u64) {
+        self.head.store(self.head().saturating_add(bytes), Relaxed);
     }
 
     /// Bytes in holes beyond the head.
@@ -119,6 +138,9 @@ impl Holes {
     #[inline]
     pub fn position(&self, offset: u64) -> u64 {
         let plain = self.head().saturating_add(offset);
+        if offset < self.run() {
+            return plain;
+        }
         let mut before = 0_u64;
         let mut at = self.root.load(Relaxed);
         for _ in 0..DEEPEST {
@@ -205,7 +227,7 @@ impl Holes {
 
     fn move_head(&self, to: u64) -> u64 {
         let mut head = to;
-        if self.next(0).is_none_or(|hole| hole.0 > head) {
+        if head.saturating_sub(self.head()) < self.run() {
             self.head.store(head, Relaxed);
             return head;
         }
@@ -219,6 +241,7 @@ impl Holes {
             self.give_up(first);
         }
         self.head.store(head, Relaxed);
+        self.first.store(self.next(0).map_or(0, |hole| hole.0), Relaxed);
         self.changing.store(0, Release);
         head
     }
@@ -260,6 +283,7 @@ impl Holes {
         let made = self.make(from, to);
         let joined = self.join(left, made, DEEPEST);
         self.root.store(self.join(joined, right, DEEPEST), Relaxed);
+        self.first.store(self.next(0).map_or(0, |hole| hole.0), Relaxed);
         self.changing.store(0, Release);
         Ok((from, to))
     }

@@ -72,6 +72,10 @@ fn compare(holes: &Holes, reference: &Reference) {
     assert_eq!(all(holes), expected);
     assert_eq!(holes.count(), expected.len());
     assert_eq!(holes.bytes(), expected.iter().map(|hole| hole.1 - hole.0).sum::<u64>());
+    assert_eq!(
+        holes.run(),
+        expected.first().map_or(u64::MAX, |hole| hole.0 - reference.head)
+    );
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -113,7 +117,14 @@ proptest! {
             }
             let index = reference.index(offset).unwrap() as u64;
             prop_assert_eq!(holes.position(offset as u64), reference.head + index);
-            let hole = take(&holes, offset as u64, len as u64).unwrap();
+            let short = offset == 0 && (len as u64) < holes.run() && len % 2 == 0;
+            let hole = if short {
+                // The short way does the same.
+                holes.advance(len as u64);
+                (0, holes.head())
+            } else {
+                take(&holes, offset as u64, len as u64).unwrap()
+            };
             reference.take(offset, len);
             let known = reference.holes();
             prop_assert!(known.contains(&hole) || hole.1 == reference.head);

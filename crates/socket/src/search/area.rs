@@ -24,7 +24,7 @@ pub(crate) struct Area {
     pub(crate) holders: AtomicU32,
     /// Stream position of the first byte that the kernel or the lane still has.
     pub(crate) base: AtomicU64,
-    /// Bytes that have been waited for: the socket's buffer is as large as it may be for so many.
+    /// The socket's buffer has been made as large as it may be for so many bytes.
     pub(crate) ample: AtomicU64,
     pub(crate) holes: Holes,
 }

@@ -7,6 +7,7 @@
 //! nothing unread is known to stand behind them. So readiness, as the kernel tells it, is right without anybody's help.
 
 use super::area::{Area, Peeked};
+use super::waiting::look_around;
 use super::{Ask, Step};
 use crate::kernel;
 use crate::sys::memory::{BUFFER, discard};
@@ -15,7 +16,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 
 /// Pieces at least this long are not peeked in bulk.
-const LARGE: usize = 12 << 10;
+const LARGE: usize = 6 << 10;
 /// Pieces of the present size to be peeked in one go.
 const BULK: usize = 64;
 /// The least that is peeked in one go.
@@ -46,11 +47,12 @@ impl Front<'_> {
         }
         let mut ended = false;
         let small = want < LARGE && !ask.shared;
-        if small && self.peeked.range(self.area).1 < end {
-            ended = self.fill(end, want)?;
-        }
+        // Counting costs less than to peek in vain.
         if ask.whole && self.there(end) < end {
             return self.lacking(ask, end, last, ended);
+        }
+        if small && self.peeked.range(self.area).1 < end {
+            ended = self.fill(end, want)?;
         }
         let mut done = 0;
         while done < want {
@@ -59,7 +61,7 @@ impl Front<'_> {
             let most = usize::try_from(room).unwrap_or(usize::MAX).min(want - done);
             let (from, to) = self.peeked.range(self.area);
             let got = if at >= from && at < to {
-                self.from_buffer(ask, done, at - from, most.min(narrow(to - at)))
+                self.copy_peeked(ask, done, at - from, most.min(narrow(to - at)))
             } else if small && at - self.base() < BUFFER as u64 {
                 // More than was peeked has not arrived.
                 0
@@ -108,9 +110,11 @@ impl Front<'_> {
                 Err(errno) => Err(errno),
             };
         }
-        Ok(Step::Nothing {
-            kernel: end - self.base(),
-        })
+        let kernel = end - self.base();
+        if last && ask.flags & libc::MSG_DONTWAIT == 0 {
+            look_around(self.fd, self.area, kernel)?;
+        }
+        Ok(Step::Nothing { kernel })
     }
 
     /// Position up to which bytes are in the kernel or at least `enough`.
@@ -145,7 +149,7 @@ impl Front<'_> {
         }
     }
 
-    fn from_buffer(&self, ask: &Ask<'_>, done: usize, from: u64, most: usize) -> usize {
+    fn copy_peeked(&self, ask: &Ask<'_>, done: usize, from: u64, most: usize) -> usize {
         if ask.truncates() {
             return most;
         }
@@ -203,7 +207,7 @@ impl Front<'_> {
         let got = self.peeked.buffer.peek(self.fd, BUFFER)?;
         self.peeked.set(self.area, self.base(), got as u64);
         let there = got.saturating_sub(offset).min(most);
-        Ok(self.from_buffer(ask, done, offset as u64, there))
+        Ok(self.copy_peeked(ask, done, offset as u64, there))
     }
 
     /// Throws away what has been received at the front; unless `all`, only if no unread bytes are known behind it.

@@ -127,7 +127,8 @@ fn run(end: &impl Searched, vector: Vector<'_>, flags: c_int, offset: u64) -> Re
                 (ask.whole, over) = (false, Some(0));
                 continue;
             }
-            Err(libc::ENOBUFS) if ask.whole => {
+            // A peek at the head shows what there is; from the middle it is all or nothing.
+            Err(libc::ENOBUFS) if ask.whole && offset == 0 => {
                 (ask.whole, over) = (false, Some(libc::ENOBUFS));
                 continue;
             }
@@ -157,7 +158,6 @@ fn run(end: &impl Searched, vector: Vector<'_>, flags: c_int, offset: u64) -> Re
             // Part of it is better than nothing.
             Ok(woken) if ask.whole => (ask.whole, over) = (false, Some(wait::errno_of(woken))),
             Ok(woken) => break wait::errno_of(woken),
-            Err(libc::ENOBUFS) if ask.whole => (ask.whole, over) = (false, Some(libc::ENOBUFS)),
             Err(errno) => break errno,
         }
     };

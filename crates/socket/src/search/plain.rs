@@ -5,7 +5,7 @@
 
 use super::area::{self, Area};
 use super::kernel::Front;
-use super::waiting::{Mark, look_around, refuse_if_full};
+use super::waiting::{Mark, refuse_if_full};
 use super::{Ask, Searched, Step, check, run};
 use crate::lifecycle::{is_tcp, nanoseconds};
 use crate::lock::{self, Guard};
@@ -213,7 +213,7 @@ impl Searched for Socket {
         };
         match events {
             Ok(0) => Ok(Woken::TimedOut),
-            Ok(_) => look_around(fd, kernel).map(|()| Woken::Look),
+            Ok(_) => Ok(Woken::Look),
             Err(libc::EINTR) => Ok(Woken::Interrupted),
             Err(errno) => Err(errno),
         }

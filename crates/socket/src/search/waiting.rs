@@ -2,7 +2,7 @@
 
 use super::Step;
 use super::area::Area;
-use crate::conn::{Conn, Phase};
+use crate::conn::Conn;
 use crate::spin::Spinner;
 use crate::sys::{Errno, raw};
 use crate::wait::{self, Deadline, Woken};
@@ -17,10 +17,11 @@ const LOOK_AGAIN_NS: u64 = 50_000_000;
 
 /// How much larger than what is waited for a buffer should be: packets that are not full take more room than their bytes.
 const AMPLE: u64 = 4;
-/// So many bytes fit any buffer that has not been made small.
-const LITTLE: u64 = 4 << 10;
+/// The kernel calls a socket readable as soon as its peer may send no more than the largest packet has had, which on the loopback device is
+/// as much as buffers hold at first: a wait on such a one would never be one.
+const LEAST: u64 = 512 << 10;
 /// In a buffer that is nearly full the kernel calls a socket readable at once: a wait looks this often, in nanoseconds.
-const NAP_NS: u64 = 1_000_000;
+const NAP_NS: u64 = 200_000;
 
 /// Until dropped, a socket counts as readable once it holds so many bytes. The kernel makes its buffer large enough, within limits, and
 /// calls it readable also when the buffer is nearly full.
@@ -36,10 +37,12 @@ impl Mark {
             let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
             raw::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &bytes).is_ok()
         };
-        if bytes > area.ample.load(Relaxed).max(LITTLE) {
+        let ample = bytes.saturating_mul(AMPLE);
+        if bytes > 1 && ample > area.ample.load(Relaxed) {
             // The buffer stays as large as this makes it.
-            set(bytes.saturating_mul(AMPLE));
-            area.ample.store(bytes, Relaxed);
+            let ample = ample.max(LEAST);
+            set(ample);
+            area.ample.store(ample, Relaxed);
         }
         Self {
             fd,
@@ -87,9 +90,10 @@ fn enlarge(fd: c_int, bytes: u64) -> bool {
     kernel::buffer_size(fd) > before
 }
 
-/// After a wait for `bytes` whose mark is gone: naps if the buffer is nearly full, since the next wait would not be one.
-pub(super) fn look_around(fd: c_int, bytes: u64) -> Result<(), Errno> {
-    if kernel::queued(fd) as u64 >= bytes || has_ended(fd) {
+/// After a wait that has not brought `bytes`: naps if the buffer is nearly full, since the next wait would not be one.
+pub(super) fn look_around(fd: c_int, area: &Area, bytes: u64) -> Result<(), Errno> {
+    let _mark = Mark::at(fd, area, bytes);
+    if raw::poll_now(fd, libc::POLLIN) == 0 {
         return Ok(());
     }
     refuse_if_full(fd, bytes)?;
@@ -108,9 +112,6 @@ pub(super) fn wait(conn: &'static Conn, id: u64, step: Step, deadline: Deadline)
             };
             if agent::has_mail() {
                 agent::deliver();
-            }
-            if woken == Woken::Look && conn.phase() != Phase::Attached {
-                look_around(conn.fd(), kernel)?;
             }
             Ok(woken)
         }

@@ -5,6 +5,7 @@
 
 use super::orders::say;
 use anyhow::{Result, bail};
+use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
@@ -233,7 +234,14 @@ impl Buffers {
     /// Receives the expected one, then the others.
     fn search(&mut self, stream: &TcpStream, first: usize) -> Result<usize> {
         let (depth, size) = (self.pool.len(), self.message.len());
-        take(stream, &mut self.message, depth * size)?;
+        match seek_recv(stream, &mut self.message, Flags::WAIT_ALL, depth * size) {
+            Ok(got) => fill(size, got)?,
+            // What a program does that asks for more than the buffer holds.
+            Err(error) if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => {
+                return self.in_order(stream, first);
+            }
+            Err(error) => return Err(error.into()),
+        }
         self.check(first + depth)?;
         for number in 0..depth {
             take(stream, &mut self.message, 0)?;

@@ -11,9 +11,12 @@ use std::path::Path;
 pub(crate) struct Panel {
     /// What it shows.
     pub(crate) name: String,
-    /// By name: message size, percent, standard error.
-    pub(crate) curves: Vec<(String, Vec<(f64, f64, f64)>)>,
+    /// By name.
+    pub(crate) curves: Vec<(String, Vec<Place>)>,
 }
+
+/// Message size, percent, standard error.
+pub(crate) type Place = (f64, f64, f64);
 
 const COLOURS: [RGBColor; 4] = [
     RGBColor(0, 158, 115),
