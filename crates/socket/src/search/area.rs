@@ -26,6 +26,10 @@ pub(crate) struct Area {
     pub(crate) base: AtomicU64,
     /// The socket's buffer has been made as large as it may be for so many bytes.
     pub(crate) ample: AtomicU64,
+    /// Bytes that the buffer can hold whatever packets they come in.
+    pub(crate) room: AtomicU64,
+    /// 1: `SO_PEEK_OFF` of the socket is set.
+    pub(crate) peeks_behind: AtomicU32,
     pub(crate) holes: Holes,
 }
 
@@ -60,7 +64,9 @@ fn region() -> Option<*mut Area> {
     if !known.is_null() {
         return Some(known);
     }
-    let fresh = raw::anonymous_shared(AREAS * size_of::<Area>()).ok()?.cast::<Area>();
+    let fresh = raw::anonymous_shared((AREAS + 1) * size_of::<Area>())
+        .ok()?
+        .cast::<Area>();
     // Release pairs with the acquire above. A loser's region is never used; it costs address space only.
     Some(
         match REGION.compare_exchange(core::ptr::null_mut(), fresh, Release, Acquire) {
@@ -68,6 +74,11 @@ fn region() -> Option<*mut Area> {
             Err(winner) => winner,
         },
     )
+}
+
+/// How many areas have ever been used. The place behind the last one counts them, so that nobody touches memory of the others.
+fn used(region: *mut Area) -> &'static AtomicU32 {
+    &sys::shared_record(region, AREAS).used
 }
 
 /// The area with a number from [`claim`]; `None` for 0.
@@ -86,14 +97,19 @@ pub(crate) fn peeked(number: u32) -> Option<&'static Peeked> {
 /// Takes an area nobody uses into use, for a direction without holes, and answers its number.
 pub(crate) fn claim() -> Option<u32> {
     let region = region()?;
-    for index in 0..AREAS {
+    let used = used(region);
+    let known = used.load(Acquire) as usize;
+    for index in 0..(known + 1).min(AREAS) {
         let area = sys::shared_record(region, index);
         if area.used.load(Relaxed) == 0 && area.used.compare_exchange(0, 1, AcqRel, Relaxed).is_ok() {
             area.holes.clear();
             area.base.store(0, Relaxed);
             area.identity.store(0, Relaxed);
             area.ample.store(0, Relaxed);
+            area.room.store(0, Relaxed);
+            area.peeks_behind.store(0, Relaxed);
             // Processes that share the region draw from different numbers by way of their own.
+            used.fetch_max(u32::try_from(index + 1).unwrap_or(0), AcqRel);
             let own = GENERATION.fetch_add(1, Relaxed);
             area.generation.store(own << 32 | u64::from(lock::tid()), Relaxed);
             return u32::try_from(index + 1).ok();
@@ -108,7 +124,7 @@ pub(crate) fn find(identity: u64) -> Option<u32> {
     if region.is_null() {
         return None;
     }
-    (0..AREAS)
+    (0..used(region).load(Acquire) as usize)
         .find(|index| {
             let area = sys::shared_record(region, *index);
             area.used.load(Acquire) != 0 && area.identity.load(Relaxed) == identity

@@ -136,6 +136,7 @@ impl Front<'_> {
             return Ok(false);
         }
         let len = want.saturating_mul(BULK).clamp(LEAST, BUFFER).max(reach);
+        peek_from(self.fd, self.area, 0);
         match self.peeked.buffer.peek(self.fd, len) {
             Ok(got) => {
                 self.peeked.set(self.area, base, got as u64);
@@ -191,7 +192,7 @@ impl Front<'_> {
 
     fn peek_at(&self, at: u64, ask: &Ask<'_>, done: usize, most: usize) -> Result<usize, Errno> {
         let offset = at - self.base();
-        match peek_at_offset(self.fd, offset, ask, done, most) {
+        match peek_at_offset(self.fd, self.area, offset, ask, done, most) {
             Err(libc::EOPNOTSUPP) => self.peek_over(narrow(offset), ask, done, most),
             other => other,
         }
@@ -204,6 +205,7 @@ impl Front<'_> {
             return Err(libc::ENOBUFS);
         }
         self.settle(true)?;
+        peek_from(self.fd, self.area, 0);
         let got = self.peeked.buffer.peek(self.fd, BUFFER)?;
         self.peeked.set(self.area, self.base(), got as u64);
         let there = got.saturating_sub(offset).min(most);
@@ -236,19 +238,36 @@ impl Front<'_> {
 }
 
 /// Peeks into a socket's stream without looking at what lies before; `EOPNOTSUPP` where the kernel cannot.
-pub(crate) fn peek_at_offset(fd: c_int, offset: u64, ask: &Ask<'_>, done: usize, most: usize) -> Result<usize, Errno> {
+pub(crate) fn peek_at_offset(
+    fd: c_int,
+    area: &Area,
+    offset: u64,
+    ask: &Ask<'_>,
+    done: usize,
+    most: usize,
+) -> Result<usize, Errno> {
     let offset = c_int::try_from(offset).map_err(|_| libc::ENOBUFS)?;
-    let set = |offset: &c_int| raw::setsockopt(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, offset);
-    if offset != 0 {
-        set(&offset).map_err(|_| libc::EOPNOTSUPP)?;
+    if !peek_from(fd, area, offset) {
+        return Err(libc::EOPNOTSUPP);
     }
     let flags = libc::MSG_PEEK | (ask.flags & libc::MSG_TRUNC);
-    let got = kernel::receive(fd, ask.vector, ask.skip + done, most, flags);
+    kernel::receive(fd, ask.vector, ask.skip + done, most, flags)
+}
+
+/// Has the next peek begin at an offset; false where the kernel cannot. The option moves with what is peeked and received, so it
+/// is set before each peek, once it has been set.
+pub(crate) fn peek_from(fd: c_int, area: &Area, offset: c_int) -> bool {
+    let set = |offset: c_int| raw::setsockopt(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &offset).is_ok();
     if offset != 0 {
-        // The program's own peeks begin at the front, as ever.
-        let _ = set(&-1);
+        let can = set(offset);
+        area.peeks_behind.store(can.into(), Relaxed);
+        can
+    } else {
+        if area.peeks_behind.load(Relaxed) != 0 && set(-1) {
+            area.peeks_behind.store(0, Relaxed);
+        }
+        true
     }
-    got
 }
 
 fn narrow(bytes: u64) -> usize {

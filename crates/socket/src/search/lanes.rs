@@ -5,7 +5,7 @@
 //! of this crate computes of readiness stays right; blocks that lie wholly in a hole go back to the sender at once.
 
 use super::area::Area;
-use super::kernel::peek_at_offset;
+use super::kernel::{peek_at_offset, peek_from};
 use super::waiting::{Mark, refuse_if_full};
 use super::{Ask, Step};
 use crate::conn::{self, Conn};
@@ -156,6 +156,14 @@ impl<'a> Stretches<'a> {
 
     /// Takes what is there now. `last`: the caller has waited.
     pub(crate) fn attempt(&self, ask: &Ask<'_>, last: bool) -> Result<Step, Errno> {
+        let step = self.look(ask, last);
+        // Whoever else peeks at this connection, for marks, begins at the front.
+        peek_from(self.conn.fd(), self.area, 0);
+        step
+    }
+
+    fn look(&self, ask: &Ask<'_>, last: bool) -> Result<Step, Errno> {
+        peek_from(self.conn.fd(), self.area, 0);
         let simply = self.in_order(ask)?;
         if simply > 0 {
             return Ok(Step::Bytes(simply));
@@ -184,7 +192,7 @@ impl<'a> Stretches<'a> {
             }
             let got = match place {
                 Place::Lane => self.copy(ask, done, into, most),
-                Place::Kernel => match peek_at_offset(self.conn.fd(), into, ask, done, most) {
+                Place::Kernel => match peek_at_offset(self.conn.fd(), self.area, into, ask, done, most) {
                     Ok(got) => got,
                     Err(_) if done > 0 => break,
                     Err(libc::EAGAIN | libc::EINTR) => break,
@@ -333,7 +341,7 @@ impl<'a> Stretches<'a> {
         }
         if last && let (Place::Kernel, into, _) = self.locate(parts, end - 1) {
             let _mark = Mark::at(self.conn.fd(), self.area, into + 1);
-            refuse_if_full(self.conn.fd(), into + 1)?;
+            refuse_if_full(self.conn.fd(), self.area, into + 1)?;
         }
         Ok(not_yet)
     }

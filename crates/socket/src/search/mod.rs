@@ -216,7 +216,7 @@ impl Searched for Recorded {
             Step::Nothing { kernel } if offset > 0 => {
                 let area = self.conn.area().ok_or(libc::EBADF)?;
                 let _mark = waiting::Mark::at(self.conn.fd(), area, kernel);
-                waiting::refuse_if_full(self.conn.fd(), kernel)?;
+                waiting::refuse_if_full(self.conn.fd(), area, kernel)?;
                 Ok(false)
             }
             Step::Stretches { lane, .. } => {
@@ -289,6 +289,13 @@ fn begin(conn: &Conn, guard: &mut Guard<'_>) -> Result<&'static Area, Errno> {
     fence(SeqCst);
     guard.set_searched(true);
     area::numbered(number).ok_or(libc::ENOBUFS)
+}
+
+/// The connection gets a lane: who peeks for marks begins at the front. Both directions are owned.
+pub(crate) fn attached(conn: &Conn) {
+    if let Some(area) = conn.area() {
+        kernel::peek_from(conn.fd(), area, 0);
+    }
 }
 
 /// The program receives in order on a connection that has been searched.

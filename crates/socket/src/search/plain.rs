@@ -4,8 +4,8 @@
 //! see the stream with the bytes of the holes in it. Readiness, as the kernel tells it, is right for these calls.
 
 use super::area::{self, Area};
-use super::kernel::Front;
-use super::waiting::{Mark, refuse_if_full};
+use super::kernel::{Front, peek_from};
+use super::waiting::{Mark, has_ended, refuse_if_full};
 use super::{Ask, Searched, Step, check, run};
 use crate::lifecycle::{is_tcp, nanoseconds};
 use crate::lock::{self, Guard};
@@ -57,6 +57,48 @@ struct Socket {
 impl Socket {
     fn own(&self) -> Result<Guard<'static>, Errno> {
         lock::acquire(&self.front.area.owner).ok_or(libc::EAGAIN)
+    }
+}
+
+impl Socket {
+    fn nonblocking(&self) -> bool {
+        let flags = raw::fcntl(self.front.fd, libc::F_GETFL, 0).unwrap_or(0);
+        flags & libc::O_NONBLOCK.cast_unsigned() as usize != 0
+    }
+
+    /// Nanoseconds that a receive waits; 0: for ever.
+    fn timeout(&self) -> u64 {
+        let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
+        let known = raw::getsockopt(self.front.fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &mut time).is_ok();
+        if known { nanoseconds(time) } else { 0 }
+    }
+
+    /// Sleeps until the socket holds so many bytes, which it can: in a receive, so that the kernel minds the socket's options.
+    fn sleep(&self, bytes: u64) -> Result<Woken, Errno> {
+        peek_from(self.front.fd, self.front.area, 0);
+        let want = usize::try_from(bytes).unwrap_or(usize::MAX);
+        match raw::peek_away(self.front.fd, want) {
+            Ok(got) if got >= want || has_ended(self.front.fd) => Ok(Woken::Look),
+            // Fewer than the mark: the call has not waited to the end.
+            Ok(_) if self.nonblocking() || self.timeout() > 0 => Ok(Woken::TimedOut),
+            Ok(_) | Err(libc::EINTR) => Ok(Woken::Interrupted),
+            Err(libc::EAGAIN) => Ok(Woken::TimedOut),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Sleeps until the socket holds as many bytes as its mark says, or is nearly full.
+    fn sleep_watchfully(&self) -> Result<Woken, Errno> {
+        if self.nonblocking() {
+            return Ok(Woken::TimedOut);
+        }
+        let timeout = Deadline::after(self.timeout()).left();
+        match raw::poll_until(self.front.fd, libc::POLLIN | libc::POLLRDHUP, timeout) {
+            Ok(0) => Ok(Woken::TimedOut),
+            Ok(_) => Ok(Woken::Look),
+            Err(libc::EINTR) => Ok(Woken::Interrupted),
+            Err(errno) => Err(errno),
+        }
     }
 }
 
@@ -183,8 +225,8 @@ impl Searched for Socket {
     }
 
     fn is_nonblocking(&self) -> bool {
-        let flags = raw::fcntl(self.front.fd, libc::F_GETFL, 0).unwrap_or(0);
-        flags & libc::O_NONBLOCK.cast_unsigned() as usize != 0
+        // Asked only when there is something to wait for.
+        false
     }
 
     fn announce(&self, step: Step, offset: u64) -> Result<bool, Errno> {
@@ -192,30 +234,25 @@ impl Searched for Socket {
             && offset > 0
         {
             let _mark = Mark::at(self.front.fd, self.front.area, kernel);
-            refuse_if_full(self.front.fd, kernel)?;
+            refuse_if_full(self.front.fd, self.front.area, kernel)?;
         }
         Ok(false)
     }
 
     fn deadline(&self) -> Deadline {
-        let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
-        let known = raw::getsockopt(self.front.fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &mut time).is_ok();
-        Deadline::after(if known { nanoseconds(time) } else { 0 })
+        // The socket knows it.
+        Deadline::after(0)
     }
 
-    fn wait(&self, step: Step, deadline: Deadline) -> Result<Woken, Errno> {
+    fn wait(&self, step: Step, _deadline: Deadline) -> Result<Woken, Errno> {
         let (Step::Nothing { kernel }, fd) = (step, self.front.fd) else {
             return Ok(Woken::Look);
         };
-        let events = {
-            let _mark = Mark::at(fd, self.front.area, kernel);
-            raw::poll_until(fd, libc::POLLIN | libc::POLLRDHUP, deadline.left())
-        };
-        match events {
-            Ok(0) => Ok(Woken::TimedOut),
-            Ok(_) => Ok(Woken::Look),
-            Err(libc::EINTR) => Ok(Woken::Interrupted),
-            Err(errno) => Err(errno),
+        let _mark = Mark::at(fd, self.front.area, kernel);
+        if kernel <= self.front.area.room.load(Relaxed) || kernel == 1 {
+            self.sleep(kernel)
+        } else {
+            self.sleep_watchfully()
         }
     }
 

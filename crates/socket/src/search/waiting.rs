@@ -2,6 +2,7 @@
 
 use super::Step;
 use super::area::Area;
+use super::kernel::peek_from;
 use crate::conn::Conn;
 use crate::spin::Spinner;
 use crate::sys::{Errno, raw};
@@ -19,7 +20,7 @@ const LOOK_AGAIN_NS: u64 = 50_000_000;
 const AMPLE: u64 = 4;
 /// The kernel calls a socket readable as soon as its peer may send no more than the largest packet has had, which on the loopback device is
 /// as much as buffers hold at first: a wait on such a one would never be one.
-const LEAST: u64 = 512 << 10;
+const LEAST: u64 = 256 << 10;
 /// In a buffer that is nearly full the kernel calls a socket readable at once: a wait looks this often, in nanoseconds.
 const NAP_NS: u64 = 200_000;
 
@@ -43,6 +44,8 @@ impl Mark {
             let ample = ample.max(LEAST);
             set(ample);
             area.ample.store(ample, Relaxed);
+            let room = u64::try_from(kernel::buffer_size(fd)).unwrap_or(0) / (2 * AMPLE);
+            area.room.store(room, Relaxed);
         }
         Self {
             fd,
@@ -60,18 +63,19 @@ impl Drop for Mark {
 }
 
 /// Whether the stream has ended, so that no more than what is there will come.
-fn has_ended(fd: c_int) -> bool {
+pub(super) fn has_ended(fd: c_int) -> bool {
     let over = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
     raw::poll_now(fd, over) & over != 0
 }
 
 /// `ENOBUFS` if the socket's buffer is full although it holds fewer than `bytes`. A mark has been made there.
-pub(super) fn refuse_if_full(fd: c_int, bytes: u64) -> Result<(), Errno> {
+pub(super) fn refuse_if_full(fd: c_int, area: &Area, bytes: u64) -> Result<(), Errno> {
     let holds = || kernel::queued(fd) as u64;
     if holds() >= bytes {
         return Ok(());
     }
     // Where the mark has enlarged the buffer, a receive is what has the kernel tell the peer.
+    peek_from(fd, area, 0);
     let _ = raw::recv(fd, &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT);
     if !kernel::is_full(fd) || has_ended(fd) || holds() >= bytes || enlarge(fd, bytes) {
         return Ok(());
@@ -96,7 +100,7 @@ pub(super) fn look_around(fd: c_int, area: &Area, bytes: u64) -> Result<(), Errn
     if raw::poll_now(fd, libc::POLLIN) == 0 {
         return Ok(());
     }
-    refuse_if_full(fd, bytes)?;
+    refuse_if_full(fd, area, bytes)?;
     raw::nap(NAP_NS);
     Ok(())
 }
