@@ -48,6 +48,8 @@ pub struct Conn {
     /// Calls inside the kernel that receive or send stream bytes without owning the direction.
     pub(crate) direct_receives: AtomicU32,
     pub(crate) direct_sends: AtomicU32,
+    /// Those of the receives that only peek.
+    pub(crate) peeks: AtomicU32,
     pub(crate) messages: AtomicU32,
     pub(crate) offered_in: AtomicU32,
     pub(crate) volume: AtomicU64,
@@ -88,6 +90,7 @@ impl Conn {
             fd: AtomicI32::new(0),
             direct_receives: AtomicU32::new(0),
             direct_sends: AtomicU32::new(0),
+            peeks: AtomicU32::new(0),
             messages: AtomicU32::new(0),
             offered_in: AtomicU32::new(0),
             volume: AtomicU64::new(0),
@@ -120,6 +123,7 @@ impl Conn {
         for word in [
             &self.direct_receives,
             &self.direct_sends,
+            &self.peeks,
             &self.messages,
             &self.offered_in,
             &self.own_bell,

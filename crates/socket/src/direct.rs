@@ -22,6 +22,22 @@ impl<'a> DirectCall<'a> {
         Some(call)
     }
 
+    /// Begins a receive that takes nothing, for a search that waits; `None` if the connection has been attached meanwhile.
+    pub(crate) fn peek(conn: &'a Conn) -> Option<Self> {
+        conn.peeks.fetch_add(1, SeqCst);
+        let call = Self::begin(conn, &conn.direct_receives);
+        if call.is_none() {
+            conn.peeks.fetch_sub(1, SeqCst);
+        }
+        call
+    }
+
+    /// The receive that [`DirectCall::peek`] began has returned.
+    pub(crate) fn end_peek(self, conn: &Conn) {
+        self.end();
+        conn.peeks.fetch_sub(1, SeqCst);
+    }
+
     /// Begins a send; `None` if the connection has been attached meanwhile.
     #[inline]
     pub(crate) fn send(conn: &'a Conn) -> Option<Self> {

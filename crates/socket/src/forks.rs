@@ -31,6 +31,7 @@ pub(crate) fn after_fork_in_child() {
         conn.set_flag(ASKED, false);
         conn.direct_receives.store(0, Relaxed);
         conn.direct_sends.store(0, Relaxed);
+        conn.peeks.store(0, Relaxed);
         conn.own_bell.store(0, Relaxed);
         if conn.phase() == Phase::Offered {
             conn.set_phase(Phase::Plain);

@@ -1,5 +1,4 @@
 //! Holes against the simplest thing that does the same: one flag a byte.
-#![expect(clippy::cast_possible_truncation, reason = "positions in a test are small")]
 
 use proptest::prelude::*;
 use std::collections::VecDeque;

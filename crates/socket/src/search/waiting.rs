@@ -4,10 +4,11 @@ use super::Step;
 use super::area::Area;
 use super::kernel::peek_from;
 use crate::conn::Conn;
+use crate::direct::DirectCall;
 use crate::spin::Spinner;
-use crate::sys::{Errno, raw};
+use crate::sys::{self, Errno, raw};
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, counters, kernel, send};
+use crate::{agent, counters, kernel, real, send, signals};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_control::counters::slot;
@@ -20,7 +21,7 @@ const LOOK_AGAIN_NS: u64 = 50_000_000;
 const AMPLE: u64 = 4;
 /// The kernel calls a socket readable as soon as its peer may send no more than the largest packet has had, which on the loopback device is
 /// as much as buffers hold at first: a wait on such a one would never be one.
-const LEAST: u64 = 256 << 10;
+const LEAST: u64 = 512 << 10;
 /// In a buffer that is nearly full the kernel calls a socket readable at once: a wait looks this often, in nanoseconds.
 const NAP_NS: u64 = 200_000;
 
@@ -110,6 +111,9 @@ pub(super) fn wait(conn: &'static Conn, id: u64, step: Step, deadline: Deadline)
         Step::Nothing { kernel } => {
             let area = conn.area().ok_or(libc::EBADF)?;
             counters::add(conn, slot::SLEEPS, 1);
+            if kernel == 1 || kernel <= area.room.load(Relaxed) {
+                return sleep_inside(conn, area, kernel, deadline);
+            }
             let woken = {
                 let _mark = Mark::at(conn.fd(), area, kernel);
                 wait::sleep(conn, wait::FOR_INPUT, deadline, LOOK_AGAIN_NS)
@@ -121,6 +125,34 @@ pub(super) fn wait(conn: &'static Conn, id: u64, step: Step, deadline: Deadline)
         }
         Step::Stretches { lane, kernel } => wait_for_news(conn, id, lane, kernel, deadline),
         _ => Ok(Woken::Look),
+    }
+}
+
+/// Sleeps until the socket holds so many bytes, which it can, in a receive that takes nothing. The peer does not go over to the lane
+/// meanwhile.
+fn sleep_inside(conn: &'static Conn, area: &Area, bytes: u64, deadline: Deadline) -> Result<Woken, Errno> {
+    let Some(call) = DirectCall::peek(conn) else {
+        return Ok(Woken::Look);
+    };
+    let errno = sys::errno();
+    let want = usize::try_from(bytes).unwrap_or(usize::MAX);
+    peek_from(conn.fd(), area, 0);
+    let result = {
+        let _mark = Mark::at(conn.fd(), area, bytes);
+        real::peek_away(conn.fd(), want)
+    };
+    sys::set_errno(errno);
+    call.end_peek(conn);
+    if agent::has_mail() {
+        agent::deliver();
+    }
+    match result {
+        Ok(got) if got >= want || has_ended(conn.fd()) => Ok(Woken::Look),
+        Ok(_) | Err(libc::EINTR) if deadline.is_over() => Ok(Woken::TimedOut),
+        Ok(_) | Err(libc::EINTR) if signals::all_restart(deadline.is_set()) => Ok(Woken::Look),
+        Ok(_) | Err(libc::EINTR) => Ok(Woken::Interrupted),
+        Err(libc::EAGAIN) => Ok(Woken::TimedOut),
+        Err(errno) => Err(errno),
     }
 }
 
