@@ -10,6 +10,8 @@ GENERATED := $(TARGET)/generated
 BINDIR := $(DESTDIR)$(PREFIX)/bin
 LIBDIR := $(DESTDIR)$(PREFIX)/lib/viaduct
 INCLUDEDIR := $(DESTDIR)$(PREFIX)/include
+PKGCONFIGDIR := $(DESTDIR)$(PREFIX)/lib/pkgconfig
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 MANDIR := $(DESTDIR)$(PREFIX)/share/man
 DOCDIR := $(DESTDIR)$(PREFIX)/share/doc/viaduct
 BASHDIR := $(DESTDIR)$(PREFIX)/share/bash-completion/completions
@@ -22,7 +24,7 @@ UNITDIR ?= $(DESTDIR)$(PREFIX)/lib/systemd/system
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
-build: ## release binaries in target/release: viaduct, viaductd, libviaduct_preload.so
+build: ## release binaries in target/release: viaduct, viaductd, libviaduct_preload.so, libviaduct.so
 	$(CARGO) build --workspace --release --locked
 
 setup: ## install the programs the tests and the demo use (Debian, as root)
@@ -53,6 +55,7 @@ demo: setup build ## Redis and its own benchmark, plain and accelerated in turn,
 bench: build ## every experiment of `viaduct bench`
 	$(RELEASE)/viaduct bench latency
 	$(RELEASE)/viaduct bench bandwidth
+	$(RELEASE)/viaduct bench seek
 	$(RELEASE)/viaduct bench apps
 
 fmt: ## format the source
@@ -73,9 +76,15 @@ generate: build
 	$(RELEASE)/viaduct generate completions $(GENERATED)/completions
 
 install: generate ## install under PREFIX (default /usr/local), staged under DESTDIR
-	install -d $(BINDIR) $(LIBDIR) $(MANDIR)/man1 $(MANDIR)/man8 $(BASHDIR) $(ZSHDIR) $(FISHDIR) $(UNITDIR) $(DOCDIR)
+	install -d $(BINDIR) $(LIBDIR) $(INCLUDEDIR) $(PKGCONFIGDIR) $(MANDIR)/man1 $(MANDIR)/man3 $(MANDIR)/man8
+	install -d $(BASHDIR) $(ZSHDIR) $(FISHDIR) $(UNITDIR) $(DOCDIR)
 	install -m 755 $(RELEASE)/viaduct $(RELEASE)/viaductd $(BINDIR)
 	install -m 755 $(RELEASE)/libviaduct_preload.so $(LIBDIR)
+	install -m 755 $(RELEASE)/libviaduct.so $(DESTDIR)$(PREFIX)/lib
+	install -m 644 include/viaduct.h $(INCLUDEDIR)
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' dist/viaduct.pc >$(PKGCONFIGDIR)/viaduct.pc
+	chmod 644 $(PKGCONFIGDIR)/viaduct.pc
+	install -m 644 docs/man/*.3 $(MANDIR)/man3
 	install -m 644 $(GENERATED)/man/*.1 $(MANDIR)/man1
 	install -m 644 $(GENERATED)/man/viaductd.8 $(MANDIR)/man8
 	install -m 644 $(GENERATED)/completions/viaduct.bash $(BASHDIR)/viaduct
@@ -88,6 +97,8 @@ install: generate ## install under PREFIX (default /usr/local), staged under DES
 uninstall: ## remove what install put there
 	rm -f $(BINDIR)/viaduct $(BINDIR)/viaductd $(MANDIR)/man1/viaduct.1 $(MANDIR)/man1/viaduct-*.1 $(MANDIR)/man8/viaductd.8
 	rm -f $(BASHDIR)/viaduct $(ZSHDIR)/_viaduct $(FISHDIR)/viaduct.fish $(UNITDIR)/viaductd.service
+	rm -f $(DESTDIR)$(PREFIX)/lib/libviaduct.so $(INCLUDEDIR)/viaduct.h $(PKGCONFIGDIR)/viaduct.pc
+	rm -f $(MANDIR)/man3/viaduct_seek_recv.3
 	rm -rf $(LIBDIR) $(DOCDIR)
 
 clean: ## remove what was built

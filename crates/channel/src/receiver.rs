@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 use crate::buffer::Dest;
 use crate::geometry::Geometry;
-use crate::layout::{Lane, WORDS};
+use crate::layout::{LOGICAL, Lane, WORDS};
 use crate::sync::{AtomicU64, Pool, fence};
 use crate::violation::Violation;
 
@@ -134,6 +134,27 @@ impl<'a> Receiver<'a> {
         }
         self.give(given);
         narrow(given.wrapping_sub(before))
+    }
+
+    /// Whether the lane can ever hold the bytes before stream position `to` while the head stays where it is and no
+    /// more blocks are released.
+    pub fn can_hold(&self, to: u64) -> bool {
+        let first = self.geometry.block_of(self.head());
+        let blocks = self
+            .geometry
+            .block_of(to.saturating_sub(1))
+            .saturating_sub(first)
+            .saturating_add(1);
+        if blocks > LOGICAL as u64 {
+            return false;
+        }
+        let kept = (first..first.wrapping_add(blocks)).filter(|logical| !self.lane.released.contains(*logical));
+        kept.count() <= self.geometry.blocks()
+    }
+
+    /// Bytes of a block, the least that [`release`](Self::release) gives back.
+    pub fn block_size(&self) -> usize {
+        self.geometry.block_size()
     }
 
     /// Bytes consumed in order since the lane began.

@@ -20,7 +20,6 @@ macro_rules! creators {
 }
 
 creators! {
-    socket(domain: c_int, kind: c_int, protocol: c_int);
     open(path: *const c_char, flags: c_int, mode: c_uint);
     open64(path: *const c_char, flags: c_int, mode: c_uint);
     openat(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint);
@@ -32,6 +31,31 @@ creators! {
     memfd_create(name: *const c_char, flags: c_uint);
     inotify_init();
     inotify_init1(flags: c_int);
+}
+
+/// The kinds of sockets, without the flags that go with them (linux/net.h).
+const KIND: c_int = 0xf;
+/// `SOCK_SEEK_STREAM` of `viaduct.h`; no kernel has a kind of this number.
+const SEEK_STREAM: c_int = 13;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    if kind & KIND != SEEK_STREAM {
+        // SAFETY: the program's own call.
+        let fd = unsafe { real::socket(domain, kind, protocol) };
+        lifecycle::fresh(fd);
+        return fd;
+    }
+    if !matches!(domain, libc::AF_INET | libc::AF_INET6) {
+        sys::set_errno(libc::ESOCKTNOSUPPORT);
+        return -1;
+    }
+    // SAFETY: no pointers.
+    let fd = unsafe { real::socket(domain, kind & !KIND | libc::SOCK_STREAM, protocol) };
+    if fd >= 0 {
+        lifecycle::made_seek_stream(fd);
+    }
+    fd
 }
 
 /// Defines hooks of calls that make two descriptors.
@@ -80,7 +104,7 @@ pub unsafe extern "C-unwind" fn accept(fd: c_int, address: *mut sockaddr, len: *
     // SAFETY: the program's own call.
     let new = unsafe { real::accept(fd, address, len) };
     if new >= 0 {
-        lifecycle::accepted(new);
+        lifecycle::accepted(new, fd);
     }
     new
 }
@@ -90,7 +114,7 @@ pub unsafe extern "C-unwind" fn accept4(fd: c_int, address: *mut sockaddr, len: 
     // SAFETY: the program's own call.
     let new = unsafe { real::accept4(fd, address, len, flags) };
     if new >= 0 {
-        lifecycle::accepted(new);
+        lifecycle::accepted(new, fd);
     }
     new
 }

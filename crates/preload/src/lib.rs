@@ -17,5 +17,6 @@ mod formats;
 mod numbers;
 mod options;
 mod process;
+mod search;
 mod transfer;
 mod wait;

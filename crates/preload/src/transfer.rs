@@ -2,10 +2,10 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
-use viaduct_socket::{Vector, lifecycle, real, receive, send as send_on, sys, table};
+use viaduct_socket::{Vector, lifecycle, real, receive, search, send as send_on, sys, table};
 
 /// The list of one buffer.
-fn one(buffer: *const c_void, len: size_t) -> [iovec; 1] {
+pub(crate) fn one(buffer: *const c_void, len: size_t) -> [iovec; 1] {
     [iovec {
         iov_base: buffer.cast_mut(),
         iov_len: len,
@@ -225,12 +225,43 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     let Some(vector) = (unsafe { list((*message).msg_iov, (*message).msg_iovlen) }) else {
         return direct();
     };
-    let received = receive(conn, vector, flags, &mut direct);
+    // SAFETY: the program's header.
+    let offset = unsafe { offset_of(fd, message) };
+    let received = match offset {
+        Some(offset) => search::seek_receive(conn, vector, flags, offset, &mut direct),
+        None => receive(conn, vector, flags, &mut direct),
+    };
     if received >= 0 && !kernel {
         // SAFETY: the program's header.
         unsafe { plain_header(message) };
     }
     received
+}
+
+/// `SOL_VIADUCT` and `VIADUCT_SEEK` of `viaduct.h`.
+const SOL_VIADUCT: c_int = 0x5641;
+const VIADUCT_SEEK: c_int = 1;
+
+/// The offset that a receive asks for by a control message. Only looked for on sockets of the type for it: elsewhere the room for control
+/// messages holds whatever it held before.
+unsafe fn offset_of(fd: c_int, message: *const msghdr) -> Option<usize> {
+    if !search::streams::is(fd) {
+        return None;
+    }
+    // SAFETY: the program vouches for its control messages.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(message);
+        while !header.is_null() {
+            let room = (*header).cmsg_len as usize;
+            let whole = room >= libc::CMSG_LEN(size_of::<u64>() as c_uint) as usize;
+            if (*header).cmsg_level == SOL_VIADUCT && (*header).cmsg_type == VIADUCT_SEEK && whole {
+                let offset = libc::CMSG_DATA(header).cast::<u64>().read_unaligned();
+                return Some(usize::try_from(offset).unwrap_or(usize::MAX));
+            }
+            header = libc::CMSG_NXTHDR(message, header);
+        }
+    }
+    None
 }
 
 /// What the kernel puts into a header that received stream bytes.

@@ -6,7 +6,7 @@
 
 pub(crate) use crate::flags::{
     ACTIVE, ASKED, BANNED, COUNTED, DEAD, FORKED, HANDED_OVER, IN_WANTED, LEFT, NAGLE, OUT_WANTED, PEER_FIN,
-    READY_OWED, SHUT_WRITE,
+    READY_OWED, SEARCHED, SHUT_WRITE,
 };
 use crate::lock::{self, Guard, Locks};
 use crate::records::{disclaim, index_of};
@@ -48,6 +48,8 @@ pub struct Conn {
     /// Calls inside the kernel that receive or send stream bytes without owning the direction.
     pub(crate) direct_receives: AtomicU32,
     pub(crate) direct_sends: AtomicU32,
+    /// Those of the receives that only peek.
+    pub(crate) peeks: AtomicU32,
     pub(crate) messages: AtomicU32,
     pub(crate) offered_in: AtomicU32,
     pub(crate) volume: AtomicU64,
@@ -88,6 +90,7 @@ impl Conn {
             fd: AtomicI32::new(0),
             direct_receives: AtomicU32::new(0),
             direct_sends: AtomicU32::new(0),
+            peeks: AtomicU32::new(0),
             messages: AtomicU32::new(0),
             offered_in: AtomicU32::new(0),
             volume: AtomicU64::new(0),
@@ -120,6 +123,7 @@ impl Conn {
         for word in [
             &self.direct_receives,
             &self.direct_sends,
+            &self.peeks,
             &self.messages,
             &self.offered_in,
             &self.own_bell,
@@ -443,6 +447,11 @@ impl Conn {
             self.set_phase(Phase::Plain);
             counters::close(self);
             self.id.store(0, Release);
+        }
+        if let Some(locks) = self.locks()
+            && locks.holders.load(Relaxed) == 1
+        {
+            crate::search::area::release(&locks.area);
         }
         // Only now: whoever claims the words next must not have them given up by the guards above.
         self.leave();

@@ -11,10 +11,31 @@ pub(crate) struct DirectCall<'a> {
 }
 
 impl<'a> DirectCall<'a> {
-    /// Begins a receive; `None` if the connection has been attached meanwhile.
+    /// Begins a receive; `None` if the connection has been attached meanwhile, or searched.
     #[inline]
     pub(crate) fn receive(conn: &'a Conn) -> Option<Self> {
-        Self::begin(conn, &conn.direct_receives)
+        let call = Self::begin(conn, &conn.direct_receives)?;
+        if conn.searched() {
+            call.end();
+            return None;
+        }
+        Some(call)
+    }
+
+    /// Begins a receive that takes nothing, for a search that waits; `None` if the connection has been attached meanwhile.
+    pub(crate) fn peek(conn: &'a Conn) -> Option<Self> {
+        conn.peeks.fetch_add(1, SeqCst);
+        let call = Self::begin(conn, &conn.direct_receives);
+        if call.is_none() {
+            conn.peeks.fetch_sub(1, SeqCst);
+        }
+        call
+    }
+
+    /// The receive that [`DirectCall::peek`] began has returned.
+    pub(crate) fn end_peek(self, conn: &Conn) {
+        self.end();
+        conn.peeks.fetch_sub(1, SeqCst);
     }
 
     /// Begins a send; `None` if the connection has been attached meanwhile.
@@ -25,7 +46,7 @@ impl<'a> DirectCall<'a> {
 
     #[inline]
     fn begin(conn: &Conn, count: &'a AtomicU32) -> Option<Self> {
-        // SeqCst pairs with `Conn::pay_ready` and `Conn::sending_directly`.
+        // SeqCst pairs with `Conn::pay_ready`, `search::begin` and `Conn::sending_directly`.
         count.fetch_add(1, SeqCst);
         if conn.phase() == Phase::Attached {
             count.fetch_sub(1, SeqCst);

@@ -27,5 +27,7 @@ pub(crate) const IN_WANTED: u32 = 1 << 13;
 pub(crate) const OUT_WANTED: u32 = 1 << 10;
 /// This end called connect.
 pub(crate) const ACTIVE: u32 = 1 << 7;
+/// Direct search has been used: receives may have holes to mind.
+pub(crate) const SEARCHED: u32 = 1 << 18;
 /// The kernel's counts of what this end sends have been seen to agree.
 pub(crate) const COUNTED: u32 = 1 << 8;

@@ -8,6 +8,8 @@ use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 /// Before a fork: there will be one more process that holds each connection.
 pub(crate) fn before_fork() {
     epoll::share_all();
+    // What either process will search later, both must see.
+    crate::search::area::share();
     for conn in all() {
         if let Some(locks) = conn.locks() {
             locks.holders.fetch_add(1, AcqRel);
@@ -29,6 +31,7 @@ pub(crate) fn after_fork_in_child() {
         conn.set_flag(ASKED, false);
         conn.direct_receives.store(0, Relaxed);
         conn.direct_sends.store(0, Relaxed);
+        conn.peeks.store(0, Relaxed);
         conn.own_bell.store(0, Relaxed);
         if conn.phase() == Phase::Offered {
             conn.set_phase(Phase::Plain);

@@ -99,6 +99,29 @@ pub(crate) fn send_position(fd: c_int, active: bool, check: bool) -> Result<u64,
     Err(NoPosition::NotNow)
 }
 
+/// The size of a socket's receive buffer; 0 if it has none.
+pub(crate) fn buffer_size(fd: c_int) -> c_int {
+    let mut size: c_int = 0;
+    let known = raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, &mut size).is_ok();
+    if known { size } else { 0 }
+}
+
+/// Whether a socket's buffer is full: out of memory, or the peer may send nothing.
+pub(crate) fn is_full(fd: c_int) -> bool {
+    /// linux/socket.h and linux/sock_diag.h: memory in use for receiving, and its limit, are the first two.
+    const SO_MEMINFO: c_int = 55;
+    /// Place of `tcpi_rcv_wnd` in `struct tcp_info` (linux/tcp.h, since Linux 6.2), in words.
+    const WINDOW: usize = 58;
+    let mut memory = [0_u32; 2];
+    let known = raw::getsockopt(fd, libc::SOL_SOCKET, SO_MEMINFO, &mut memory).is_ok();
+    if known && memory[0] > memory[1] {
+        return true;
+    }
+    let mut words = [0_u32; WINDOW + 1];
+    let len = raw::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut words);
+    len == Ok(size_of_val(&words)) && words[WINDOW] == 0
+}
+
 const SIOCOUTQ: libc::c_long = 0x5411;
 const FIONREAD: libc::c_long = 0x541b;
 

@@ -10,6 +10,7 @@
 //! | [`send()`], [`receive()`], [`mod@file`] | the stream's bytes; `demote`: back to TCP |
 //! | [`epoll`], [`epoll_wait`], [`poll`] | readiness; `ready`: how it is computed |
 //! | [`options`], [`signals`] | calls whose meaning we keep; `wish`: what `viaduct path` asks for |
+//! | [`search`] | direct search: bytes from the middle of a stream |
 //! | `agent` | viaductd; `policy`: what `viaduct run` said; `counters`: what `viaduct status` shows |
 //! | `conn`, `table`, `lock`, `bell`, `spin`, `wait` | the records and how threads wait |
 //! | [`sys`], [`real`] | the system-call corner |
@@ -43,6 +44,7 @@ mod ready;
 pub mod real;
 mod receive;
 mod records;
+pub mod search;
 mod send;
 pub mod signals;
 mod spin;

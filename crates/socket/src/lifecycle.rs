@@ -3,6 +3,7 @@
 use crate::conn::{self, Conn, Phase};
 use crate::epoll;
 use crate::records;
+use crate::search::streams;
 use crate::sys::raw;
 use crate::table::{self, Entry};
 use crate::{agent, bell, counters, demote, forks, lock, policy};
@@ -16,8 +17,15 @@ use viaduct_control::policy::OfferPolicy;
 /// closed unseen.
 pub fn fresh(fd: c_int) {
     if fd >= 0 {
+        streams::clear(fd);
         forget(fd, true);
     }
+}
+
+/// The program has made a socket of the type for direct search.
+pub fn made_seek_stream(fd: c_int) {
+    fresh(fd);
+    streams::set(fd);
 }
 
 /// Forgets what `fd` stood for. `stale`: the number already stands for something else.
@@ -38,6 +46,7 @@ pub fn hidden(fd: c_int) -> bool {
 /// The program is about to close `fd`, or to put something else in its place.
 #[inline]
 pub fn closing(fd: c_int) {
+    streams::clear(fd);
     if !matches!(table::lookup(fd), Entry::Unknown) {
         forget(fd, false);
     }
@@ -72,6 +81,9 @@ pub fn duplicated(old: c_int, new: c_int) {
         return;
     }
     fresh(new);
+    if streams::is(old) {
+        streams::set(new);
+    }
     match table::lookup(old) {
         Entry::Connection(conn) => {
             conn.hold();
@@ -103,13 +115,24 @@ pub fn connected(fd: c_int, family: c_int, pending: bool) {
     }
 }
 
-/// The program has accepted `fd`.
-pub fn accepted(fd: c_int) {
+/// The program has accepted `fd` from `listener`.
+pub fn accepted(fd: c_int, listener: c_int) {
     start();
     fresh(fd);
+    if streams::is(listener) {
+        streams::set(fd);
+    }
     if let Some(conn) = records::open(fd) {
         settle(conn);
     }
+}
+
+/// A record for a connected socket whose opening was not seen. It stays on TCP: what it has carried is not known.
+pub(crate) fn adopted(fd: c_int) -> Option<&'static Conn> {
+    start();
+    let conn = records::open(fd)?;
+    conn.set_flag(conn::BANNED, true);
+    Some(conn)
 }
 
 /// What the record must know before the first lane: options that were set before it began, on the listener or before connect. False if the
@@ -149,7 +172,7 @@ fn settle(conn: &'static Conn) {
 }
 
 /// Whether `fd` is a TCP socket.
-fn is_tcp(fd: c_int) -> bool {
+pub(crate) fn is_tcp(fd: c_int) -> bool {
     let mut domain: c_int = 0;
     let mut protocol: c_int = 0;
     raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, &mut domain).is_ok()

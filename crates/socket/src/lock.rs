@@ -21,6 +21,8 @@ pub(crate) struct Locks {
     /// Processes that hold the connection: a forked child counts until it lets go. One that was killed counts for ever, which only
     /// keeps the connection from being offered again.
     pub(crate) holders: AtomicU32,
+    /// One more than the number of the [`Area`](crate::search::area::Area) with the holes of the receiving direction; 0 for none.
+    pub(crate) area: AtomicU32,
     /// See [`crate::conn::Conn::position`].
     pub(crate) position: AtomicU64,
 }
@@ -47,17 +49,35 @@ pub(crate) fn after_fork() {
     REGION.store(core::ptr::null_mut(), Relaxed);
 }
 
+/// In a word that nobody owns: the direction is searched. Then taking it fails the fast way, so that who never searches pays nothing.
+const SEARCHED: u32 = 1 << 31;
+
 /// Ownership of one direction, given up on drop.
 #[derive(Debug)]
 pub(crate) struct Guard<'a> {
     word: &'a AtomicU32,
+    /// What the word is when nobody owns it.
+    idle: u32,
+}
+
+impl Guard<'_> {
+    /// Whether the direction may have holes.
+    #[inline]
+    pub(crate) fn searched(&self) -> bool {
+        self.idle != 0
+    }
+
+    /// From now on the direction may have holes, or no longer.
+    pub(crate) fn set_searched(&mut self, searched: bool) {
+        self.idle = if searched { SEARCHED } else { 0 };
+    }
 }
 
 impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
         // Release pairs with the acquire in `acquire`.
-        self.word.store(0, Release);
+        self.word.store(self.idle, Release);
     }
 }
 
@@ -66,7 +86,7 @@ impl Drop for Guard<'_> {
 pub(crate) fn acquire(word: &AtomicU32) -> Option<Guard<'_>> {
     let tid = tid();
     if word.compare_exchange(0, tid, Acquire, Relaxed).is_ok() {
-        return Some(Guard { word });
+        return Some(Guard { word, idle: 0 });
     }
     acquire_contended(word, tid)
 }
@@ -77,7 +97,7 @@ pub(crate) fn try_acquire(word: &AtomicU32) -> Option<Guard<'_>> {
     // Made only on success: a guard that is dropped gives up a word, whoever owns it.
     word.compare_exchange(0, tid(), Acquire, Relaxed)
         .ok()
-        .map(|_| Guard { word })
+        .map(|_| Guard { word, idle: 0 })
 }
 
 #[cold]
@@ -85,18 +105,17 @@ fn acquire_contended(word: &AtomicU32, tid: u32) -> Option<Guard<'_>> {
     let mut rounds = 0_u32;
     loop {
         let owner = word.load(Relaxed);
+        let (owner, idle) = (owner & !SEARCHED, owner & SEARCHED);
         if owner == tid {
             return None;
         }
-        if owner == 0 {
-            if word.compare_exchange(0, tid, Acquire, Relaxed).is_ok() {
-                return Some(Guard { word });
-            }
-        } else if rounds % 1024 == 1023
-            && !raw::thread_alive(owner)
-            && word.compare_exchange(owner, tid, Acquire, Relaxed).is_ok()
+        let free = owner == 0 || rounds % 1024 == 1023 && !raw::thread_alive(owner);
+        if free
+            && word
+                .compare_exchange(owner | idle, tid | idle, Acquire, Relaxed)
+                .is_ok()
         {
-            return Some(Guard { word });
+            return Some(Guard { word, idle });
         }
         rounds = rounds.wrapping_add(1);
         if rounds < 64 {
@@ -126,6 +145,8 @@ pub(crate) fn claim(count: usize) -> Option<&'static Locks> {
         let locks = sys::shared_record(region, (from + step) % count);
         if locks.holders.load(Relaxed) == 0 && locks.holders.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
             // The words are free already, or held for a moment by a thread that came too late for the last connection.
+            crate::search::area::release(&locks.area);
+            let _ = locks.receive.compare_exchange(SEARCHED, 0, Relaxed, Relaxed);
             return Some(locks);
         }
     }
@@ -149,6 +170,23 @@ mod tests {
         assert_eq!(word.load(Relaxed), tid());
         drop(owner);
         assert!(try_acquire(&word).is_some());
+        assert_eq!(word.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn a_searched_direction_stays_so_until_it_is_told() {
+        let word = AtomicU32::new(0);
+        let mut owner = acquire(&word).unwrap();
+        assert!(!owner.searched());
+        owner.set_searched(true);
+        assert!(acquire(&word).is_none(), "this thread owns it already");
+        drop(owner);
+        assert_eq!(word.load(Relaxed), SEARCHED);
+        let mut owner = acquire(&word).unwrap();
+        assert!(owner.searched());
+        assert!(acquire(&word).is_none(), "this thread owns it already");
+        owner.set_searched(false);
+        drop(owner);
         assert_eq!(word.load(Relaxed), 0);
     }
 

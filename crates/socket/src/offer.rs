@@ -108,6 +108,7 @@ impl Conn {
             self.segment.clear();
             return false;
         }
+        crate::search::attached(self);
         // Marks may not be held back.
         let (zero, one): (i32, i32) = (0, 1);
         let _ = raw::setsockopt(self.fd(), libc::IPPROTO_TCP, libc::TCP_CORK, &zero);

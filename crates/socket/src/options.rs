@@ -4,7 +4,7 @@ use crate::conn::{self, Conn, Phase};
 use crate::lifecycle::nanoseconds;
 use crate::lock::Guard;
 use crate::sys::raw;
-use crate::{demote, receive};
+use crate::{demote, receive, search};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_control::Reason;
@@ -123,7 +123,15 @@ pub fn signal_driven(conn: &'static Conn) {
 
 /// `FIONREAD`; `None`: the kernel's business.
 pub fn readable_bytes(conn: &'static Conn) -> Option<c_int> {
-    (conn.phase() == Phase::Attached).then(|| receive::readable_bytes(conn, conn.id()))
+    match conn.phase() {
+        Phase::Attached => Some(receive::readable_bytes(conn, conn.id())),
+        _ => search::readable_bytes(conn),
+    }
+}
+
+/// What the kernel has of a connection that is neither on a lane nor searched.
+pub fn queued_bytes(conn: &Conn) -> isize {
+    isize::try_from(crate::kernel::queued(conn.fd())).unwrap_or(isize::MAX)
 }
 
 /// `SIOCATMARK`: the kernel's business, once marks of ours are out of the way.

@@ -7,7 +7,7 @@ use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, bell, counters, epoll, kernel, ready, send, wish};
+use crate::{agent, bell, counters, epoll, kernel, ready, search, send, wish};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_channel::Receiver;
@@ -25,6 +25,8 @@ const PLAIN_FLAGS: c_int = libc::MSG_PEEK
     | libc::MSG_WAITFORONE;
 /// Steps of one look at the stream. Each takes something that the peer did; no peer that keeps to the protocol is ahead by so many.
 const ROUNDS: u32 = 4096;
+/// Not an error number: the direction is searched, `crate::search` receives.
+const SEARCHED: Errno = -1;
 /// A reader that never waits looks this often, in microseconds, whether the kernel connection has ended.
 const CHECK_US: u64 = 50;
 
@@ -78,6 +80,8 @@ fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl 
     let mut deadline = None;
     let error = loop {
         match attempt(conn, id, vector, done, flags, nonblocking) {
+            Err(SEARCHED) if done == 0 => return search::receive_in_order(conn, vector, flags),
+            Err(SEARCHED) => break libc::EAGAIN,
             Ok(Found::Bytes(bytes)) if flags & libc::MSG_PEEK == 0 => {
                 done += bytes;
                 if done >= want {
@@ -126,7 +130,7 @@ fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl 
 
 /// The program found nothing and will not wait here. Unless it waits where the lane is looked at, the next bytes must announce
 /// themselves on the kernel connection. True if there are some already.
-fn announce(conn: &'static Conn, id: u64) -> bool {
+pub(crate) fn announce(conn: &'static Conn, id: u64) -> bool {
     if epoll::covers(conn) {
         return false;
     }
@@ -158,6 +162,9 @@ fn attempt(
     let Some(guard) = conn.own_receive(id) else {
         return Err(if conn.id() == id { libc::EAGAIN } else { libc::EBADF });
     };
+    if guard.searched() {
+        return Err(SEARCHED);
+    }
     let Some(segment) = conn.segment(&guard) else {
         return Err(libc::EBADF);
     };
@@ -287,7 +294,7 @@ pub(crate) fn look(conn: &Conn, id: u64) -> Result<Found, Errno> {
 }
 
 /// Kernel position of the next byte: the kernel's word while the connection is up, our own count once a reset hides it.
-fn position(conn: &Conn) -> u64 {
+pub(crate) fn position(conn: &Conn) -> u64 {
     kernel::receive_position(conn.fd()).unwrap_or_else(|| conn.position())
 }
 
@@ -364,7 +371,7 @@ fn from_lane(conn: &Conn, lane: &Receiver<'_>, vector: Vector<'_>, skip: usize, 
 }
 
 #[inline]
-fn consume(conn: &Conn, lane: &Receiver<'_>, bytes: usize) {
+pub(crate) fn consume(conn: &Conn, lane: &Receiver<'_>, bytes: usize) {
     counters::add(conn, slot::BYTES_RECEIVED, bytes as u64);
     counters::add(conn, slot::FAST_BYTES_RECEIVED, bytes as u64);
     if lane.consume(bytes) != 0 {
@@ -379,7 +386,7 @@ fn consume(conn: &Conn, lane: &Receiver<'_>, bytes: usize) {
 /// Wakes a sender that waits for blocks. By bell, or by a mark where our own sending direction is on the lane; else the sender finds
 /// out by itself, since it never sleeps long.
 #[cold]
-fn ring_for_credit(conn: &Conn, bits: u32) {
+pub(crate) fn ring_for_credit(conn: &Conn, bits: u32) {
     if bits & bell::BY_BELL != 0 && conn.peer_bell() >= 0 && raw::eventfd_ring(conn.peer_bell()).is_ok() {
         counters::add(conn, slot::BELLS_SENT, 1);
         return;
@@ -481,5 +488,6 @@ pub(crate) fn readable_bytes(conn: &'static Conn, id: u64) -> c_int {
         }
         Source::Raw => kernel::queued(conn.fd()),
     };
+    let bytes = bytes.saturating_sub(search::taken(conn));
     c_int::try_from(bytes).unwrap_or(c_int::MAX)
 }

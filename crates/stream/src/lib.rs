@@ -33,6 +33,10 @@
 //! | receiver 3 | epoch being read, bit 63: its [`MARK_BACK`] has been seen |
 #![forbid(unsafe_code)]
 
+mod holes;
+
+pub use holes::{Full, HOLES, Holes};
+
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use viaduct_channel::{Receiver, Sender};
 

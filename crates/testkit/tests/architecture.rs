@@ -19,9 +19,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "viaduct-preload",
         &["viaduct-socket", "viaduct-channel", "viaduct-stream", "viaduct-control"],
     ),
+    (
+        "viaduct-seek",
+        &["viaduct-socket", "viaduct-channel", "viaduct-stream", "viaduct-control"],
+    ),
     ("viaduct-daemon", &["viaduct-channel", "viaduct-control"]),
     // `bench` measures the raw channel beside the socket layer.
-    ("viaduct-cli", &["viaduct-control", "viaduct-channel"]),
+    ("viaduct-cli", &["viaduct-control", "viaduct-channel", "viaduct-seek"]),
     ("viaduct-testkit", &["viaduct-control", "viaduct-channel"]),
 ];
 

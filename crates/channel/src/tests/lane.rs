@@ -180,6 +180,23 @@ fn bits_are_taken_once_and_only_those_left_can_be_disarmed() {
 }
 
 #[test]
+fn a_receiver_knows_what_a_lane_can_never_hold() {
+    let (a, b) = Segment::heap(tiny());
+    let (tx, rx) = (a.sender(Side::First), b.receiver(Side::Second));
+    let (block, capacity) = (rx.block_size() as u64, tiny().capacity() as u64);
+    assert!(rx.can_hold(0) && rx.can_hold(capacity) && !rx.can_hold(capacity + 1) && !rx.can_hold(u64::MAX));
+    assert_eq!(append(tx, &vec![7; tiny().capacity()]), tiny().capacity());
+    assert!(rx.readable().is_ok());
+    assert_eq!(rx.release(block, 2 * block), 1);
+    assert!(rx.can_hold(capacity + block) && !rx.can_hold(capacity + block + 1));
+    // A block that the head is in counts until it is left.
+    rx.consume(1);
+    assert!(!rx.can_hold(capacity + block + 1));
+    rx.consume(rx.block_size());
+    assert!(rx.can_hold(capacity + block) && !rx.can_hold(capacity + 2 * block + 1));
+}
+
+#[test]
 fn who_does_not_use_a_receiver_may_ask_for_bytes_and_disturbs_nothing() {
     let (a, b) = Segment::heap(tiny());
     let (tx, rx) = (a.sender(Side::First), b.receiver(Side::Second));

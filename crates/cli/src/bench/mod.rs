@@ -14,6 +14,7 @@ mod plot;
 mod program;
 mod progress;
 mod proof;
+mod search;
 mod stats;
 mod sweep;
 
@@ -47,7 +48,7 @@ pub(crate) struct Args {
     /// Fewer sizes, shorter and fewer runs
     #[arg(long)]
     quick: bool,
-    /// How often each experiment runs each way [default: 5, with --quick 3]
+    /// How often each experiment runs each way [default: 5, seek 10, with --quick 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..1000))]
     runs: Option<u16>,
     /// Only the experiments whose name begins so; of the sweeps, only this road
@@ -60,6 +61,8 @@ EXPERIMENTS
     latency     a message there and back, 1 byte to 1 MiB: kernel TCP, viaduct run, the channel by
                 itself, Unix sockets, and UCX where installed
     bandwidth   messages one way, likewise
+    seek        processor time of a receiver that wants messages behind others: direct search against
+                receiving in order, on kernel TCP and on lanes
     apps        sockperf, iperf3, Redis, memcached and nginx with their own load generators, as far as
                 installed; idle processor time, memory, and ten thousand connections
 
@@ -74,6 +77,8 @@ enum What {
     Latency,
     /// Stream by message size
     Bandwidth,
+    /// Direct search by message size and depth
+    Seek,
     /// Real programs
     Apps,
 }
@@ -103,6 +108,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     match bench.args.what {
         What::Latency => bench.sweep(Kind::Latency),
         What::Bandwidth => bench.sweep(Kind::Bandwidth),
+        What::Seek => bench.search(),
         What::Apps => bench.apps(),
     }
 }
@@ -119,6 +125,20 @@ impl Bench {
         let found = sweep::run(sweep::Plan {
             kind,
             runs: self.runs,
+            quick: self.args.quick,
+            only: self.args.only.as_deref(),
+        })?;
+        self.save(&found)?;
+        terminal::print(&format!("{}\n{}", self.machine.line(), found.table()))?;
+        if let Some(file) = &self.args.svg {
+            found.draw(file, &self.subtitle(found.others()))?;
+        }
+        Ok(())
+    }
+
+    fn search(&self) -> Result<()> {
+        let found = search::run(search::Plan {
+            runs: self.args.runs.map_or(if self.args.quick { 3 } else { 10 }, Into::into),
             quick: self.args.quick,
             only: self.args.only.as_deref(),
         })?;

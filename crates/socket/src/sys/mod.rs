@@ -44,6 +44,7 @@ pub fn next_symbol(slot: &AtomicPtr<c_void>, name: &'static core::ffi::CStr) -> 
 }
 
 mod events;
+pub(crate) mod memory;
 mod packet;
 pub mod raw;
 

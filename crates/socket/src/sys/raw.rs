@@ -183,6 +183,15 @@ pub fn recv(fd: c_int, buffer: &mut [u8], flags: c_int) -> Result<usize, Errno> 
     }
 }
 
+/// `recv` that peeks `len` bytes and throws them away, waiting as the socket's options say.
+pub fn peek_away(fd: c_int, len: usize) -> Result<usize, Errno> {
+    let mut nothing = [0_u8; 1];
+    let place = nothing.as_mut_ptr().expose_provenance();
+    let flags = libc::MSG_PEEK | libc::MSG_TRUNC;
+    // SAFETY: with MSG_TRUNC the kernel writes nothing.
+    unsafe { call(libc::SYS_recvfrom, [fd_arg(fd), place, len, flags as usize, 0, 0]) }
+}
+
 /// `send` of memory of our own.
 #[inline]
 pub fn send(fd: c_int, buffer: &[u8], flags: c_int) -> Result<usize, Errno> {
@@ -212,6 +221,37 @@ pub fn poll_now(fd: c_int, events: i16) -> i16 {
     // SAFETY: one pollfd and a timeout that outlive the call.
     let _ = unsafe { call(libc::SYS_ppoll, [place, 1, timeout, 0, 8, 0]) };
     entry.revents
+}
+
+/// `ppoll` of one descriptor, for ever without a timeout; answers its events, 0 when time is up.
+pub fn poll_until(fd: c_int, events: i16, timeout: Option<libc::timespec>) -> Result<i16, Errno> {
+    let mut entry = libc::pollfd { fd, events, revents: 0 };
+    let place = (&raw mut entry).expose_provenance();
+    let timeout = timeout
+        .as_ref()
+        .map_or(0, |timeout| core::ptr::from_ref(timeout).expose_provenance());
+    // SAFETY: one pollfd and a timeout, or none, that outlive the call.
+    unsafe { call(libc::SYS_ppoll, [place, 1, timeout, 0, 8, 0]) }?;
+    Ok(entry.revents)
+}
+
+/// Sleeps for so many nanoseconds, or until a signal comes.
+pub fn nap(ns: u64) {
+    let time = super::timespec(ns);
+    let place = core::ptr::from_ref(&time).expose_provenance();
+    // SAFETY: a timeout that outlives the call, and no descriptors.
+    let _ = unsafe { call(libc::SYS_ppoll, [0, 0, place, 0, 8, 0]) };
+}
+
+/// Number of the inode of an open file: a socket's is its own for as long as any socket lives that was made near the same time.
+pub fn inode(fd: c_int) -> Result<u64, Errno> {
+    let mut stat = core::mem::MaybeUninit::<libc::stat>::zeroed();
+    let place = stat.as_mut_ptr().expose_provenance();
+    // SAFETY: the kernel writes one stat, of which zeroes are a valid value too.
+    unsafe {
+        call(libc::SYS_fstat, [fd_arg(fd), place, 0, 0, 0, 0])?;
+        Ok(stat.assume_init().st_ino)
+    }
 }
 
 /// `epoll_ctl`.

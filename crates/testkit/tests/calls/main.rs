@@ -4,7 +4,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use viaduct_testkit::{Instance, Launch, Mode, can_run};
+use viaduct_control::counters::Wanted;
+use viaduct_testkit::binaries::{bin_dir, workspace};
+use viaduct_testkit::pattern::Random;
+use viaduct_testkit::{Counters, Instance, Launch, Mode, can_run};
 
 /// A check ends itself long before.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -12,7 +15,8 @@ const PATIENCE: Duration = Duration::from_secs(40);
 fn compile(instance: &Instance, name: &str) -> PathBuf {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/calls/programs");
     let program = instance.scratch(name);
-    let output = Command::new("cc")
+    let mut command = Command::new("cc");
+    let output = command
         .args([
             "-O2",
             "-D_FORTIFY_SOURCE=2",
@@ -25,10 +29,22 @@ fn compile(instance: &Instance, name: &str) -> PathBuf {
         .arg(&program)
         .arg(sources.join(format!("{name}.c")))
         .arg(sources.join("check.c"))
+        .arg("-I")
+        .arg(workspace().join("include"))
+        .args(libraries(name))
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     program
+}
+
+/// What the program is linked with besides the C library.
+fn libraries(name: &str) -> Vec<String> {
+    if name != "search" {
+        return Vec::new();
+    }
+    let dir = bin_dir().display().to_string();
+    vec![format!("-L{dir}"), "-lviaduct".to_owned(), format!("-Wl,-rpath,{dir}")]
 }
 
 /// The lines that tell of failed checks, and the names of all that ran.
@@ -74,6 +90,48 @@ fn check(name: &str) {
 #[test]
 fn calls_that_move_bytes() {
     check("data");
+}
+
+#[test]
+fn direct_search() {
+    check("search");
+}
+
+/// Receives in random order while the connection is moved between paths all the time.
+#[test]
+fn direct_search_in_a_storm() {
+    if !can_run(false, &["cc"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let program = compile(&instance, "search");
+    let storm = Launch::new(Mode::Accelerated(&instance), &program, ["--for", "12"])
+        .options("--offer now")
+        .spawn();
+    let pid = storm.pid();
+    let (mut random, mut asked) = (Random::new(9), 0);
+    let mut storm = storm;
+    let mut switches = 0;
+    while storm.is_running() {
+        if let Ok(counters) = Counters::open(pid)
+            && let Ok(connections) = counters.connections()
+        {
+            switches = switches.max(connections.iter().map(|(_, switches)| switches).sum::<u64>());
+            for (slot, _) in connections {
+                let wanted = [Wanted::Tcp, Wanted::Shm, Wanted::Auto][usize::try_from(random.below(3)).unwrap()];
+                asked += u32::from(counters.want(slot, wanted).is_ok());
+            }
+        }
+        std::thread::sleep(Duration::from_micros(random.below(4000)));
+    }
+    let outcome = storm.finish(PATIENCE);
+    assert!(outcome.status.success(), "{}{}", outcome.output, outcome.errors);
+    assert!(
+        outcome.output.lines().filter(|line| line.starts_with("ok")).count() > 3,
+        "{}",
+        outcome.output
+    );
+    assert!(asked > 200 && switches > 20, "asked {asked} times, {switches} switches");
 }
 
 #[test]

@@ -8,10 +8,12 @@
 
 mod many;
 mod orders;
+mod search;
 mod wire;
 
 pub(crate) use many::LoadResult;
 pub(crate) use orders::{Batch, Kind, Transport};
+pub(crate) use search::{Cost as SearchCost, Plan as SearchPlan};
 
 use anyhow::Result;
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -38,6 +40,10 @@ enum Role {
     Serve(orders::ServeArgs),
     /// Measures a sweep of message sizes against a `serve`
     Ask(orders::AskArgs),
+    /// Receives messages that stand behind others, in order and by direct search
+    SearchReceive(search::Plan),
+    /// Sends to a `search-receive`
+    SearchSend(search::SendArgs),
     /// Echoes on any number of connections
     Echo,
     /// Asks and waits for answers on many connections at once, then keeps them open
@@ -58,6 +64,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
         }
         Role::Serve(args) => orders::serve(&args),
         Role::Ask(args) => orders::ask(&args),
+        Role::SearchReceive(plan) => search::receive(&plan),
+        Role::SearchSend(args) => search::send(&args),
         Role::Echo => many::echo(),
         Role::Load(args) => many::load(&args),
     }

@@ -3,6 +3,10 @@
 //! Drawn from lines and text at places in pixels, because what charts usually do with logarithmic axes cannot be read:
 //! ticks here are at powers of two for sizes and at 1, 2 and 5 for the rest.
 
+mod reductions;
+
+pub(crate) use reductions::{Panel, reductions};
+
 use crate::bench::curves::Road;
 use anyhow::{Result, anyhow};
 use plotters::coord::Shift;
@@ -12,6 +16,8 @@ use std::path::Path;
 
 const SIZE: (u32, u32) = (960, 600);
 const FONT: &str = "sans-serif";
+/// Black, from the left and from the top.
+const BLACK_TEXT: (RGBColor, HPos, VPos) = (BLACK, HPos::Left, VPos::Top);
 const GREY: RGBColor = RGBColor(110, 110, 110);
 const GRID: RGBColor = RGBColor(226, 226, 226);
 
@@ -49,11 +55,15 @@ struct Axis {
 }
 
 impl Axis {
-    #[expect(clippy::cast_possible_truncation, reason = "pixels of a picture")]
     fn at(self, value: f64) -> i32 {
         let part = (value / self.low).ln() / (self.high / self.low).ln();
-        (self.from + part.clamp(0.0, 1.0) * (self.to - self.from)).round() as i32
+        pixel(self.from + part.clamp(0.0, 1.0) * (self.to - self.from))
     }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "pixels of a picture")]
+fn pixel(place: f64) -> i32 {
+    place.round() as i32
 }
 
 /// 1, 2 and 5 times powers of ten that surround `low..=high`, and all of those between.

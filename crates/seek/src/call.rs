@@ -1,0 +1,121 @@
+//! The call, wherever the connection is kept: by the preload library, or by this one.
+
+use core::ffi::{CStr, c_int, c_void};
+use core::sync::atomic::AtomicPtr;
+use core::sync::atomic::Ordering::{Acquire, Release};
+use libc::{iovec, size_t, ssize_t};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use viaduct_socket::search::plain;
+use viaduct_socket::{Vector, sys};
+
+/// How to receive. Combined with `|`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags(c_int);
+
+impl Flags {
+    /// As the socket is set.
+    pub const NONE: Self = Self(0);
+    /// Leave the bytes where they are (`MSG_PEEK`).
+    pub const PEEK: Self = Self(libc::MSG_PEEK);
+    /// Do not wait (`MSG_DONTWAIT`).
+    pub const DONT_WAIT: Self = Self(libc::MSG_DONTWAIT);
+    /// Wait until all of the buffer can be filled (`MSG_WAITALL`).
+    pub const WAIT_ALL: Self = Self(libc::MSG_WAITALL);
+    /// Take the bytes without copying them (`MSG_TRUNC`).
+    pub const DISCARD: Self = Self(libc::MSG_TRUNC);
+
+    pub(crate) const fn bits(self) -> c_int {
+        self.0
+    }
+}
+
+impl core::ops::BitOr for Flags {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// Receives bytes that stand `offset` unread bytes after the next byte of the stream. Answers how many there were: 0 at the end of
+/// the stream, fewer than there is room for where no more have arrived.
+///
+/// # Errors
+/// As `recv`, with the error numbers that `viaduct_seek_recv(3)` lists.
+pub fn seek_recv(socket: impl AsFd, buffer: &mut [u8], flags: Flags, offset: usize) -> io::Result<usize> {
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the buffer is ours to write for its length.
+    unsafe { receive(fd, buffer.as_mut_ptr(), buffer.len(), flags.bits(), offset) }
+        .map_err(io::Error::from_raw_os_error)
+}
+
+/// Receives in order by the C library's `recv`, which minds holes under `viaduct run` only.
+///
+/// # Errors
+/// As `recv`.
+pub fn recv(socket: impl AsFd, buffer: &mut [u8], flags: Flags) -> io::Result<usize> {
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the buffer is ours to write for its length.
+    let got = unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), flags.bits()) };
+    usize::try_from(got).map_err(|_| io::Error::last_os_error())
+}
+
+/// Bytes that can be received from the socket now, those in holes not counted.
+///
+/// # Errors
+/// As [`seek_recv`].
+pub fn readable(socket: impl AsFd) -> io::Result<usize> {
+    readable_bytes(socket.as_fd().as_raw_fd()).map_err(io::Error::from_raw_os_error)
+}
+
+type SeekRecv = unsafe extern "C-unwind" fn(c_int, *mut c_void, size_t, c_int, size_t) -> ssize_t;
+type Readable = unsafe extern "C-unwind" fn(c_int) -> ssize_t;
+
+/// A function of the preload library, null where it is not loaded. Looked for once.
+fn preloaded(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    /// Stands for a search that found nothing.
+    static NOTHING: u8 = 0;
+    let nothing = core::ptr::from_ref(&NOTHING).cast_mut().cast::<c_void>();
+    let mut known = slot.load(Acquire);
+    if known.is_null() {
+        // SAFETY: a valid C string.
+        known = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+        if known.is_null() {
+            known = nothing;
+        }
+        slot.store(known, Release);
+    }
+    if known == nothing { core::ptr::null_mut() } else { known }
+}
+
+/// # Safety
+/// `len` bytes at `at` must be writable.
+pub(crate) unsafe fn receive(fd: c_int, at: *mut u8, len: usize, flags: c_int, offset: usize) -> Result<usize, c_int> {
+    static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+    let there = preloaded(&SLOT, c"viaduct_preload_seek_recv");
+    if there.is_null() {
+        let parts = [iovec {
+            iov_base: at.cast(),
+            iov_len: len,
+        }];
+        // SAFETY: the caller's buffer.
+        return plain::seek_receive(fd, unsafe { Vector::new(&parts) }, flags, offset);
+    }
+    // SAFETY: the preload library's function of this name has this type.
+    let there = unsafe { core::mem::transmute::<*mut c_void, SeekRecv>(there) };
+    // SAFETY: the caller's buffer.
+    usize::try_from(unsafe { there(fd, at.cast(), len, flags, offset) }).map_err(|_| sys::errno())
+}
+
+pub(crate) fn readable_bytes(fd: c_int) -> Result<usize, c_int> {
+    static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+    let there = preloaded(&SLOT, c"viaduct_preload_readable");
+    if there.is_null() {
+        return plain::readable(fd);
+    }
+    // SAFETY: the preload library's function of this name has this type.
+    let there = unsafe { core::mem::transmute::<*mut c_void, Readable>(there) };
+    // SAFETY: it takes any number.
+    usize::try_from(unsafe { there(fd) }).map_err(|_| sys::errno())
+}

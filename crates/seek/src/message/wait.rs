@@ -1,0 +1,206 @@
+//! The socket calls of an inbox besides direct search, made through the C library so that they are accelerated too.
+//!
+//! A socket with a message that nobody wants is readable all the time, so an inbox waits for edges: an epoll set reports each arrival
+//! once. An event counter in the set wakes waiters for other reasons.
+
+use core::ffi::c_int;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::time::Duration;
+
+fn check(result: c_int) -> io::Result<c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// Takes a descriptor that has just been made.
+fn own(fd: c_int) -> io::Result<OwnedFd> {
+    let fd = check(fd)?;
+    // SAFETY: a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// What calls of an inbox wait with.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    set: OwnedFd,
+    bell: OwnedFd,
+    /// Edges that some call has taken out of the set: for the others that wait.
+    taken: AtomicU64,
+}
+
+/// Longest sleep: another thread may have taken the edge that was meant for this one.
+const LONGEST_MS: u128 = 50;
+
+impl Waiter {
+    pub(super) fn new() -> io::Result<Self> {
+        // SAFETY: no pointers.
+        let set = own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        // SAFETY: no pointers.
+        let bell = own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
+        let waiter = Self {
+            set,
+            bell,
+            taken: AtomicU64::new(0),
+        };
+        waiter.add(waiter.bell.as_fd())?;
+        Ok(waiter)
+    }
+
+    pub(super) fn add(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let mut event = libc::epoll_event {
+            events: (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET).cast_unsigned(),
+            u64: 0,
+        };
+        // SAFETY: the event outlives the call.
+        check(unsafe { libc::epoll_ctl(self.raw(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event) })?;
+        Ok(())
+    }
+
+    pub(super) fn remove(&self, fd: BorrowedFd<'_>) {
+        // SAFETY: a removal takes no event.
+        unsafe { libc::epoll_ctl(self.raw(), libc::EPOLL_CTL_DEL, fd.as_raw_fd(), core::ptr::null_mut()) };
+    }
+
+    fn raw(&self) -> RawFd {
+        self.set.as_raw_fd()
+    }
+
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.set.as_fd()
+    }
+
+    /// Wakes everybody who waits.
+    pub(super) fn wake(&self) {
+        let one = 1_u64.to_ne_bytes();
+        // SAFETY: eight bytes that outlive the call.
+        unsafe { libc::write(self.bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    }
+
+    /// Takes what edges there are. What this answers is for [`Waiter::wait`].
+    pub(super) fn news(&self) -> io::Result<u64> {
+        while self.poll(0)? > 0 {}
+        Ok(self.taken.load(Acquire))
+    }
+
+    /// Waits for an edge after [`Waiter::news`], or for as long as `limit`.
+    pub(super) fn wait(&self, news: u64, limit: Option<Duration>) -> io::Result<()> {
+        if self.taken.load(Acquire) != news {
+            return Ok(());
+        }
+        let limit = limit.map_or(LONGEST_MS, |limit| limit.as_micros().div_ceil(1000).min(LONGEST_MS));
+        self.poll(c_int::try_from(limit).unwrap_or(c_int::MAX)).map(drop)
+    }
+
+    fn poll(&self, ms: c_int) -> io::Result<usize> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
+        // SAFETY: room for sixteen events.
+        let count = check(unsafe { libc::epoll_wait(self.raw(), events.as_mut_ptr(), 16, ms) });
+        let count = match count {
+            Err(error) if error.kind() == ErrorKind::Interrupted => 0,
+            count => usize::try_from(count?).unwrap_or(0),
+        };
+        if count > 0 {
+            self.taken.fetch_add(1, AcqRel);
+        }
+        Ok(count)
+    }
+}
+
+fn option(fd: RawFd, name: c_int) -> io::Result<c_int> {
+    let mut value: c_int = 0;
+    let mut len = libc::socklen_t::try_from(size_of::<c_int>()).unwrap_or(0);
+    // SAFETY: room for one integer.
+    check(unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut len) })?;
+    Ok(value)
+}
+
+/// Whether it is a connected stream socket.
+pub(super) fn is_stream(fd: &OwnedFd) -> io::Result<bool> {
+    Ok(option(fd.as_raw_fd(), libc::SO_TYPE)? == libc::SOCK_STREAM)
+}
+
+/// Whether the other end sends no more.
+pub(super) fn has_ended(fd: BorrowedFd<'_>) -> bool {
+    let mut entry = libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLRDHUP,
+        revents: 0,
+    };
+    // SAFETY: one entry.
+    unsafe { libc::poll(&raw mut entry, 1, 0) };
+    entry.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+}
+
+/// Reads what there is behind what `kept` has; true at the end of the stream.
+pub(super) fn read_all(fd: BorrowedFd<'_>, kept: &mut Vec<u8>) -> io::Result<bool> {
+    loop {
+        let from = kept.len();
+        kept.resize(from + (16 << 10), 0);
+        let place = kept.get_mut(from..).unwrap_or_default();
+        // SAFETY: the place is ours for its length.
+        let got = unsafe {
+            libc::recv(
+                fd.as_raw_fd(),
+                place.as_mut_ptr().cast(),
+                place.len(),
+                libc::MSG_DONTWAIT,
+            )
+        };
+        let error = io::Error::last_os_error();
+        kept.truncate(from + usize::try_from(got).unwrap_or(0));
+        match got {
+            0 => return Ok(true),
+            1.. => {}
+            _ if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            _ if error.kind() == ErrorKind::Interrupted => {}
+            _ => return Err(error),
+        }
+    }
+}
+
+/// Sends both, all of it, waiting for room where the socket does not.
+pub(super) fn send_all(fd: BorrowedFd<'_>, first: &[u8], second: &[u8]) -> io::Result<()> {
+    let mut done = 0;
+    while done < first.len() + second.len() {
+        let head = first.get(done..).unwrap_or_default();
+        let tail = second.get(done.saturating_sub(first.len())..).unwrap_or_default();
+        let mut parts = [head, tail].map(|part| libc::iovec {
+            iov_base: part.as_ptr().cast_mut().cast(),
+            iov_len: part.len(),
+        });
+        // SAFETY: zeroes are a valid header.
+        let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+        message.msg_iov = parts.as_mut_ptr();
+        message.msg_iovlen = parts.len();
+        // SAFETY: the header and its parts outlive the call, which only reads them.
+        let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+        match usize::try_from(sent) {
+            Ok(sent) => done += sent,
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                match error.kind() {
+                    ErrorKind::Interrupted => {}
+                    ErrorKind::WouldBlock => wait_for_room(fd),
+                    _ => return Err(error),
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn wait_for_room(fd: BorrowedFd<'_>) {
+    let mut entry = libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    // SAFETY: one entry.
+    unsafe { libc::poll(&raw mut entry, 1, -1) };
+}

@@ -1,0 +1,275 @@
+//! Direct search on a connection whose bytes are all in the kernel.
+//!
+//! Large pieces are peeked at their offset (`SO_PEEK_OFF`) and thrown away when the head reaches them, so nothing is copied
+//! twice. For small pieces the two system calls that this costs are more than the copy: the front of the stream is peeked in
+//! bulk, and calls are served from there. Either way the bytes stay in the kernel until they have been received in order, and
+//! **the kernel holds unread bytes exactly if there are any**: bytes that have been received are thrown away at the latest when
+//! nothing unread is known to stand behind them. So readiness, as the kernel tells it, is right without anybody's help.
+
+use super::area::{Area, Peeked};
+use super::waiting::look_around;
+use super::{Ask, Step};
+use crate::kernel;
+use crate::sys::memory::{BUFFER, discard};
+use crate::sys::{Errno, raw};
+use core::sync::atomic::Ordering::Relaxed;
+use libc::c_int;
+
+/// Pieces at least this long are not peeked in bulk.
+const LARGE: usize = 6 << 10;
+/// Pieces of the present size to be peeked in one go.
+const BULK: usize = 64;
+/// The least that is peeked in one go.
+const LEAST: usize = 4 << 10;
+
+/// A searched direction that is in the kernel; owned by the caller.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Front<'a> {
+    pub(crate) fd: c_int,
+    pub(crate) area: &'a Area,
+    pub(crate) peeked: &'a Peeked,
+}
+
+impl Front<'_> {
+    fn base(&self) -> u64 {
+        self.area.base.load(Relaxed)
+    }
+
+    /// Takes what is there now. `last`: the caller has waited for more, so that too little may be the end.
+    pub(crate) fn attempt(&self, ask: &Ask<'_>, last: bool) -> Result<Step, Errno> {
+        let holes = &self.area.holes;
+        let want = ask.vector.len().saturating_sub(ask.skip);
+        let end = holes
+            .position(ask.offset.saturating_add(want as u64 - 1))
+            .saturating_add(1);
+        if ask.takes() && !holes.has_room(holes.position(ask.offset), end) {
+            return Err(libc::ENOBUFS);
+        }
+        let mut ended = false;
+        let small = want < LARGE && !ask.shared;
+        // Counting costs less than to peek in vain.
+        if ask.whole && self.there(end) < end {
+            return self.lacking(ask, end, last, ended);
+        }
+        if small && self.peeked.range(self.area).1 < end {
+            ended = self.fill(end, want)?;
+        }
+        let mut done = 0;
+        while done < want {
+            let at = holes.position(ask.offset + if ask.takes() { 0 } else { done as u64 });
+            let room = holes.next(at).map_or(u64::MAX, |hole| hole.0) - at;
+            let most = usize::try_from(room).unwrap_or(usize::MAX).min(want - done);
+            let (from, to) = self.peeked.range(self.area);
+            let got = if at >= from && at < to {
+                self.copy_peeked(ask, done, at - from, most.min(narrow(to - at)))
+            } else if small && at - self.base() < BUFFER as u64 {
+                // More than was peeked has not arrived.
+                0
+            } else if ask.takes() && at == holes.head() {
+                self.in_order(ask, done, most, &mut ended)?
+            } else {
+                self.at_offset(ask, done, at, most, &mut ended)?
+            };
+            if got == 0 {
+                break;
+            }
+            if ask.takes() {
+                let _ = holes.take(at, at + got as u64);
+            }
+            done += got;
+            if got < most && to <= at {
+                break;
+            }
+        }
+        if ask.takes() {
+            self.settle(false)?;
+        }
+        if done > 0 {
+            return Ok(Step::Bytes(done));
+        }
+        self.lacking(ask, holes.position(ask.offset).saturating_add(1), last, ended)
+    }
+
+    /// Too little is there to go on.
+    fn lacking(&self, ask: &Ask<'_>, end: u64, last: bool, ended: bool) -> Result<Step, Errno> {
+        let over = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
+        if ended && self.base() == self.area.holes.head() && self.area.holes.count() == 0 && ask.offset == 0 {
+            return Ok(Step::End);
+        }
+        if (last || ended) && raw::poll_now(self.fd, over) & over != 0 {
+            // Whatever came before the end is there by now.
+            if self.there(end) >= end {
+                return Ok(Step::Again);
+            }
+            return match self.peek_at(self.there(end), ask, 0, 1) {
+                Ok(0) => Ok(Step::End),
+                Ok(_) => Ok(Step::Again),
+                Err(libc::EAGAIN | libc::EINTR) => Ok(Step::Nothing {
+                    kernel: end - self.base(),
+                }),
+                Err(errno) => Err(errno),
+            };
+        }
+        let kernel = end - self.base();
+        if last && ask.flags & libc::MSG_DONTWAIT == 0 {
+            look_around(self.fd, self.area, kernel)?;
+        }
+        Ok(Step::Nothing { kernel })
+    }
+
+    /// Position up to which bytes are in the kernel or at least `enough`.
+    fn there(&self, enough: u64) -> u64 {
+        let known = self.peeked.range(self.area).1.max(self.base());
+        if known >= enough {
+            return known;
+        }
+        self.base() + kernel::queued(self.fd) as u64
+    }
+
+    /// Peeks the front of the stream, if position `end` is near enough; true if the stream ends there.
+    #[cold]
+    fn fill(&self, end: u64, want: usize) -> Result<bool, Errno> {
+        self.settle(true)?;
+        let base = self.base();
+        let reach = narrow(end.saturating_sub(base));
+        if reach > BUFFER {
+            return Ok(false);
+        }
+        let len = want.saturating_mul(BULK).clamp(LEAST, BUFFER).max(reach);
+        peek_from(self.fd, self.area, 0);
+        match self.peeked.buffer.peek(self.fd, len) {
+            Ok(got) => {
+                self.peeked.set(self.area, base, got as u64);
+                Ok(got == 0)
+            }
+            Err(libc::EAGAIN | libc::EINTR) => {
+                self.peeked.forget();
+                Ok(false)
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn copy_peeked(&self, ask: &Ask<'_>, done: usize, from: u64, most: usize) -> usize {
+        if ask.truncates() {
+            return most;
+        }
+        let mut copied = 0;
+        for dest in ask.vector.dests(ask.skip + done, most) {
+            copied += self.peeked.buffer.copy_out(narrow(from) + copied, dest);
+        }
+        copied
+    }
+
+    /// Receives at the head as the kernel does.
+    fn in_order(&self, ask: &Ask<'_>, done: usize, most: usize, ended: &mut bool) -> Result<usize, Errno> {
+        self.settle(true)?;
+        let flags = ask.flags & libc::MSG_TRUNC;
+        match kernel::receive(self.fd, ask.vector, ask.skip + done, most, flags) {
+            Ok(got) => {
+                *ended = got == 0;
+                self.area.base.fetch_add(got as u64, Relaxed);
+                Ok(got)
+            }
+            Err(libc::EAGAIN | libc::EINTR) => Ok(0),
+            // What has been received counts first; the kernel will not say it again.
+            Err(_) if done > 0 => Ok(0),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn at_offset(&self, ask: &Ask<'_>, done: usize, at: u64, most: usize, ended: &mut bool) -> Result<usize, Errno> {
+        match self.peek_at(at, ask, done, most) {
+            Ok(got) => {
+                *ended = got == 0;
+                Ok(got)
+            }
+            Err(libc::EAGAIN | libc::EINTR) => Ok(0),
+            Err(_) if done > 0 => Ok(0),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn peek_at(&self, at: u64, ask: &Ask<'_>, done: usize, most: usize) -> Result<usize, Errno> {
+        let offset = at - self.base();
+        match peek_at_offset(self.fd, self.area, offset, ask, done, most) {
+            Err(libc::EOPNOTSUPP) => self.peek_over(narrow(offset), ask, done, most),
+            other => other,
+        }
+    }
+
+    /// The same where the kernel cannot: Linux before 6.9. What lies before is peeked too, as far as the buffer reaches.
+    #[cold]
+    fn peek_over(&self, offset: usize, ask: &Ask<'_>, done: usize, most: usize) -> Result<usize, Errno> {
+        if offset >= BUFFER {
+            return Err(libc::ENOBUFS);
+        }
+        self.settle(true)?;
+        peek_from(self.fd, self.area, 0);
+        let got = self.peeked.buffer.peek(self.fd, BUFFER)?;
+        self.peeked.set(self.area, self.base(), got as u64);
+        let there = got.saturating_sub(offset).min(most);
+        Ok(self.copy_peeked(ask, done, offset as u64, there))
+    }
+
+    /// Throws away what has been received at the front; unless `all`, only if no unread bytes are known behind it.
+    pub(crate) fn settle(&self, all: bool) -> Result<(), Errno> {
+        let head = self.area.holes.head();
+        if !all && self.peeked.range(self.area).1 > head {
+            return Ok(());
+        }
+        // Bounded: the kernel stops at urgent data only.
+        for _ in 0..4 {
+            let owed = narrow(head.saturating_sub(self.base()));
+            if owed == 0 {
+                return Ok(());
+            }
+            match discard(self.fd, owed) {
+                Ok(0) => return Ok(()),
+                Ok(gone) => {
+                    self.area.base.fetch_add(gone as u64, Relaxed);
+                }
+                Err(libc::EAGAIN | libc::EINTR) => return Ok(()),
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Peeks into a socket's stream without looking at what lies before; `EOPNOTSUPP` where the kernel cannot.
+pub(crate) fn peek_at_offset(
+    fd: c_int,
+    area: &Area,
+    offset: u64,
+    ask: &Ask<'_>,
+    done: usize,
+    most: usize,
+) -> Result<usize, Errno> {
+    let offset = c_int::try_from(offset).map_err(|_| libc::ENOBUFS)?;
+    if !peek_from(fd, area, offset) {
+        return Err(libc::EOPNOTSUPP);
+    }
+    let flags = libc::MSG_PEEK | (ask.flags & libc::MSG_TRUNC);
+    kernel::receive(fd, ask.vector, ask.skip + done, most, flags)
+}
+
+/// Has the next peek begin at an offset; false where the kernel cannot. The option moves with what is peeked and received, so it
+/// is set before each peek, once it has been set.
+pub(crate) fn peek_from(fd: c_int, area: &Area, offset: c_int) -> bool {
+    let set = |offset: c_int| raw::setsockopt(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &offset).is_ok();
+    if offset != 0 {
+        let can = set(offset);
+        area.peeks_behind.store(can.into(), Relaxed);
+        can
+    } else {
+        if area.peeks_behind.load(Relaxed) != 0 && set(-1) {
+            area.peeks_behind.store(0, Relaxed);
+        }
+        true
+    }
+}
+
+fn narrow(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,384 @@
+//! Direct search: receiving bytes from the middle of a stream.
+//!
+//! The bytes received become a hole, which all other calls skip (`viaduct_stream::Holes`). Where they are taken from depends on
+//! what carries the stream: [`kernel`] for connections without a lane, [`lanes`] for those with one. A direction that has been
+//! searched is marked in its ownership word, so that receives on all others take no notice of any of this.
+//!
+//! [`plain`] offers the same in a program that does not run under Viaduct.
+
+pub(crate) mod area;
+pub(crate) mod kernel;
+pub(crate) mod lanes;
+pub mod plain;
+pub mod streams;
+mod waiting;
+
+use crate::conn::{self, Conn, Phase};
+use crate::lock::Guard;
+use crate::sys::{self, Errno};
+use crate::vector::Vector;
+use crate::wait::{self, Deadline, Woken};
+use crate::{agent, counters, epoll, lifecycle, ready, receive, table};
+use area::Area;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::fence;
+use kernel::Front;
+use lanes::Stretches;
+use libc::c_int;
+use viaduct_control::counters::slot;
+
+/// Flags that a search understands.
+const FLAGS: c_int = libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_DONTWAIT | libc::MSG_TRUNC | libc::MSG_NOSIGNAL;
+
+/// What a call wants.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ask<'a> {
+    pub(crate) vector: Vector<'a>,
+    /// Bytes of the vector that are filled already.
+    pub(crate) skip: usize,
+    pub(crate) flags: c_int,
+    /// Unread bytes to pass over.
+    pub(crate) offset: u64,
+    /// All of it or nothing yet.
+    pub(crate) whole: bool,
+    /// A call that takes bytes in order is inside the kernel.
+    pub(crate) shared: bool,
+}
+
+impl Ask<'_> {
+    #[inline]
+    pub(crate) fn takes(&self) -> bool {
+        self.flags & libc::MSG_PEEK == 0
+    }
+
+    #[inline]
+    pub(crate) fn truncates(&self) -> bool {
+        self.flags & libc::MSG_TRUNC != 0
+    }
+}
+
+/// What an attempt came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// So many bytes were received.
+    Bytes(usize),
+    /// Too few are there; the kernel must hold so many for it to be worth another attempt.
+    Nothing { kernel: u64 },
+    /// Too few are there; the lane has published so far, and the kernel holds so many that are known.
+    Stretches { lane: u64, kernel: u64 },
+    /// Something has changed meanwhile.
+    Again,
+    /// The stream ends before.
+    End,
+}
+
+/// One end that can be searched.
+trait Searched {
+    /// Takes what is there now. `last`: the caller has waited since the last attempt.
+    fn attempt(&self, ask: &Ask<'_>, last: bool) -> Result<Step, Errno>;
+    /// Whether the program has said that its calls are not to wait.
+    fn is_nonblocking(&self) -> bool;
+    /// A call that does not wait found too little: true if there is news after all.
+    fn announce(&self, step: Step, offset: u64) -> Result<bool, Errno>;
+    /// How long a call waits.
+    fn deadline(&self) -> Deadline;
+    /// Waits for news. Nothing is owned.
+    fn wait(&self, step: Step, deadline: Deadline) -> Result<Woken, Errno>;
+    /// So many bytes were received.
+    fn received(&self, bytes: usize);
+}
+
+/// Receives from `offset` on: the whole of the call but for what sets ends apart.
+fn run(end: &impl Searched, vector: Vector<'_>, flags: c_int, offset: u64) -> Result<usize, Errno> {
+    let total = vector.len();
+    let all = flags & libc::MSG_WAITALL != 0;
+    let mut ask = Ask {
+        vector,
+        skip: 0,
+        flags,
+        offset,
+        // In order, parts of it may be received as they come.
+        whole: all && (offset > 0 || flags & libc::MSG_PEEK != 0),
+        shared: false,
+    };
+    let (mut last, mut over) = (false, None);
+    let mut deadline = None;
+    let mut again = 0;
+    let error = loop {
+        let step = match end.attempt(&ask, last) {
+            Ok(Step::Again) if again < 1000 => {
+                again += 1;
+                continue;
+            }
+            Ok(Step::Bytes(bytes)) => {
+                if !ask.takes() {
+                    return Ok(bytes);
+                }
+                ask.skip += bytes;
+                end.received(bytes);
+                if ask.skip >= total || !all {
+                    break 0;
+                }
+                last = false;
+                continue;
+            }
+            // What is there of it, then.
+            Ok(Step::End) if ask.whole => {
+                (ask.whole, over) = (false, Some(0));
+                continue;
+            }
+            // A peek at the head shows what there is; from the middle it is all or nothing.
+            Err(libc::ENOBUFS) if ask.whole && offset == 0 => {
+                (ask.whole, over) = (false, Some(libc::ENOBUFS));
+                continue;
+            }
+            Ok(Step::End) => break 0,
+            Err(errno) => break errno,
+            Ok(step) => step,
+        };
+        if let Some(errno) = over {
+            break errno;
+        }
+        if flags & libc::MSG_DONTWAIT != 0 || end.is_nonblocking() {
+            if ask.whole || !last {
+                // What there is of it, and whether the stream has ended.
+                (ask.whole, last) = (false, true);
+                continue;
+            }
+            match end.announce(step, offset) {
+                Ok(true) if again < 1000 => again += 1,
+                Ok(_) => break libc::EAGAIN,
+                Err(errno) => break errno,
+            }
+            continue;
+        }
+        let deadline = *deadline.get_or_insert_with(|| end.deadline());
+        match end.wait(step, deadline) {
+            Ok(Woken::Look) => last = true,
+            // Part of it is better than nothing.
+            Ok(woken) if ask.whole => (ask.whole, over) = (false, Some(wait::errno_of(woken))),
+            Ok(woken) => break wait::errno_of(woken),
+            Err(errno) => break errno,
+        }
+    };
+    if ask.skip > 0 || error == 0 {
+        Ok(ask.skip)
+    } else {
+        Err(error)
+    }
+}
+
+/// A connection this crate keeps a record of.
+#[derive(Debug)]
+struct Recorded {
+    conn: &'static Conn,
+    id: u64,
+}
+
+impl Recorded {
+    fn own(&self) -> Result<Guard<'static>, Errno> {
+        let error = if self.conn.id() == self.id {
+            libc::EAGAIN
+        } else {
+            libc::EBADF
+        };
+        self.conn.own_receive(self.id).ok_or(error)
+    }
+}
+
+impl Searched for Recorded {
+    fn attempt(&self, ask: &Ask<'_>, last: bool) -> Result<Step, Errno> {
+        let mut guard = self.own()?;
+        let area = begin(self.conn, &mut guard)?;
+        if !area.holes.is_intact() {
+            // A process that shares the socket was killed while it changed the holes.
+            return Err(libc::ECONNRESET);
+        }
+        if self.conn.phase() == Phase::Attached {
+            let stretches = Stretches::new(self.conn, &guard, area).ok_or(libc::EBADF)?;
+            return stretches.attempt(ask, last);
+        }
+        // Read in the order that makes a call that ends meanwhile count as one.
+        let calls = self.conn.direct_receives.load(SeqCst);
+        let shared = calls > self.conn.peeks.load(SeqCst);
+        if shared && ask.offset > 0 {
+            return Err(libc::EBUSY);
+        }
+        let front = front(self.conn, area).ok_or(libc::EBADF)?;
+        front.attempt(&Ask { shared, ..*ask }, last)
+    }
+
+    fn is_nonblocking(&self) -> bool {
+        self.conn.nonblocking() || self.conn.refresh_nonblocking()
+    }
+
+    fn announce(&self, step: Step, offset: u64) -> Result<bool, Errno> {
+        self.conn.set_flag(conn::IN_WANTED, true);
+        match step {
+            Step::Nothing { kernel } if offset > 0 => {
+                let area = self.conn.area().ok_or(libc::EBADF)?;
+                let _mark = waiting::Mark::at(self.conn.fd(), area, kernel);
+                waiting::refuse_if_full(self.conn.fd(), area, kernel)?;
+                Ok(false)
+            }
+            Step::Stretches { lane, .. } => {
+                if epoll::covers(self.conn) {
+                    return Ok(false);
+                }
+                let guard = self.own()?;
+                let _ = ready::arm_cold(&guard, self.conn);
+                let segment = self.conn.segment(&guard).ok_or(libc::EBADF)?;
+                Ok(segment.receiver(self.conn.side()).published() != lane)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    fn deadline(&self) -> Deadline {
+        Deadline::after(self.conn.receive_timeout_ns.load(Relaxed))
+    }
+
+    fn wait(&self, step: Step, deadline: Deadline) -> Result<Woken, Errno> {
+        waiting::wait(self.conn, self.id, step, deadline)
+    }
+
+    fn received(&self, bytes: usize) {
+        if self.conn.phase() != Phase::Attached {
+            counters::add(self.conn, slot::BYTES_RECEIVED, bytes as u64);
+            self.conn.note_traffic(bytes);
+        }
+    }
+}
+
+impl Conn {
+    /// What direct search keeps of the receiving direction.
+    #[inline]
+    pub(crate) fn area(&self) -> Option<&'static Area> {
+        area::numbered(self.locks()?.area.load(Acquire))
+    }
+
+    /// Whether receives must mind holes, for calls that are to enter the kernel without owning the direction.
+    #[inline]
+    pub(crate) fn searched(&self) -> bool {
+        // SeqCst pairs with the fence in `search::begin`: see `DirectCall`.
+        let flags = self.flags.load(SeqCst);
+        flags & (conn::SEARCHED | conn::FORKED) != 0 && (flags & conn::SEARCHED != 0 || self.area().is_some())
+    }
+}
+
+fn front(conn: &Conn, area: &'static Area) -> Option<Front<'static>> {
+    let number = conn.locks()?.area.load(Relaxed);
+    Some(Front {
+        fd: conn.fd(),
+        area,
+        peeked: area::peeked(number)?,
+    })
+}
+
+/// Has the connection's receives mind holes from now on.
+fn begin(conn: &Conn, guard: &mut Guard<'_>) -> Result<&'static Area, Errno> {
+    if let Some(area) = conn.area() {
+        return Ok(area);
+    }
+    let locks = conn.locks().ok_or(libc::EBADF)?;
+    if !lifecycle::recall_options(conn) {
+        return Err(libc::EOPNOTSUPP);
+    }
+    let number = area::claim().ok_or(libc::ENOBUFS)?;
+    locks.area.store(number, Release);
+    conn.set_flag(conn::SEARCHED, true);
+    // Pairs with `DirectCall::receive`: either its second look finds the flag, or we find the call.
+    fence(SeqCst);
+    guard.set_searched(true);
+    area::numbered(number).ok_or(libc::ENOBUFS)
+}
+
+/// The connection gets a lane: who peeks for marks begins at the front. Both directions are owned.
+pub(crate) fn attached(conn: &Conn) {
+    if let Some(area) = conn.area() {
+        kernel::peek_from(conn.fd(), area, 0);
+    }
+}
+
+/// The program receives in order on a connection that has been searched.
+#[cold]
+pub(crate) fn receive_in_order(conn: &'static Conn, vector: Vector<'_>, flags: c_int) -> isize {
+    answer(conn, vector, flags, 0)
+}
+
+fn answer(conn: &'static Conn, vector: Vector<'_>, flags: c_int, offset: u64) -> isize {
+    let end = Recorded { conn, id: conn.id() };
+    match run(&end, vector, flags, offset) {
+        Ok(0) => match conn.take_error() {
+            0 => 0,
+            errno => sys::fail(errno),
+        },
+        Ok(bytes) => bytes.cast_signed(),
+        Err(errno) => sys::fail(errno),
+    }
+}
+
+/// Receives on `conn` from `offset` unread bytes after the head on. `direct` is the program's own call without the offset.
+pub fn seek_receive(
+    conn: &'static Conn,
+    vector: Vector<'_>,
+    flags: c_int,
+    offset: usize,
+    direct: impl FnOnce() -> isize,
+) -> isize {
+    // Attached, it is known to be a TCP connection.
+    if offset == 0 && conn.phase() == Phase::Attached && !conn.searched() {
+        return receive::receive(conn, vector, flags, direct);
+    }
+    if let Err(errno) = check(vector.len(), flags, offset) {
+        return sys::fail(errno);
+    }
+    if agent::has_mail() {
+        agent::deliver();
+    }
+    if vector.is_empty() {
+        return 0;
+    }
+    answer(conn, vector, flags, offset as u64)
+}
+
+/// The record of the connected TCP socket `fd`, made now if there is none: a socket that another program opened stays on TCP, but its
+/// receives are to mind holes.
+///
+/// # Errors
+/// `EBADF`, `ENOTSOCK`, `ENOTCONN`; `EOPNOTSUPP` for other sockets; `ENOBUFS` if there are too many connections.
+pub fn connection(fd: c_int) -> Result<&'static Conn, Errno> {
+    if let Some(conn) = table::connection(fd) {
+        return Ok(conn);
+    }
+    plain::check_socket(fd)?;
+    lifecycle::adopted(fd).ok_or(libc::ENOBUFS)
+}
+
+/// What is wrong with a call's numbers.
+fn check(len: usize, flags: c_int, offset: usize) -> Result<(), Errno> {
+    let most = isize::MAX.cast_unsigned();
+    if len > most || offset > most || offset.checked_add(len).is_none_or(|end| end > most) {
+        return Err(libc::EINVAL);
+    }
+    if flags & !FLAGS != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
+    Ok(())
+}
+
+/// Bytes that have been received of those the kernel or the lane still has.
+pub(crate) fn taken(conn: &Conn) -> usize {
+    conn.area().map_or(0, |area| {
+        let owed = area.holes.head().saturating_sub(area.base.load(Relaxed));
+        usize::try_from(owed + area.holes.bytes()).unwrap_or(usize::MAX)
+    })
+}
+
+/// `FIONREAD` on a connection without a lane; `None` unless it has been searched.
+pub(crate) fn readable_bytes(conn: &'static Conn) -> Option<c_int> {
+    conn.area()?;
+    let _guard = conn.own_receive(conn.id())?;
+    let bytes = crate::kernel::queued(conn.fd()).saturating_sub(taken(conn));
+    Some(c_int::try_from(bytes).unwrap_or(c_int::MAX))
+}

@@ -1,0 +1,260 @@
+//! Direct search in a program that does not run under Viaduct: nothing is known of its descriptors but what each call tells.
+//!
+//! While a socket has holes, it must be received from by these calls only; other processes or libraries that read the socket
+//! see the stream with the bytes of the holes in it. Readiness, as the kernel tells it, is right for these calls.
+
+use super::area::{self, Area};
+use super::kernel::{Front, peek_from};
+use super::waiting::{Mark, has_ended, refuse_if_full};
+use super::{Ask, Searched, Step, check, run};
+use crate::lifecycle::{is_tcp, nanoseconds};
+use crate::lock::{self, Guard};
+use crate::sys::{self, Errno, raw};
+use crate::vector::Vector;
+use crate::wait::{Deadline, Woken};
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use libc::c_int;
+
+/// Descriptors from this number on cannot be searched.
+const DESCRIPTORS: usize = 1 << 16;
+
+/// One more than the number of each descriptor's area; 0 for none.
+static KNOWN: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+static STARTED: AtomicU32 = AtomicU32::new(0);
+
+/// Receives from the socket `fd`, from `offset` unread bytes after the head on.
+///
+/// # Errors
+/// As `recv`; `EINVAL` for numbers that are too large, `EOPNOTSUPP` for other sockets than TCP and for flags beyond those of
+/// `recv` on a stream, `ENOBUFS` where the receive buffer cannot hold so much or there are too many holes.
+pub fn seek_receive(fd: c_int, vector: Vector<'_>, flags: c_int, offset: usize) -> Result<usize, Errno> {
+    check(vector.len(), flags, offset)?;
+    let socket = socket(fd)?;
+    if vector.is_empty() {
+        return Ok(0);
+    }
+    run(&socket, vector, flags, offset as u64)
+}
+
+/// Bytes that can be received from the socket now.
+///
+/// # Errors
+/// As [`seek_receive`].
+pub fn readable(fd: c_int) -> Result<usize, Errno> {
+    let socket = socket(fd)?;
+    let _guard = socket.own()?;
+    let area = socket.front.area;
+    let owed = area.holes.head().saturating_sub(area.base.load(Relaxed)) + area.holes.bytes();
+    Ok(crate::kernel::queued(fd).saturating_sub(usize::try_from(owed).unwrap_or(usize::MAX)))
+}
+
+#[derive(Debug)]
+struct Socket {
+    front: Front<'static>,
+}
+
+impl Socket {
+    fn own(&self) -> Result<Guard<'static>, Errno> {
+        lock::acquire(&self.front.area.owner).ok_or(libc::EAGAIN)
+    }
+}
+
+impl Socket {
+    fn nonblocking(&self) -> bool {
+        let flags = raw::fcntl(self.front.fd, libc::F_GETFL, 0).unwrap_or(0);
+        flags & libc::O_NONBLOCK.cast_unsigned() as usize != 0
+    }
+
+    /// Nanoseconds that a receive waits; 0: for ever.
+    fn timeout(&self) -> u64 {
+        let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
+        let known = raw::getsockopt(self.front.fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &mut time).is_ok();
+        if known { nanoseconds(time) } else { 0 }
+    }
+
+    /// Sleeps until the socket holds so many bytes, which it can: in a receive, so that the kernel minds the socket's options.
+    fn sleep(&self, bytes: u64) -> Result<Woken, Errno> {
+        peek_from(self.front.fd, self.front.area, 0);
+        let want = usize::try_from(bytes).unwrap_or(usize::MAX);
+        match raw::peek_away(self.front.fd, want) {
+            Ok(got) if got >= want || has_ended(self.front.fd) => Ok(Woken::Look),
+            // Fewer than the mark: the call has not waited to the end.
+            Ok(_) if self.nonblocking() || self.timeout() > 0 => Ok(Woken::TimedOut),
+            Ok(_) | Err(libc::EINTR) => Ok(Woken::Interrupted),
+            Err(libc::EAGAIN) => Ok(Woken::TimedOut),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Sleeps until the socket holds as many bytes as its mark says, or is nearly full.
+    fn sleep_watchfully(&self) -> Result<Woken, Errno> {
+        if self.nonblocking() {
+            return Ok(Woken::TimedOut);
+        }
+        let timeout = Deadline::after(self.timeout()).left();
+        match raw::poll_until(self.front.fd, libc::POLLIN | libc::POLLRDHUP, timeout) {
+            Ok(0) => Ok(Woken::TimedOut),
+            Ok(_) => Ok(Woken::Look),
+            Err(libc::EINTR) => Ok(Woken::Interrupted),
+            Err(errno) => Err(errno),
+        }
+    }
+}
+
+/// What is kept of the socket `fd`.
+fn socket(fd: c_int) -> Result<Socket, Errno> {
+    let identity = raw::inode(fd)?;
+    let place = usize::try_from(fd)
+        .ok()
+        .and_then(|index| KNOWN.get(index))
+        .ok_or(libc::EBADF)?;
+    let number = place.load(Acquire);
+    let front = |number| {
+        let (area, peeked) = (area::numbered(number)?, area::peeked(number)?);
+        (area.identity.load(Relaxed) == identity).then_some(Socket {
+            front: Front { fd, area, peeked },
+        })
+    };
+    if let Some(known) = front(number) {
+        return Ok(known);
+    }
+    first(fd, identity, place)?;
+    front(place.load(Acquire)).ok_or(libc::ENOBUFS)
+}
+
+/// A descriptor that has not been searched, or stood for something else when it was.
+#[cold]
+fn first(fd: c_int, identity: u64, place: &'static AtomicU32) -> Result<(), Errno> {
+    check_socket(fd)?;
+    start();
+    let _one_at_a_time = lock::acquire(&CLAIMING).ok_or(libc::EAGAIN)?;
+    if area::numbered(place.load(Acquire)).is_some_and(|area| area.identity.load(Relaxed) == identity) {
+        // Another thread was first.
+        return Ok(());
+    }
+    release(place);
+    let number = match area::find(identity) {
+        Some(number) => number,
+        None => {
+            let number = match area::claim() {
+                Some(number) => number,
+                None => {
+                    sweep();
+                    area::claim().ok_or(libc::ENOBUFS)?
+                }
+            };
+            let area = area::numbered(number).ok_or(libc::ENOBUFS)?;
+            area.holders.store(0, Relaxed);
+            area.identity.store(identity, Relaxed);
+            number
+        }
+    };
+    if let Some(area) = area::numbered(number) {
+        area.holders.fetch_add(1, AcqRel);
+    }
+    place.store(number, Release);
+    Ok(())
+}
+
+/// Whether `fd` can be searched.
+pub(super) fn check_socket(fd: c_int) -> Result<(), Errno> {
+    let mut kind: c_int = 0;
+    raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_TYPE, &mut kind)?;
+    if kind != libc::SOCK_STREAM || !is_tcp(fd) {
+        return Err(libc::EOPNOTSUPP);
+    }
+    // The kernel says of a socket that it is not connected.
+    match raw::recv(fd, &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+        Err(errno) if !matches!(errno, libc::EAGAIN | libc::EINTR) => Err(errno),
+        _ => Ok(()),
+    }
+}
+
+static CLAIMING: AtomicU32 = AtomicU32::new(0);
+
+/// Forgets what a descriptor stood for.
+fn release(place: &AtomicU32) {
+    let Some(area) = area::numbered(place.load(Relaxed)) else {
+        return;
+    };
+    if area.holders.fetch_sub(1, AcqRel) == 1 {
+        area.identity.store(0, Relaxed);
+        area::release(place);
+    }
+    place.store(0, Relaxed);
+}
+
+/// Forgets all descriptors that stand for something else by now.
+fn sweep() {
+    for (fd, place) in KNOWN.iter().enumerate() {
+        let identity = |area: &'static Area| area.identity.load(Relaxed);
+        let Some(known) = area::numbered(place.load(Relaxed)).map(identity) else {
+            continue;
+        };
+        if c_int::try_from(fd).ok().and_then(|fd| raw::inode(fd).ok()) != Some(known) {
+            release(place);
+        }
+    }
+}
+
+/// Before the first search: has `fork` tell us.
+fn start() {
+    if STARTED.load(Relaxed) == 0 && STARTED.swap(1, Relaxed) == 0 {
+        area::share();
+        sys::at_fork(before_fork, || {}, lock::after_fork);
+    }
+}
+
+/// There will be one more process that knows each socket.
+fn before_fork() {
+    for place in &KNOWN {
+        if let Some(area) = area::numbered(place.load(Relaxed)) {
+            area.holders.fetch_add(1, AcqRel);
+        }
+    }
+}
+
+impl Searched for Socket {
+    fn attempt(&self, ask: &Ask<'_>, last: bool) -> Result<Step, Errno> {
+        let _guard = self.own()?;
+        if !self.front.area.holes.is_intact() {
+            return Err(libc::ECONNRESET);
+        }
+        self.front.attempt(ask, last)
+    }
+
+    fn is_nonblocking(&self) -> bool {
+        // Asked only when there is something to wait for.
+        false
+    }
+
+    fn announce(&self, step: Step, offset: u64) -> Result<bool, Errno> {
+        if let Step::Nothing { kernel } = step
+            && offset > 0
+        {
+            let _mark = Mark::at(self.front.fd, self.front.area, kernel);
+            refuse_if_full(self.front.fd, self.front.area, kernel)?;
+        }
+        Ok(false)
+    }
+
+    fn deadline(&self) -> Deadline {
+        // The socket knows it.
+        Deadline::after(0)
+    }
+
+    fn wait(&self, step: Step, _deadline: Deadline) -> Result<Woken, Errno> {
+        let (Step::Nothing { kernel }, fd) = (step, self.front.fd) else {
+            return Ok(Woken::Look);
+        };
+        let _mark = Mark::at(fd, self.front.area, kernel);
+        if kernel <= self.front.area.room.load(Relaxed) || kernel == 1 {
+            self.sleep(kernel)
+        } else {
+            self.sleep_watchfully()
+        }
+    }
+
+    fn received(&self, _bytes: usize) {}
+}

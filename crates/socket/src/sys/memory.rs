@@ -1,0 +1,97 @@
+//! Memory of our own for direct search: what has been peeked off a kernel connection.
+
+use super::{Errno, raw};
+use core::ffi::c_int;
+use core::sync::atomic::AtomicPtr;
+use core::sync::atomic::Ordering::{AcqRel, Acquire};
+use viaduct_channel::Dest;
+
+/// Bytes of a [`Buffer`].
+pub(crate) const BUFFER: usize = 128 << 10;
+
+/// A buffer of [`BUFFER`] bytes that is mapped when it is first needed. One user at a time.
+#[derive(Debug)]
+pub(crate) struct Buffer(AtomicPtr<u8>);
+
+impl Buffer {
+    pub(crate) const fn unmapped() -> Self {
+        Self(AtomicPtr::new(core::ptr::null_mut()))
+    }
+
+    /// Where it is; `None` if there is no memory.
+    fn map(&self) -> Option<*mut u8> {
+        let known = self.0.load(Acquire);
+        if !known.is_null() {
+            return Some(known);
+        }
+        let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as usize;
+        // SAFETY: a new mapping where the kernel likes.
+        let fresh = unsafe { raw::call(libc::SYS_mmap, [0, BUFFER, protection, flags, usize::MAX, 0]) }.ok()?;
+        let fresh = core::ptr::with_exposed_provenance_mut(fresh);
+        self.0.store(fresh, core::sync::atomic::Ordering::Release);
+        Some(fresh)
+    }
+
+    /// Gives the memory back.
+    pub(crate) fn unmap(&self) {
+        let at = self.0.swap(core::ptr::null_mut(), AcqRel);
+        if !at.is_null() {
+            // SAFETY: the mapping made by `map`, of which nobody keeps an address.
+            let _ = unsafe { raw::call(libc::SYS_munmap, [at.expose_provenance(), BUFFER, 0, 0, 0, 0]) };
+        }
+    }
+
+    /// Peeks at most `len` bytes from the front of a socket's stream into it.
+    pub(crate) fn peek(&self, fd: c_int, len: usize) -> Result<usize, Errno> {
+        let at = self.map().ok_or(libc::ENOBUFS)?;
+        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        // SAFETY: at most BUFFER bytes of the mapping are written.
+        unsafe {
+            raw::call(
+                libc::SYS_recvfrom,
+                [
+                    fd as usize,
+                    at.expose_provenance(),
+                    len.min(BUFFER),
+                    flags as usize,
+                    0,
+                    0,
+                ],
+            )
+        }
+    }
+
+    /// Copies bytes from place `from` on to the program; answers how many: what both sides have.
+    pub(crate) fn copy_out(&self, from: usize, dest: Dest<'_>) -> usize {
+        let at = self.0.load(Acquire);
+        if at.is_null() {
+            return 0;
+        }
+        let from = from.min(BUFFER);
+        let len = dest.len().min(BUFFER - from);
+        // SAFETY: within the mapping; the program vouches for its buffer, which is not ours.
+        unsafe { core::ptr::copy_nonoverlapping(at.add(from), dest.as_mut_ptr(), len) };
+        len
+    }
+}
+
+/// Throws the first `len` bytes of a socket's stream away; answers how many were there.
+pub(crate) fn discard(fd: c_int, len: usize) -> Result<usize, Errno> {
+    let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
+    let mut nothing = [0_u8; 1];
+    // SAFETY: with MSG_TRUNC the kernel writes nothing.
+    unsafe {
+        raw::call(
+            libc::SYS_recvfrom,
+            [
+                fd as usize,
+                nothing.as_mut_ptr().expose_provenance(),
+                len,
+                flags as usize,
+                0,
+                0,
+            ],
+        )
+    }
+}

@@ -1,0 +1,379 @@
+//! Holes: bytes that direct search has taken out of the middle of a stream.
+//!
+//! Stream positions are counted from wherever the owner began to count. [`Holes::head`] is the position of the first byte
+//! that has not been received; beyond it lie unread bytes and holes in turn. Neighbouring holes are one hole, and a hole that
+//! the head reaches is gone. Offsets count unread bytes only, as if the bytes of holes had never been there.
+//!
+//! The holes are a treap in a fixed array: a search tree by position that is also a heap by a number drawn from each place's
+//! index, so that its depth is logarithmic. Each node knows the bytes of the holes below it, which makes finding the byte at an
+//! offset a walk down. All of it is atomic words, zero is the empty set, and nothing is a pointer: the value may lie in memory
+//! that processes share. One user at a time; who shares it sees to that. A user killed midway leaves [`Holes::is_intact`]
+//! false: walks still end, but what they find means nothing.
+
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// Holes that a stream can have at one time.
+pub const HOLES: usize = 2047;
+/// Deeper than any tree of [`HOLES`] nodes gets; a damaged one is walked no further.
+const DEEPEST: u32 = 128;
+
+/// There are [`HOLES`] holes already, and the bytes to be taken touch none of them. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
+
+#[derive(Debug)]
+#[repr(C)]
+struct Node {
+    from: AtomicU64,
+    to: AtomicU64,
+    /// Bytes of the holes in the tree below this node, its own included.
+    bytes: AtomicU64,
+    /// One more than the index of the node; 0 for none. The free list goes through `left`.
+    left: AtomicU32,
+    right: AtomicU32,
+}
+
+/// The head and the holes of one direction.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Holes {
+    head: AtomicU64,
+    /// Where the first hole begins; 0 while there is none.
+    first: AtomicU64,
+    changing: AtomicU32,
+    root: AtomicU32,
+    free: AtomicU32,
+    /// Nodes that have ever been in use.
+    used: AtomicU32,
+    count: AtomicU32,
+    nodes: [Node; HOLES],
+}
+
+impl Default for Holes {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A number that looks random, the same for the same node.
+const fn priority(node: u32) -> u32 {
+    let mut z = node.wrapping_mul(0x9e37_79b9);
+    z = (z ^ (z >> 16)).wrapping_mul(0x85eb_ca6b);
+    z = (z ^ (z >> 13)).wrapping_mul(0xc2b2_ae35);
+    z ^ (z >> 16)
+}
+
+impl Holes {
+    /// No holes, the head at 0.
+    pub const fn new() -> Self {
+        Self {
+            head: AtomicU64::new(0),
+            first: AtomicU64::new(0),
+            changing: AtomicU32::new(0),
+            root: AtomicU32::new(0),
+            free: AtomicU32::new(0),
+            used: AtomicU32::new(0),
+            count: AtomicU32::new(0),
+            nodes: [const {
+                Node {
+                    from: AtomicU64::new(0),
+                    to: AtomicU64::new(0),
+                    bytes: AtomicU64::new(0),
+                    left: AtomicU32::new(0),
+                    right: AtomicU32::new(0),
+                }
+            }; HOLES],
+        }
+    }
+
+    /// Forgets everything; the head is at 0 again.
+    pub fn clear(&self) {
+        self.head.store(0, Relaxed);
+        self.first.store(0, Relaxed);
+        for word in [&self.root, &self.free, &self.used, &self.count, &self.changing] {
+            word.store(0, Relaxed);
+        }
+    }
+
+    /// Position of the first byte that has not been received.
+    #[inline]
+    pub fn head(&self) -> u64 {
+        self.head.load(Relaxed)
+    }
+
+    /// Unread bytes from the head up to the first hole; `u64::MAX` if there is none.
+    #[inline]
+    pub fn run(&self) -> u64 {
+        match self.first.load(Relaxed) {
+            0 => u64::MAX,
+            first => first.saturating_sub(self.head()),
+        }
+    }
+
+    /// Moves the head over `bytes` bytes, fewer than [`run`](Self::run): what [`take`](Self::take) does there, in less time.
+    #[inline]
+    pub fn advance(&self, bytes: u64) {
+        self.head.store(self.head().saturating_add(bytes), Relaxed);
+    }
+
+    /// Bytes in holes beyond the head.
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        self.bytes_below(self.root.load(Relaxed))
+    }
+
+    /// Holes beyond the head.
+    pub fn count(&self) -> usize {
+        self.count.load(Relaxed) as usize
+    }
+
+    /// False once a user was killed while it changed the set.
+    pub fn is_intact(&self) -> bool {
+        self.changing.load(Acquire) == 0
+    }
+
+    /// Position of the unread byte that `offset` unread bytes lie before.
+    #[inline]
+    pub fn position(&self, offset: u64) -> u64 {
+        let plain = self.head().saturating_add(offset);
+        if offset < self.run() {
+            return plain;
+        }
+        let mut before = 0_u64;
+        let mut at = self.root.load(Relaxed);
+        for _ in 0..DEEPEST {
+            let Some(node) = self.node(at) else { break };
+            let left = node.left.load(Relaxed);
+            let skipped = before.saturating_add(self.bytes_below(left));
+            let from = node.from.load(Relaxed);
+            if from <= plain.saturating_add(skipped) {
+                before = skipped.saturating_add(node.to.load(Relaxed).saturating_sub(from));
+                at = node.right.load(Relaxed);
+            } else {
+                at = left;
+            }
+        }
+        plain.saturating_add(before)
+    }
+
+    /// The first hole that begins at or after position `at`.
+    pub fn next(&self, at: u64) -> Option<(u64, u64)> {
+        let mut found = None;
+        let mut node = self.root.load(Relaxed);
+        for _ in 0..DEEPEST {
+            let Some(this) = self.node(node) else { break };
+            if this.from.load(Relaxed) >= at {
+                found = Some((this.from.load(Relaxed), this.to.load(Relaxed)));
+                node = this.left.load(Relaxed);
+            } else {
+                node = this.right.load(Relaxed);
+            }
+        }
+        found
+    }
+
+    /// The last hole that begins before position `at`.
+    fn last_before(&self, at: u64) -> Option<(u64, u64)> {
+        let mut found = None;
+        let mut node = self.root.load(Relaxed);
+        for _ in 0..DEEPEST {
+            let Some(this) = self.node(node) else { break };
+            if this.from.load(Relaxed) < at {
+                found = Some((this.from.load(Relaxed), this.to.load(Relaxed)));
+                node = this.right.load(Relaxed);
+            } else {
+                node = this.left.load(Relaxed);
+            }
+        }
+        found
+    }
+
+    /// Whether the bytes from `from` to `to` can be taken: so unless every place is used and they touch no hole and not the head.
+    pub fn has_room(&self, from: u64, to: u64) -> bool {
+        from <= self.head()
+            || self.free.load(Relaxed) != 0
+            || (self.used.load(Relaxed) as usize) < HOLES
+            || self.last_before(from).is_some_and(|hole| hole.1 >= from)
+            || self.next(from).is_some_and(|hole| hole.0 <= to)
+    }
+
+    /// Takes the bytes from position `from` to `to`, which may reach over holes. Answers the hole they are part of now; where it
+    /// ends at the head, it is gone.
+    ///
+    /// # Errors
+    /// [`Full`].
+    pub fn take(&self, from: u64, to: u64) -> Result<(u64, u64), Full> {
+        let head = self.head();
+        let from = from.max(head);
+        if to <= from {
+            return Ok((from, from));
+        }
+        if from == head {
+            return Ok((head, self.move_head(to)));
+        }
+        let before = self.last_before(from).filter(|hole| hole.1 >= from);
+        let after = self.next(from).filter(|hole| hole.0 <= to);
+        match (before, after) {
+            // In order behind a hole, which is how most are taken.
+            (Some(hole), None) if hole.1 == from => {
+                self.lengthen(hole.0, to - from, to);
+                Ok((hole.0, to))
+            }
+            _ => self.insert(from, to, before),
+        }
+    }
+
+    fn move_head(&self, to: u64) -> u64 {
+        let mut head = to;
+        if head.saturating_sub(self.head()) < self.run() {
+            self.head.store(head, Relaxed);
+            return head;
+        }
+        self.changing.store(1, Relaxed);
+        while let Some((from, end)) = self.next(0)
+            && from <= head
+        {
+            head = head.max(end);
+            let (first, rest) = self.split(self.root.load(Relaxed), from.saturating_add(1), DEEPEST);
+            self.root.store(rest, Relaxed);
+            self.give_up(first);
+        }
+        self.head.store(head, Relaxed);
+        self.first.store(self.next(0).map_or(0, |hole| hole.0), Relaxed);
+        self.changing.store(0, Release);
+        head
+    }
+
+    /// The hole that begins at `from` ends at `to` now, `more` bytes later than before.
+    fn lengthen(&self, from: u64, more: u64, to: u64) {
+        self.changing.store(1, Relaxed);
+        let mut at = self.root.load(Relaxed);
+        for _ in 0..DEEPEST {
+            let Some(node) = self.node(at) else { break };
+            node.bytes.store(node.bytes.load(Relaxed).saturating_add(more), Relaxed);
+            let here = node.from.load(Relaxed);
+            if here == from {
+                node.to.store(to, Relaxed);
+                break;
+            }
+            at = if from < here { &node.left } else { &node.right }.load(Relaxed);
+        }
+        self.changing.store(0, Release);
+    }
+
+    /// Makes one hole of `from..to` and all it touches. `before`: the hole that begins before it and touches it.
+    fn insert(&self, from: u64, to: u64, before: Option<(u64, u64)>) -> Result<(u64, u64), Full> {
+        if !self.has_room(from, to) {
+            return Err(Full);
+        }
+        self.changing.store(1, Relaxed);
+        let from = before.map_or(from, |hole| hole.0);
+        let mut to = before.map_or(to, |hole| hole.1.max(to));
+        let (left, rest) = self.split(self.root.load(Relaxed), from, DEEPEST);
+        let (touched, right) = self.split(rest, to.saturating_add(1), DEEPEST);
+        let mut last = touched;
+        for _ in 0..DEEPEST {
+            let Some(node) = self.node(last) else { break };
+            to = to.max(node.to.load(Relaxed));
+            last = node.right.load(Relaxed);
+        }
+        self.give_up(touched);
+        let made = self.make(from, to);
+        let joined = self.join(left, made, DEEPEST);
+        self.root.store(self.join(joined, right, DEEPEST), Relaxed);
+        self.first.store(self.next(0).map_or(0, |hole| hole.0), Relaxed);
+        self.changing.store(0, Release);
+        Ok((from, to))
+    }
+
+    #[inline]
+    fn node(&self, number: u32) -> Option<&Node> {
+        self.nodes.get((number as usize).wrapping_sub(1))
+    }
+
+    #[inline]
+    fn bytes_below(&self, number: u32) -> u64 {
+        self.node(number).map_or(0, |node| node.bytes.load(Relaxed))
+    }
+
+    /// A free place, filled; 0 if there is none.
+    fn make(&self, from: u64, to: u64) -> u32 {
+        let mut number = self.free.load(Relaxed);
+        if number == 0 {
+            number = self.used.load(Relaxed).saturating_add(1);
+            if number as usize > HOLES {
+                return 0;
+            }
+            self.used.store(number, Relaxed);
+        } else if let Some(node) = self.node(number) {
+            self.free.store(node.left.load(Relaxed), Relaxed);
+        }
+        if let Some(node) = self.node(number) {
+            node.from.store(from, Relaxed);
+            node.to.store(to, Relaxed);
+            node.bytes.store(to.saturating_sub(from), Relaxed);
+            node.left.store(0, Relaxed);
+            node.right.store(0, Relaxed);
+        }
+        self.count.store(self.count.load(Relaxed).saturating_add(1), Relaxed);
+        number
+    }
+
+    /// Frees a whole tree.
+    fn give_up(&self, tree: u32) {
+        let mut tree = tree;
+        // Each node is taken off the top; what was below it is joined again.
+        for _ in 0..HOLES {
+            let Some(node) = self.node(tree) else { return };
+            let rest = self.join(node.left.load(Relaxed), node.right.load(Relaxed), DEEPEST);
+            node.left.store(self.free.load(Relaxed), Relaxed);
+            self.free.store(tree, Relaxed);
+            self.count.store(self.count.load(Relaxed).saturating_sub(1), Relaxed);
+            tree = rest;
+        }
+    }
+
+    fn sum_up(&self, node: &Node) {
+        let own = node.to.load(Relaxed).saturating_sub(node.from.load(Relaxed));
+        let below = self.bytes_below(node.left.load(Relaxed)) + self.bytes_below(node.right.load(Relaxed));
+        node.bytes.store(own.saturating_add(below), Relaxed);
+    }
+
+    /// Parts a tree into the holes that begin before `at` and the others.
+    fn split(&self, tree: u32, at: u64, deep: u32) -> (u32, u32) {
+        let (Some(node), Some(deep)) = (self.node(tree), deep.checked_sub(1)) else {
+            return (0, 0);
+        };
+        if node.from.load(Relaxed) < at {
+            let (left, right) = self.split(node.right.load(Relaxed), at, deep);
+            node.right.store(left, Relaxed);
+            self.sum_up(node);
+            (tree, right)
+        } else {
+            let (left, right) = self.split(node.left.load(Relaxed), at, deep);
+            node.left.store(right, Relaxed);
+            self.sum_up(node);
+            (left, tree)
+        }
+    }
+
+    /// One tree of two, all holes of the first before those of the second.
+    fn join(&self, left: u32, right: u32, deep: u32) -> u32 {
+        let (Some(first), Some(second), Some(deep)) = (self.node(left), self.node(right), deep.checked_sub(1)) else {
+            return left | right;
+        };
+        if priority(left) > priority(right) {
+            let below = self.join(first.right.load(Relaxed), right, deep);
+            first.right.store(below, Relaxed);
+            self.sum_up(first);
+            left
+        } else {
+            let below = self.join(left, second.left.load(Relaxed), deep);
+            second.left.store(below, Relaxed);
+            self.sum_up(second);
+            right
+        }
+    }
+}

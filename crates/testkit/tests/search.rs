@@ -1,0 +1,79 @@
+//! Direct search outside C programs of checks: the Python bindings and the examples, each natively and under Viaduct.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use viaduct_testkit::binaries::{bin_dir, binary, workspace};
+use viaduct_testkit::{Instance, Launch, Mode, can_run};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn succeeds(mode: Mode<'_>, program: &Path, arguments: &[&Path]) -> String {
+    let launch = Launch::new(mode, program, arguments)
+        .variable("VIADUCT_LIBRARY", &binary("libviaduct.so").display().to_string())
+        .variable("PYTHONPATH", &workspace().join("python").display().to_string());
+    let launch = match mode {
+        Mode::Native => launch,
+        _ => launch.options("--offer now"),
+    };
+    let outcome = launch.run(PATIENCE);
+    assert!(outcome.status.success(), "{}{}", outcome.output, outcome.errors);
+    outcome.output + &outcome.errors
+}
+
+#[test]
+fn python_bindings() {
+    if !can_run(false, &["python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let python = viaduct_testkit::binaries::find("python3").unwrap();
+    let tests = workspace().join("python/tests/test_viaduct.py");
+    for mode in [Mode::Native, Mode::Accelerated(&instance)] {
+        assert!(succeeds(mode, &python, &[&tests]).contains("OK"));
+    }
+}
+
+#[test]
+fn urgent_messages_overtake_bulk() {
+    if !can_run(false, &["cc"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let program: PathBuf = instance.scratch("priorities");
+    let dir = bin_dir().display().to_string();
+    let output = Command::new("cc")
+        .args(["-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+        .arg(&program)
+        .arg(workspace().join("examples/seek/priorities.c"))
+        .arg("-I")
+        .arg(workspace().join("include"))
+        .args([format!("-L{dir}"), "-lviaduct".to_owned(), format!("-Wl,-rpath,{dir}")])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for mode in [Mode::Native, Mode::Accelerated(&instance)] {
+        let said = succeeds(mode, &program, &[]);
+        let median = |way: &str| -> f64 {
+            let line = said.lines().find(|line| line.starts_with(way)).unwrap();
+            assert!(line.contains(" 100 urgent messages"), "{line}");
+            let mut words = line.split_whitespace().skip_while(|word| *word != "median");
+            words.nth(1).unwrap().parse().unwrap()
+        };
+        // Work on dozens of bulk messages against work on one.
+        assert!(median("direct search") * 3.0 < median("in order"), "{said}");
+    }
+}
+
+#[test]
+fn pipelined_replies() {
+    if !can_run(false, &["python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let python = viaduct_testkit::binaries::find("python3").unwrap();
+    let example = workspace().join("examples/seek/pipelined.py");
+    for mode in [Mode::Native, Mode::Accelerated(&instance)] {
+        assert!(succeeds(mode, &python, &[&example]).contains("direct search"));
+    }
+}

@@ -1,0 +1,47 @@
+"""The C library, as ``viaduct.h`` declares it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+#: Names the library to use instead of the installed one.
+VARIABLE = "VIADUCT_LIBRARY"
+
+
+class Message(ctypes.Structure):
+    """``struct viaduct_msg``."""
+
+    _fields_ = [("tag", ctypes.c_uint32), ("source", ctypes.c_int), ("len", ctypes.c_size_t)]
+
+
+def _load() -> ctypes.CDLL:
+    name = os.environ.get(VARIABLE, "libviaduct.so")
+    try:
+        library = ctypes.CDLL(name, use_errno=True)
+    except OSError as error:
+        raise ImportError(f"{name} is not installed; set {VARIABLE} to where it is: {error}") from error
+    inbox, fd, size, ms = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_int
+    info = ctypes.POINTER(Message)
+    signatures = {
+        "viaduct_seek_recv": (ctypes.c_ssize_t, [fd, ctypes.c_void_p, size, ctypes.c_int, size]),
+        "viaduct_readable": (ctypes.c_ssize_t, [fd]),
+        "viaduct_msg_send": (ctypes.c_int, [fd, ctypes.c_uint32, ctypes.c_char_p, size]),
+        "viaduct_inbox_open": (inbox, [size]),
+        "viaduct_inbox_close": (None, [inbox]),
+        "viaduct_inbox_add": (ctypes.c_int, [inbox, fd]),
+        "viaduct_inbox_remove": (ctypes.c_int, [inbox, ctypes.c_int]),
+        "viaduct_msg_recv": (
+            ctypes.c_ssize_t,
+            [inbox, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p, size, ms, info],
+        ),
+        "viaduct_msg_probe": (ctypes.c_ssize_t, [inbox, ctypes.c_int64, ctypes.c_int, ms, info]),
+        "viaduct_msg_cancel": (ctypes.c_int, [inbox]),
+    }
+    for function, (result, arguments) in signatures.items():
+        getattr(library, function).restype = result
+        getattr(library, function).argtypes = arguments
+    return library
+
+
+library = _load()
