@@ -2,7 +2,7 @@
 
 use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use libc::{FILE, sockaddr, socklen_t};
-use viaduct_socket::{lifecycle, real, sys, table};
+use viaduct_socket::{is_nowhere, lifecycle, real, sys, table};
 
 /// Defines hooks of calls that make one descriptor of a kind that is none of ours.
 macro_rules! creators {
@@ -87,6 +87,11 @@ pair_creators! {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    let unknown = is_nowhere(address) || (len as usize) < size_of::<libc::sa_family_t>();
+    // SAFETY: the program's address, long enough for its family.
+    if !unknown && unsafe { (*address).sa_family } == libc::AF_UNSPEC as libc::sa_family_t {
+        lifecycle::disconnecting(fd);
+    }
     // SAFETY: the program's own call.
     let result = unsafe { real::connect(fd, address, len) };
     let errno = sys::errno();

@@ -30,9 +30,13 @@ pub unsafe extern "C-unwind" fn splice(
     len: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    if !table::connection(input).is_none_or(lifecycle::receives_by_kernel)
-        || !table::connection(output).is_none_or(lifecycle::sends_by_kernel)
+    if let Some(conn) = table::connection(input)
+        && !lifecycle::receives_by_kernel(conn)
+        && input_offset.is_null()
     {
+        return file::splice(conn, output, len);
+    }
+    if !table::connection(output).is_none_or(lifecycle::sends_by_kernel) {
         // Programs then fall back to reading and writing.
         return sys::fail(libc::EINVAL);
     }

@@ -56,6 +56,8 @@ pub unsafe extern "C-unwind" fn syscall(
             libc::SYS_getsockopt => options::getsockopt(fd, b as c_int, c as c_int, place(d), place(e)).into(),
             libc::SYS_setsockopt => options::setsockopt(fd, b as c_int, c as c_int, place(d), e as u32).into(),
             libc::SYS_poll => wait::poll(place(a), b as u64, c as c_int).into(),
+            libc::SYS_ppoll => wait::ppoll(place(a), b as u64, place(c), place(d)).into(),
+            libc::SYS_select => wait::select(fd, place(b), place(c), place(d), place(e)).into(),
             libc::SYS_epoll_create => wait::epoll_create(fd).into(),
             libc::SYS_epoll_create1 => wait::epoll_create1(fd).into(),
             libc::SYS_epoll_ctl => wait::epoll_ctl(fd, b as c_int, c as c_int, place(d)).into(),

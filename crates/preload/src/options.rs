@@ -3,7 +3,7 @@
 use core::ffi::{c_int, c_ulong, c_void};
 use libc::socklen_t;
 use viaduct_socket::options::{self, Verdict};
-use viaduct_socket::{real, sys, table};
+use viaduct_socket::{is_nowhere, real, sys, table};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn setsockopt(
@@ -18,7 +18,7 @@ pub unsafe extern "C-unwind" fn setsockopt(
     let Some(conn) = table::connection(fd) else {
         return direct();
     };
-    let len = if value.is_null() { 0 } else { len as usize };
+    let len = if is_nowhere(value) { 0 } else { len as usize };
     // SAFETY: the program vouches for `len` bytes.
     let number = (len >= size_of::<c_int>()).then(|| unsafe { value.cast::<c_int>().read_unaligned() });
     // SAFETY: likewise.
@@ -52,7 +52,7 @@ pub unsafe extern "C-unwind" fn getsockopt(
     let Some(conn) = table::connection(fd) else {
         return direct();
     };
-    if value.is_null() || len.is_null() {
+    if is_nowhere(value) || is_nowhere(len) {
         return direct();
     }
     match options::getting(conn, level, name) {
@@ -78,7 +78,7 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: c_u
         return direct();
     };
     let place = core::ptr::with_exposed_provenance_mut::<c_int>(argument as usize);
-    if place.is_null() {
+    if is_nowhere(place) {
         return direct();
     }
     let answer = match request {

@@ -1,8 +1,11 @@
 //! Calls that move bytes.
 
+use crate::wait::from_timespec;
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
-use viaduct_socket::{Vector, lifecycle, real, receive, search, send as send_on, sys, table};
+use viaduct_socket::{
+    Vector, is_nowhere, lifecycle, real, receive, search, send as send_on, send_with_control, sys, table,
+};
 
 /// The list of one buffer.
 pub(crate) fn one(buffer: *const c_void, len: size_t) -> [iovec; 1] {
@@ -32,8 +35,8 @@ pub unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, count: size
     let parts = one(buffer.cast_const(), count);
     match table::connection(fd) {
         // SAFETY: the program's buffer.
-        Some(conn) => receive(conn, unsafe { Vector::new(&parts) }, 0, direct),
-        None => direct(),
+        Some(conn) if count > 0 => receive(conn, unsafe { Vector::new(&parts) }, 0, direct),
+        _ => direct(),
     }
 }
 
@@ -54,7 +57,7 @@ pub unsafe extern "C-unwind" fn readv(fd: c_int, parts: *const iovec, count: c_i
     match (table::connection(fd), unsafe {
         list(parts, count.try_into().unwrap_or(usize::MAX))
     }) {
-        (Some(conn), Some(vector)) => receive(conn, vector, 0, direct),
+        (Some(conn), Some(vector)) if !vector.is_empty() => receive(conn, vector, 0, direct),
         _ => direct(),
     }
 }
@@ -218,7 +221,7 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     let Some(conn) = table::connection(fd) else {
         return direct();
     };
-    if message.is_null() {
+    if is_nowhere(message) {
         return direct();
     }
     // SAFETY: the program's header and list.
@@ -233,7 +236,7 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     };
     if received >= 0 && !kernel {
         // SAFETY: the program's header.
-        unsafe { plain_header(message) };
+        unsafe { plain_header(message, flags) };
     }
     received
 }
@@ -265,12 +268,12 @@ unsafe fn offset_of(fd: c_int, message: *const msghdr) -> Option<usize> {
 }
 
 /// What the kernel puts into a header that received stream bytes.
-unsafe fn plain_header(message: *mut msghdr) {
+unsafe fn plain_header(message: *mut msghdr, flags: c_int) {
     // SAFETY: the program's header.
     unsafe {
         (*message).msg_namelen = 0;
         (*message).msg_controllen = 0;
-        (*message).msg_flags = 0;
+        (*message).msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
     }
 }
 
@@ -282,22 +285,42 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     flags: c_int,
     timeout: *mut libc::timespec,
 ) -> c_int {
-    if table::connection(fd).is_none() || messages.is_null() {
+    if table::connection(fd).is_none() || is_nowhere(messages) {
         // SAFETY: the program's own call.
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     }
+    // SAFETY: null or the program's time.
+    let deadline = match unsafe { from_timespec(timeout) } {
+        Ok(time) => time.map(|time| sys::now_ns().saturating_add(time)),
+        Err(()) => {
+            sys::set_errno(libc::EINVAL);
+            return -1;
+        }
+    };
     let mut flags = flags;
-    // SAFETY: the program vouches for `count` messages.
-    each_message(messages, count, |message| unsafe {
+    let mut left = deadline.map(|_| 1);
+    // SAFETY: the program vouches for `count` messages and for its time, of which the kernel takes note after each message only.
+    let done = each_message(messages, count, |message| unsafe {
+        if left == Some(0) {
+            return -1;
+        }
         let received = recvmsg(fd, &raw mut (*message).msg_hdr, flags & !libc::MSG_WAITFORONE);
         if flags & libc::MSG_WAITFORONE != 0 {
             flags |= libc::MSG_DONTWAIT;
         }
+        left = deadline.map(|deadline| deadline.saturating_sub(sys::now_ns()));
         received
-    })
+    });
+    if let Some(left) = left
+        && done > 0
+    {
+        // SAFETY: not null, since there is a deadline.
+        unsafe { *timeout = sys::timespec(left) };
+    }
+    done
 }
 
-/// Handles messages one by one until one fails or ends the stream; the number handled, or -1 if the first failed.
+/// Handles messages one by one until one fails; the number handled, or -1 if the first failed.
 fn each_message(messages: *mut mmsghdr, count: c_uint, mut handle: impl FnMut(*mut mmsghdr) -> ssize_t) -> c_int {
     let mut done = 0;
     for index in 0..count.min(1024) {
@@ -307,9 +330,6 @@ fn each_message(messages: *mut mmsghdr, count: c_uint, mut handle: impl FnMut(*m
         // SAFETY: one of the program's messages.
         unsafe { (*message).msg_len = len };
         done += 1;
-        if len == 0 {
-            break;
-        }
     }
     if done == 0 && count > 0 { -1 } else { done }
 }
@@ -385,8 +405,12 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
         unsafe { hand_over_passed(message) };
         return direct();
     };
-    if message.is_null() {
+    if is_nowhere(message) {
         return direct();
+    }
+    // SAFETY: the program's header.
+    if unsafe { (*message).msg_controllen > 0 && !is_nowhere((*message).msg_control) } {
+        return send_with_control(conn, direct);
     }
     // SAFETY: the program's header and list.
     match unsafe { list((*message).msg_iov, (*message).msg_iovlen) } {
@@ -397,8 +421,8 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    if table::connection(fd).is_none() || messages.is_null() {
-        let most = if messages.is_null() { 0 } else { count.min(1024) };
+    if table::connection(fd).is_none() || is_nowhere(messages) {
+        let most = if is_nowhere(messages) { 0 } else { count.min(1024) };
         for index in 0..most as usize {
             // SAFETY: the program vouches for `count` messages.
             unsafe { hand_over_passed(&raw const (*messages.add(index)).msg_hdr) };
@@ -416,7 +440,7 @@ pub unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, coun
 unsafe fn hand_over_passed(message: *const msghdr) {
     // SAFETY: null or the program's header, with its control messages.
     unsafe {
-        if message.is_null() || (*message).msg_control.is_null() {
+        if is_nowhere(message) || is_nowhere((*message).msg_control) {
             return;
         }
         let mut header = libc::CMSG_FIRSTHDR(message);

@@ -5,7 +5,7 @@ use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use viaduct_socket::epoll_wait::Timeout;
 use viaduct_socket::poll::{self, Wait};
 use viaduct_socket::sys::{self, Events};
-use viaduct_socket::{epoll, epoll_wait as waiting, real, table};
+use viaduct_socket::{epoll, epoll_wait as waiting, is_nowhere, real, table};
 
 /// Nanoseconds of a timeout in milliseconds; negative: for ever.
 fn from_ms(ms: c_int) -> Option<u64> {
@@ -13,7 +13,7 @@ fn from_ms(ms: c_int) -> Option<u64> {
 }
 
 /// Nanoseconds of a timeout; null: for ever. `Err`: not a time.
-unsafe fn from_timespec(time: *const timespec) -> Result<Option<u64>, ()> {
+pub(crate) unsafe fn from_timespec(time: *const timespec) -> Result<Option<u64>, ()> {
     // SAFETY: null or the program's time.
     let Some(time) = (unsafe { time.as_ref() }) else {
         return Ok(None);
@@ -88,7 +88,7 @@ unsafe fn poll_with(
     mask: *const sigset_t,
 ) -> Option<c_int> {
     let count = usize::try_from(count).ok()?;
-    if entries.is_null() || count == 0 || count > 1 << 20 {
+    if is_nowhere(entries) || count == 0 || count > 1 << 20 {
         return None;
     }
     // SAFETY: the program vouches for `count` entries.
@@ -121,6 +121,11 @@ const COUNTS: [i16; 3] = [
 const BITS: usize = c_long::BITS as usize;
 
 impl Sets {
+    /// Whether a set lies where the kernel would say that nothing is.
+    fn nowhere(&self) -> bool {
+        self.sets.iter().any(|set| !set.is_null() && is_nowhere(*set))
+    }
+
     fn has(&self, set: usize, fd: usize) -> bool {
         let set = self.sets[set];
         // SAFETY: the program's set reaches to its highest descriptor.
@@ -152,6 +157,9 @@ impl Sets {
 
 /// Selects where a lane is concerned; `None`: the program's own call will do.
 unsafe fn select_with(sets: &Sets, timeout_ns: Option<u64>, mask: *const sigset_t) -> Option<c_int> {
+    if sets.nowhere() {
+        return None;
+    }
     let fds = || sets.descriptors().filter_map(|fd| c_int::try_from(fd).ok());
     if !poll::concerns(fds()) {
         return None;
@@ -280,11 +288,11 @@ pub unsafe extern "C-unwind" fn epoll_ctl(set: c_int, operation: c_int, fd: c_in
     let Some(index) = table::epoll_set(set) else {
         return direct();
     };
-    // SAFETY: null (for a deletion) or the program's event.
-    let (events, data) = match unsafe { event.as_ref() } {
-        Some(event) => (event.events, event.u64),
-        None if operation == libc::EPOLL_CTL_DEL => (0, 0),
-        None => return direct(),
+    let (events, data) = match operation {
+        libc::EPOLL_CTL_DEL => (0, 0),
+        _ if is_nowhere(event) => return direct(),
+        // SAFETY: the program's event.
+        _ => unsafe { ((*event).events, (*event).u64) },
     };
     c_int::try_from(epoll::control(index, operation, fd, events, data, || direct() as isize)).unwrap_or(-1)
 }
@@ -301,7 +309,7 @@ unsafe fn wait_in_set(
     let (Some(index), Ok(room @ 1..)) = (table::epoll_set(set), usize::try_from(room)) else {
         return direct();
     };
-    if events.is_null() {
+    if is_nowhere(events) {
         return direct();
     }
     // SAFETY: the program vouches for its buffer.

@@ -237,9 +237,9 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<Optio
     if is_behind() {
         return Ok(None);
     }
-    if !lifecycle::recall_options(conn) {
+    if let Err(reason) = lifecycle::recall_options(conn) {
         conn.set_flag(conn::BANNED, true);
-        return Err(Reason::NotStream);
+        return Err(reason);
     }
     // A signal handler that interrupted this very work leaves it to the next call.
     let Some(_owner) = lock::acquire(&OWNER) else {

@@ -116,6 +116,15 @@ pub(crate) fn of_thread() -> Option<&'static Bell> {
     Some(bell)
 }
 
+/// Wakes the thread that bell `number` belongs to, unless it is the caller: the connection that it may sleep on has been closed.
+pub(crate) fn wake_other_thread(number: u32) {
+    if let Some(bell) = numbered(number)
+        && OWN.get() != number
+    {
+        let _ = raw::eventfd_ring(bell.fd());
+    }
+}
+
 /// viaductd is a new one: it has no bells yet.
 pub(crate) fn reset_given() {
     for bell in &BELL {

@@ -5,13 +5,13 @@
 //! owned (`crate::lock`), or while the epoll set the connection is a member of is.
 
 pub(crate) use crate::flags::{
-    ACTIVE, ASKED, BANNED, COUNTED, DEAD, FORKED, HANDED_OVER, IN_WANTED, LEFT, NAGLE, OUT_WANTED, PEER_FIN,
-    READY_OWED, SEARCHED, SHUT_WRITE,
+    ACTIVE, ASKED, BANNED, CORK, COUNTED, DEAD, FIN_PROBED, FORKED, HANDED_OVER, IN_WANTED, LEFT, NAGLE, OUT_WANTED,
+    PEER_FIN, READY_OWED, SEARCHED, SHUT_READ, SHUT_WRITE,
 };
 use crate::lock::{self, Guard, Locks};
 use crate::records::{disclaim, index_of};
 use crate::sys::{self, Errno, SegmentCell, raw};
-use crate::{agent, counters, epoll, peer_bells, table};
+use crate::{agent, bell, counters, epoll, peer_bells, table};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 use viaduct_channel::{Segment, Side};
@@ -325,7 +325,8 @@ impl Conn {
     /// Whether this end keeps its directions on the lane, given the chance.
     #[inline]
     pub(crate) fn wants_lane(&self) -> bool {
-        self.wanted() != Wanted::Tcp && !self.flag(BANNED)
+        // A peer that may be gone is not bothered with a change: its kernel would answer the mark with RST.
+        (self.wanted() != Wanted::Tcp || self.flag(PEER_FIN)) && !self.flag(BANNED)
     }
 
     /// Whether a call is inside the kernel sending raw bytes without owning the direction.
@@ -425,6 +426,7 @@ impl Conn {
     fn end(&'static self, stale: bool) {
         let id = self.id();
         let index = self.index();
+        let in_sets = self.memberships.load(Relaxed) != 0;
         epoll::forget(self, stale);
         self.end_offer();
         {
@@ -455,6 +457,9 @@ impl Conn {
         }
         // Only now: whoever claims the words next must not have them given up by the guards above.
         self.leave();
+        if !in_sets {
+            bell::wake_other_thread(self.own_bell());
+        }
         disclaim(index);
     }
 }

@@ -39,6 +39,7 @@ pub fn created(fd: i32) {
         set.sleepers.store(0, Relaxed);
         set.nested.store(false, Relaxed);
         set.shared.store(false, Relaxed);
+        set.inherited.store(false, Relaxed);
         set.kernel_looked.store(0, Relaxed);
         if !table::set_epoll(fd, index) {
             set.used.store(false, Release);
@@ -152,6 +153,7 @@ pub fn control(
         && conn.phase() == Phase::Attached
         && !exclusive
         && !set.nested.load(Relaxed)
+        && !set.inherited.load(Relaxed)
         && let Some((number, member)) = known.or_else(|| record(set, set_index, conn, fd))
     {
         // Ours from the start: who sleeps in the set might else be told by the kernel, and then again by us.
@@ -275,7 +277,7 @@ fn begin(set: &'static Set, number: u32, member: &'static Member, events: u32, d
 /// The kernel has the program's registration of the connection. The set is owned.
 fn added(set: &'static Set, number: u32, member: &'static Member, conn: &'static Conn, events: u32, data: u64) {
     begin(set, number, member, events, data);
-    if set.nested.load(Relaxed) {
+    if set.nested.load(Relaxed) || set.inherited.load(Relaxed) {
         demote::ban(conn, Reason::UnseenWait);
     } else if conn.phase() == Phase::Attached {
         emulate(set, number, member);
@@ -467,5 +469,6 @@ pub(crate) fn after_fork() {
         set.owner.store(0, Relaxed);
         set.bell.store(0, Relaxed);
         set.sleepers.store(0, Relaxed);
+        set.inherited.store(true, Relaxed);
     }
 }

@@ -69,6 +69,8 @@ pub(crate) struct Set {
     pub(crate) nested: AtomicBool,
     /// Another process has the set too, and must not find registrations in it that no program made.
     pub(crate) shared: AtomicBool,
+    /// Shared with the parent since a fork. The parent would not know what to make of a registration that this process takes over.
+    pub(crate) inherited: AtomicBool,
     pub(crate) kernel_looked: AtomicU64,
     pub(crate) waits: AtomicU32,
 }
@@ -86,6 +88,7 @@ pub(crate) static SET: [Set; SETS] = [const {
         sleepers: AtomicU32::new(0),
         nested: AtomicBool::new(false),
         shared: AtomicBool::new(false),
+        inherited: AtomicBool::new(false),
         kernel_looked: AtomicU64::new(0),
         waits: AtomicU32::new(0),
     }

@@ -1,7 +1,8 @@
-//! `sendfile` onto a lane.
+//! `sendfile` onto a lane and `splice` off it.
 
 use crate::agent;
 use crate::conn::{Conn, Phase};
+use crate::receive::receive;
 use crate::send as sending;
 use crate::sys::{self, raw};
 use crate::vector::Vector;
@@ -29,6 +30,7 @@ pub fn send(
         Some(offset) => **offset,
         None => match sys::file_position(input) {
             Ok(position) => position,
+            Err(libc::ESPIPE) => return sys::fail(libc::EINVAL),
             Err(errno) => return sys::fail(errno),
         },
     };
@@ -42,7 +44,8 @@ pub fn send(
             Ok(0) => break,
             Ok(read) => read,
             Err(error) => {
-                errno = error;
+                // Not a file that can be read at any place; the kernel calls that invalid.
+                errno = if error == libc::ESPIPE { libc::EINVAL } else { error };
                 break;
             }
         };
@@ -70,4 +73,30 @@ pub fn send(
     } else {
         done.cast_signed()
     }
+}
+
+/// `splice(conn, output, len)` while the lane still has bytes, which come before those that the kernel can move.
+pub fn splice(conn: &'static Conn, output: c_int, len: usize) -> isize {
+    if raw::fcntl(output, libc::F_GETPIPE_SZ, 0).is_err() {
+        return sys::fail(libc::EINVAL);
+    }
+    let mut buffer = [0_u8; STEP];
+    let part = |len: usize| {
+        [iovec {
+            iov_base: core::ptr::null_mut(),
+            iov_len: len,
+        }]
+    };
+    let mut place = part(buffer.len().min(len));
+    place[0].iov_base = buffer.as_mut_ptr().cast();
+    let none = || sys::fail(libc::EAGAIN);
+    let seen = receive(conn, Vector::own(&place), libc::MSG_PEEK, none);
+    let Ok(seen @ 1..) = usize::try_from(seen) else {
+        return seen;
+    };
+    let moved = match raw::write(output, buffer.get(..seen).unwrap_or(&[])) {
+        Ok(moved) => moved,
+        Err(errno) => return sys::fail(errno),
+    };
+    receive(conn, Vector::own(&part(moved)), libc::MSG_TRUNC, none)
 }

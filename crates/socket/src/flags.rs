@@ -15,6 +15,12 @@ pub(crate) const BANNED: u32 = 1 << 5;
 
 /// The peer has been asked to send by TCP, because `viaduct path` wants it.
 pub(crate) const ASKED: u32 = 1 << 6;
+/// `TCP_CORK` is on as far as the program knows.
+pub(crate) const CORK: u32 = 1 << 15;
+/// the peer's kernel has been asked what its FIN meant.
+pub(crate) const FIN_PROBED: u32 = 1 << 16;
+/// the program shut down its receiving direction.
+pub(crate) const SHUT_READ: u32 = 1 << 17;
 /// the program shut down its sending direction.
 pub(crate) const SHUT_WRITE: u32 = 1 << 11;
 /// given to somebody who may not know of lanes.

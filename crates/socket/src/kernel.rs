@@ -153,7 +153,7 @@ pub(crate) fn receive_position(fd: c_int) -> Option<u64> {
     None
 }
 
-/// Parts handed to the kernel in one raw call; the rest waits for the next.
+/// Parts handed to the kernel at once. Longer lists go in several calls, so that little of the program's stack is used.
 const PARTS: usize = 16;
 
 fn message(parts: &mut [iovec]) -> libc::msghdr {
@@ -173,19 +173,51 @@ const NO_PART: iovec = iovec {
     iov_len: 0,
 };
 
+/// Makes `call` with the program's buffers from `skip` on, cut to `limit` bytes, until it moves less than it could.
+fn by_parts(
+    vector: Vector<'_>,
+    skip: usize,
+    limit: usize,
+    mut call: impl FnMut(&mut libc::msghdr) -> Result<usize, Errno>,
+) -> Result<usize, Errno> {
+    let mut done = 0;
+    loop {
+        let mut parts = [NO_PART; PARTS];
+        let used = vector.copy_parts(skip + done, limit - done, &mut parts);
+        let parts = parts.get_mut(..used).unwrap_or(&mut []);
+        let asked: usize = parts.iter().map(|part| part.iov_len).sum();
+        if asked == 0 && done > 0 {
+            return Ok(done);
+        }
+        match call(&mut message(parts)) {
+            Ok(moved) => {
+                done += moved;
+                if used < PARTS || moved < asked {
+                    return Ok(done);
+                }
+            }
+            Err(errno) if done == 0 => return Err(errno),
+            Err(_) => return Ok(done),
+        }
+    }
+}
+
 /// Receives at most `limit` raw bytes into the program's buffers from `skip` on, without waiting.
 pub(crate) fn receive(fd: c_int, vector: Vector<'_>, skip: usize, limit: usize, flags: c_int) -> Result<usize, Errno> {
-    let mut parts = [NO_PART; PARTS];
-    let used = vector.copy_parts(skip, limit, &mut parts);
-    let mut message = message(parts.get_mut(..used).unwrap_or(&mut []));
-    crate::sys::message_call(libc::SYS_recvmsg, fd, &mut message, flags | libc::MSG_DONTWAIT)
+    let mut peeked = false;
+    by_parts(vector, skip, limit, |message| {
+        // A second peek would see the same bytes.
+        if flags & libc::MSG_PEEK != 0 && core::mem::replace(&mut peeked, true) {
+            return Err(libc::EAGAIN);
+        }
+        crate::sys::message_call(libc::SYS_recvmsg, fd, message, flags | libc::MSG_DONTWAIT)
+    })
 }
 
 /// Sends the program's bytes from `skip` on raw, without waiting and without a signal.
 pub(crate) fn send(fd: c_int, vector: Vector<'_>, skip: usize, flags: c_int) -> Result<usize, Errno> {
-    let mut parts = [NO_PART; PARTS];
-    let used = vector.copy_parts(skip, usize::MAX, &mut parts);
-    let mut message = message(parts.get_mut(..used).unwrap_or(&mut []));
     let flags = flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    crate::sys::message_call(libc::SYS_sendmsg, fd, &mut message, flags)
+    by_parts(vector, skip, usize::MAX, |message| {
+        crate::sys::message_call(libc::SYS_sendmsg, fd, message, flags)
+    })
 }

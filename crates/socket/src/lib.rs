@@ -43,6 +43,7 @@ mod ready;
 #[expect(unsafe_code, reason = "the C library's functions")]
 pub mod real;
 mod receive;
+mod receive_raw;
 mod records;
 pub mod search;
 mod send;
@@ -63,5 +64,5 @@ mod wish;
 pub use conn::Conn;
 pub use policy::remember_environment;
 pub use receive::receive;
-pub use send::send;
-pub use vector::Vector;
+pub use send::{send, send_with_control};
+pub use vector::{Vector, is_nowhere};

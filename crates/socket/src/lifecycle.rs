@@ -4,7 +4,7 @@ use crate::conn::{self, Conn, Phase};
 use crate::epoll;
 use crate::records;
 use crate::search::streams;
-use crate::sys::raw;
+use crate::sys::{self, raw};
 use crate::table::{self, Entry};
 use crate::{agent, bell, counters, demote, forks, lock, policy};
 use core::sync::atomic::AtomicU32;
@@ -12,6 +12,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_control::Reason;
 use viaduct_control::policy::OfferPolicy;
+use viaduct_stream::Outgoing;
 
 /// A descriptor has just been created by a call that knows nothing of what the number stood for: whatever that was has been
 /// closed unseen.
@@ -115,6 +116,19 @@ pub fn connected(fd: c_int, family: c_int, pending: bool) {
     }
 }
 
+/// The program is about to dissolve the connection behind `fd` by connecting to no address, which resets it and leaves a new socket.
+pub fn disconnecting(fd: c_int) {
+    let Some(conn) = table::connection(fd) else { return };
+    if let Some(guard) = conn.own_send(conn.id())
+        && let Some(segment) = conn.segment(&guard)
+    {
+        Outgoing::new(segment.sender(conn.side())).set_closed();
+    }
+    while let Some(fd) = table::find(conn) {
+        forget(fd, false);
+    }
+}
+
 /// The program has accepted `fd` from `listener`.
 pub fn accepted(fd: c_int, listener: c_int) {
     start();
@@ -135,12 +149,12 @@ pub(crate) fn adopted(fd: c_int) -> Option<&'static Conn> {
     Some(conn)
 }
 
-/// What the record must know before the first lane: options that were set before it began, on the listener or before connect. False if the
-/// socket is no TCP stream. Until then a connection costs no system call of ours.
-pub(crate) fn recall_options(conn: &Conn) -> bool {
+/// What the record must know before the first lane: options that were set before it began, on the listener or before connect. An error if no
+/// lane may be had: the socket is no TCP stream, or only the kernel can do what was asked. Until then a connection costs no system call of ours.
+pub(crate) fn recall_options(conn: &Conn) -> Result<(), Reason> {
     let fd = conn.fd();
     if !is_tcp(fd) {
-        return false;
+        return Err(Reason::NotStream);
     }
     conn.refresh_nonblocking();
     let mut on: c_int = 0;
@@ -155,7 +169,19 @@ pub(crate) fn recall_options(conn: &Conn) -> bool {
             place.store(nanoseconds(time), Relaxed);
         }
     }
-    true
+    // What `options::setting` sends back to TCP.
+    for (name, usual) in [
+        (libc::SO_RCVLOWAT, 1),
+        (libc::SO_OOBINLINE, 0),
+        (libc::SO_TIMESTAMP, 0),
+        (libc::SO_PEEK_OFF, -1),
+    ] {
+        let mut value = usual;
+        if raw::getsockopt(fd, libc::SOL_SOCKET, name, &mut value).is_ok() && value != usual {
+            return Err(Reason::SocketOption);
+        }
+    }
+    Ok(())
 }
 
 /// A timeout option in nanoseconds; 0: none.
@@ -195,6 +221,9 @@ pub fn shut_down(conn: &'static Conn, how: c_int, direct: impl FnOnce() -> c_int
     let result = direct();
     if result == 0 && how != libc::SHUT_RD {
         conn.set_flag(conn::SHUT_WRITE, true);
+    }
+    if result == 0 && how != libc::SHUT_WR {
+        conn.set_flag(conn::SHUT_READ, true);
     }
     drop(guard);
     result
@@ -262,15 +291,31 @@ pub fn receives_by_kernel(conn: &'static Conn) -> bool {
     demote::receives_raw(conn, conn.id())
 }
 
-/// The process is about to become another program. A socket that is its standard input or output is meant for that program, which may
-/// not run under Viaduct.
+/// The process is about to become another program, which may not run under Viaduct.
 pub fn executing() {
-    for fd in 0..3 {
-        if let Some(conn) = table::connection(fd) {
+    // A peer that does not answer costs time, and there may be many.
+    let until = sys::now_ns() + 1_000_000_000;
+    for conn in records::all().filter(|conn| is_for_successor(conn)) {
+        if sys::now_ns() < until {
             demote::hand_over(conn, Reason::ForeignProcess);
         }
     }
     records::all().for_each(Conn::leave);
+}
+
+/// Whether the program that this process becomes is meant to have the connection: as its standard input or output, or because nobody else
+/// has it any more. A socket that the process has in common with others is most often left open by oversight.
+fn is_for_successor(conn: &'static Conn) -> bool {
+    let mut from = 0;
+    while let Some(fd) = table::next_known(from, c_int::MAX) {
+        let ours = table::connection(fd).is_some_and(|other| core::ptr::eq(other, conn));
+        let kept = || raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags & libc::FD_CLOEXEC as usize == 0);
+        if ours && (fd < 3 || conn.alone() && kept()) {
+            return true;
+        }
+        from = fd + 1;
+    }
+    false
 }
 
 /// The process did not become another program.

@@ -1,5 +1,6 @@
 //! The marks on the kernel connection of a direction that is on the lane, and how connections end.
 
+use crate::bell;
 use crate::conn::{self, Conn};
 use crate::lock::Guard;
 use crate::send;
@@ -28,6 +29,7 @@ pub(crate) fn look_at_marks(conn: &Conn, incoming: &Incoming<'_>, lane: &Receive
         match raw::recv(conn.fd(), &mut marks, libc::MSG_PEEK | libc::MSG_DONTWAIT) {
             Ok(0) => {
                 conn.set_flag(conn::PEER_FIN, true);
+                look_behind_fin(conn);
                 return last_bytes_first(conn, lane, Ok(Marks::End));
             }
             Ok(seen) => {
@@ -104,6 +106,28 @@ fn peer_took_all(conn: &Conn) -> bool {
     })
 }
 
+/// Once, when the peer's FIN has been seen: is it gone without having received all that was sent to it on the lane? TCP would have ended with
+/// RST then; but a peer that was killed, or whose last holder did not know that it was the last, leaves its kernel unaware of lane
+/// bytes. One that has only closed its own direction still reads. Its kernel tells which it is: it answers a bell with RST.
+pub(crate) fn look_behind_fin(conn: &Conn) {
+    if !conn.flag(conn::PEER_FIN) || conn.flag(conn::FIN_PROBED | conn::SHUT_WRITE | conn::DEAD) {
+        return;
+    }
+    let Some(guard) = conn.try_own_send() else { return };
+    conn.set_flag(conn::FIN_PROBED, true);
+    let unread = conn.segment(&guard).is_some_and(|segment| {
+        let lane = segment.sender(conn.side());
+        Outgoing::new(lane).mode() == Mode::Lane && lane.in_flight() > 0
+    });
+    if unread {
+        send::ring(conn, &guard, bell::BY_SOCKET);
+        if raw::poll_now(conn.fd(), 0) & libc::POLLHUP != 0 {
+            conn.set_flag(conn::DEAD, true);
+            conn.set_error(libc::ECONNRESET);
+        }
+    }
+}
+
 /// Whether the kernel connection carries the raw stream from here on, the lane's rest having been recalled; takes the marks before it.
 pub(crate) fn recalled(conn: &Conn, id: u64) -> bool {
     let Some(guard) = conn.own_receive(id) else { return true };
@@ -127,20 +151,26 @@ pub(crate) fn recalled(conn: &Conn, id: u64) -> bool {
 
 /// Before the last descriptor goes, or the process: takes marks off the kernel connection, since the kernel answers unread
 /// bytes with RST where the program has read everything; and has it send RST where the program has left lane bytes unread.
-/// Does nothing where another process may go on with the socket. The receiving direction is owned.
+/// Where another process may go on with the socket, only marks are taken. The receiving direction is owned.
 pub(crate) fn settle(conn: &Conn, receive: &Guard<'_>) {
-    if conn.flag(conn::FORKED | conn::HANDED_OVER) {
+    if conn.flag(conn::HANDED_OVER) {
         return;
     }
     let Some(segment) = conn.segment(receive) else { return };
     let lane = segment.receiver(conn.side());
     let incoming = Incoming::new(lane);
-    incoming.set_unready();
+    let shared = conn.flag(conn::FORKED);
+    if !shared {
+        incoming.set_unready();
+    }
     if let Source::RawUntil(until) = incoming.source() {
         let _ = crate::receive::approach(conn, &incoming, until);
     }
     if incoming.source() == Source::Lane {
         let _ = look_at_marks(conn, &incoming, &lane);
+    }
+    if shared {
+        return;
     }
     let on_lane = matches!(incoming.source(), Source::Lane | Source::LaneThenRaw);
     if on_lane && lane.readable() != Ok(0) {

@@ -45,10 +45,14 @@ pub fn setting(
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if value.unwrap_or(1) > 1 => demote::ban(conn, Reason::ReceiveLowWater),
         (libc::SOL_SOCKET, libc::SO_ZEROCOPY) if on => demote::ban(conn, Reason::ZeroCopy),
         (libc::SOL_SOCKET, libc::SO_OOBINLINE) if on => demote::ban(conn, Reason::UrgentData),
-        (libc::SOL_SOCKET, libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING | libc::SO_PEEK_OFF)
-            if on =>
-        {
+        (libc::SOL_SOCKET, libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING) if on => {
             demote::ban(conn, Reason::SocketOption);
+        }
+        // The kernel would count the marks that we look at, too, so none may come any more.
+        (libc::SOL_SOCKET, libc::SO_PEEK_OFF) if value.is_some_and(|from| from >= 0) => {
+            if !demote::hand_over(conn, Reason::SocketOption) {
+                return Verdict::Refuse(libc::EOPNOTSUPP);
+            }
         }
         (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => {
             // As on a kernel without it: TLS libraries then do their work themselves.
@@ -64,7 +68,12 @@ pub fn setting(
                 return Verdict::Done;
             }
         }
-        (libc::IPPROTO_TCP, libc::TCP_CORK) if conn.phase() == Phase::Attached => return Verdict::Done,
+        (libc::IPPROTO_TCP, libc::TCP_CORK) => {
+            conn.set_flag(conn::CORK, on);
+            if conn.phase() == Phase::Attached {
+                return Verdict::Done;
+            }
+        }
         _ => {}
     }
     Verdict::Pass
@@ -77,6 +86,7 @@ pub fn getting(conn: &'static Conn, level: c_int, name: c_int) -> Verdict {
     }
     match (level, name) {
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Verdict::Answer((!conn.flag(conn::NAGLE)).into()),
+        (libc::IPPROTO_TCP, libc::TCP_CORK) => Verdict::Answer(conn.flag(conn::CORK).into()),
         (libc::SOL_SOCKET, libc::SO_ERROR) if conn.has_error() => Verdict::Answer(conn.take_error()),
         _ => Verdict::Pass,
     }

@@ -4,7 +4,7 @@ use crate::conn::{Conn, Phase};
 use crate::lock::Guard;
 use crate::spin::Spinner;
 use crate::sys::{self, raw};
-use crate::{agent, bell, epoll, ready, real, send, table, wait};
+use crate::{agent, bell, epoll, marks, ready, real, send, table, wait};
 use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDHUP, c_int, pollfd};
 
 /// A sleep in which somebody waits for room in a lane is not longer than this.
@@ -56,6 +56,7 @@ fn look(conn: &'static Conn, events: i16, kernel: bool) -> Option<i16> {
     })?;
     if kernel {
         send::serve(conn);
+        marks::look_behind_fin(conn);
     }
     i16::try_from(mask & 0x7fff).ok()
 }

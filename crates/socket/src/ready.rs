@@ -38,7 +38,8 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, kernel: boo
         if conn.flag(conn::DEAD) || Outgoing::new(lane).mode() == Mode::Lane && roomy(&lane) {
             mask |= OUT;
         } else if Outgoing::new(lane).mode() != Mode::Lane {
-            mask |= u32::from(raw::poll_now(conn.fd(), libc::POLLOUT).cast_unsigned()) & (OUT | ALWAYS);
+            mask |=
+                u32::from(raw::poll_now(conn.fd(), libc::POLLOUT | libc::POLLWRNORM).cast_unsigned()) & (OUT | ALWAYS);
         }
     }
     if kernel {

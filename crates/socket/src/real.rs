@@ -161,6 +161,15 @@ pub(crate) fn ppoll_wait(entries: &mut [pollfd], timeout: Option<&libc::timespec
     usize::try_from(count).map_err(|_| errno())
 }
 
+/// Sleeps until the socket has bytes, an error or its end, in a call that the kernel restarts after signal handlers that want it so.
+/// False if a signal handler ran that does not. A cancellation point.
+pub(crate) fn peek_wait(fd: c_int) -> bool {
+    let mut byte = 0_u8;
+    // SAFETY: room for one byte.
+    let result = unsafe { recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) };
+    result >= 0 || errno() != libc::EINTR
+}
+
 /// Waits in a set for events behind those already in `events`. A cancellation point, except with a fine timeout.
 pub(crate) fn epoll_sleep(
     set: c_int,

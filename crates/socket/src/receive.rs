@@ -3,6 +3,7 @@
 use crate::conn::{self, Conn, Phase};
 use crate::direct::DirectCall;
 use crate::marks::{Marks, look_at_marks};
+use crate::receive_raw::{behind_urgent_data, end_of_raw, low_water, raw_receive};
 use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
@@ -63,8 +64,16 @@ pub fn receive(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: im
 
 fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl FnOnce() -> isize) -> isize {
     let total = vector.len();
-    if flags & libc::MSG_ERRQUEUE != 0 || total == 0 {
+    if flags & libc::MSG_ERRQUEUE != 0 {
         return direct();
+    }
+    if flags & libc::MSG_OOB != 0 {
+        // The kernel keeps urgent data apart from the stream.
+        crate::demote::ban(conn, Reason::UrgentData);
+        return direct();
+    }
+    if vector.is_nowhere() && flags & libc::MSG_TRUNC == 0 {
+        return sys::fail(libc::EFAULT);
     }
     if flags & !PLAIN_FLAGS != 0 {
         return crate::demote::receive_on_tcp(conn, Reason::UrgentData, direct);
@@ -73,34 +82,38 @@ fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl 
     let want = if flags & libc::MSG_WAITALL != 0 && !nonblocking {
         total
     } else {
-        1
+        low_water(conn).min(total)
     };
+    let peek = flags & libc::MSG_PEEK != 0;
     let id = conn.id();
     let mut done = 0;
     let mut deadline = None;
     let error = loop {
-        match attempt(conn, id, vector, done, flags, nonblocking) {
+        let found = match total {
+            // Nothing is received, but not before something could be.
+            0 => look(conn, id).map(|found| {
+                if found == Found::Bytes(1) {
+                    Found::Bytes(0)
+                } else {
+                    found
+                }
+            }),
+            _ => attempt(conn, id, vector, if peek { 0 } else { done }, flags, nonblocking),
+        };
+        match found {
             Err(SEARCHED) if done == 0 => return search::receive_in_order(conn, vector, flags),
             Err(SEARCHED) => break libc::EAGAIN,
-            Ok(Found::Bytes(bytes)) if flags & libc::MSG_PEEK == 0 => {
-                done += bytes;
+            Ok(Found::Bytes(bytes)) => {
+                done = if peek { bytes } else { done + bytes };
                 if done >= want {
                     break 0;
                 }
-                continue;
-            }
-            // Peeking with MSG_WAITALL waits until all could be received.
-            Ok(Found::Bytes(bytes)) if bytes >= want => {
-                done = bytes;
-                break 0;
-            }
-            Ok(Found::Bytes(_) | Found::Nothing) => {}
-            Ok(Found::End) => {
-                if flags & libc::MSG_PEEK != 0 && want > 1 {
-                    done = peek_rest(conn, id, vector);
+                if !peek {
+                    continue;
                 }
-                break conn.take_error();
             }
+            Ok(Found::Nothing) => {}
+            Ok(Found::End) => break conn.take_error(),
             Err(errno) => break errno,
         }
         if nonblocking {
@@ -112,15 +125,27 @@ fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl 
         }
         let timeout = conn.receive_timeout_ns.load(Relaxed);
         let deadline = *deadline.get_or_insert_with(|| Deadline::after(timeout));
-        match wait_for_bytes(conn, id, deadline) {
+        let woken = if done > 0 && peek {
+            wait_for_more(conn, deadline)
+        } else {
+            wait_for_bytes(conn, id, deadline)
+        };
+        match woken {
             Ok(Woken::Look) => {}
+            Ok(Woken::Restarted) if done == 0 => {}
+            Err(END) if done > 0 && peek => {
+                done = peek_rest(conn, id, vector);
+                break 0;
+            }
             Ok(woken) => break wait::errno_of(woken),
             Err(END) => break conn.take_error(),
             Err(errno) => break errno,
         }
     };
-    if done > 0 || error == 0 {
-        if error != 0 && !matches!(error, libc::EAGAIN | libc::EINTR) {
+    // Another thread closed the socket; had it shut it down before, this call would have come to the end.
+    let closed = error == libc::EBADF && conn.flag(conn::SHUT_READ);
+    if done > 0 || error == 0 || closed {
+        if !closed && error != 0 && !matches!(error, libc::EAGAIN | libc::EINTR) {
             conn.set_error(error);
         }
         return done.cast_signed();
@@ -138,6 +163,17 @@ pub(crate) fn announce(conn: &'static Conn, id: u64) -> bool {
         return false;
     };
     ready::arm_cold(&guard, conn)
+}
+
+/// Waits until a peek with `MSG_WAITALL` may find more than it did. What it found stays where it is and would end any other wait at
+/// once, so this one looks again and again.
+#[cold]
+fn wait_for_more(conn: &Conn, deadline: Deadline) -> Result<Woken, Errno> {
+    const NAP_NS: u64 = 1_000_000;
+    if raw::poll_now(conn.fd(), libc::POLLRDHUP) != 0 {
+        return Err(END);
+    }
+    Ok(wait::sleep(conn, wait::FOR_CREDIT, deadline, NAP_NS))
 }
 
 /// What a waiting peek gets when the stream ends first.
@@ -223,20 +259,6 @@ fn attempt(
     Err(send::violated(conn))
 }
 
-/// Receives the byte behind urgent data, after which the kernel counts the others again.
-#[cold]
-fn behind_urgent_data(conn: &Conn, vector: Vector<'_>, skip: usize, flags: c_int) -> Result<Found, Errno> {
-    let first = raw_receive(conn, vector, skip, 1, flags)?;
-    let waiting = kernel::queued(conn.fd());
-    if first != Found::Bytes(1) || waiting == 0 || vector.len() <= skip + 1 || flags & libc::MSG_PEEK != 0 {
-        return Ok(first);
-    }
-    Ok(match raw_receive(conn, vector, skip + 1, waiting, flags) {
-        Ok(Found::Bytes(more)) => Found::Bytes(1 + more),
-        _ => first,
-    })
-}
-
 /// What a receive would find now, without receiving.
 pub(crate) fn look(conn: &Conn, id: u64) -> Result<Found, Errno> {
     let Some(guard) = conn.own_receive(id) else {
@@ -310,38 +332,6 @@ pub(crate) fn approach(conn: &Conn, incoming: &Incoming<'_>, until: u64) -> Resu
         // Beyond X there are only marks, which are never received before X is reached.
         position if position > until => Err(send::violated(conn)),
         _ => Ok(false),
-    }
-}
-
-/// Nothing waits in a raw stretch: is that the end, an error, or just not yet?
-fn end_of_raw(conn: &Conn, incoming: &Incoming<'_>) -> Result<Found, Errno> {
-    let mut byte = [0; 1];
-    match raw::recv(conn.fd(), &mut byte, libc::MSG_PEEK | libc::MSG_DONTWAIT) {
-        Ok(0) if incoming.source() == Source::Raw => Ok(Found::End),
-        Ok(1) if kernel::queued(conn.fd()) == 0 && incoming.source() == Source::Raw => Ok(Found::Bytes(1)),
-        Ok(_) | Err(libc::EAGAIN | libc::EINTR) => Ok(Found::Nothing),
-        Err(errno) => Err(errno),
-    }
-}
-
-fn raw_receive(conn: &Conn, vector: Vector<'_>, skip: usize, limit: usize, flags: c_int) -> Result<Found, Errno> {
-    match kernel::receive(
-        conn.fd(),
-        vector,
-        skip,
-        limit,
-        flags & (libc::MSG_PEEK | libc::MSG_TRUNC),
-    ) {
-        Ok(0) => Ok(Found::End),
-        Ok(bytes) => {
-            if flags & libc::MSG_PEEK == 0 {
-                conn.advance(bytes);
-                counters::add(conn, slot::BYTES_RECEIVED, bytes as u64);
-            }
-            Ok(Found::Bytes(bytes))
-        }
-        Err(libc::EAGAIN) => Ok(Found::Nothing),
-        Err(errno) => Err(errno),
     }
 }
 

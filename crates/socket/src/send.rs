@@ -45,10 +45,22 @@ pub fn send(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl 
     attached(conn, vector, flags, direct)
 }
 
+/// Sends with control messages, which only the kernel understands, and refuses where they mean nothing.
+pub fn send_with_control(conn: &'static Conn, direct: impl FnOnce() -> isize) -> isize {
+    if conn.phase() == Phase::Attached {
+        crate::demote::send_on_tcp(conn, Reason::SocketOption, direct)
+    } else {
+        send(conn, Vector::NONE, 0, direct)
+    }
+}
+
 fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl FnOnce() -> isize) -> isize {
     let total = vector.len();
     if total == 0 {
         return direct();
+    }
+    if vector.is_nowhere() {
+        return sys::fail(libc::EFAULT);
     }
     if flags & !PLAIN_FLAGS != 0 {
         return crate::demote::send_on_tcp(conn, Reason::UrgentData, direct);
@@ -77,6 +89,7 @@ fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl 
         let deadline = *deadline.get_or_insert_with(|| Deadline::after(timeout));
         match wait_for_space(conn, id, deadline) {
             Ok(Woken::Look) => {}
+            Ok(Woken::Restarted) if done == 0 => {}
             Ok(woken) => break wait::errno_of(woken),
             Err(errno) => break errno,
         }
@@ -256,7 +269,7 @@ pub(crate) fn ring(conn: &Conn, _send: &Guard<'_>, bits: u32) {
 /// Moves the direction onto the lane if that is possible now.
 #[cold]
 fn promote(conn: &Conn, out: &Outgoing<'_>) -> bool {
-    if !out.may_promote() || !conn.stall_over() {
+    if conn.flag(conn::PEER_FIN) || !out.may_promote() || !conn.stall_over() {
         return false;
     }
     let first = !conn.flag(conn::COUNTED);

@@ -1,14 +1,18 @@
 //! Which signal handlers ask for interrupted calls to be restarted.
 //!
 //! The kernel restarts a blocking `recv` after a handler installed with `SA_RESTART`, but never a `poll`, which is what our waits
-//! are made of. So we keep count of the handlers without the flag: while there are none, an interrupted wait goes on. Calls with a
-//! timeout (`SO_RCVTIMEO`) are never restarted by the kernel either.
+//! are made of. So we keep count of the handlers of either kind. While there are only such with the flag, an interrupted wait goes
+//! on; while there are only such without, it ends. Where a program has both, nobody can tell afterwards which of them ran: then a
+//! receive sleeps in a call that the kernel restarts by itself ([`mixed`]). Calls with a timeout (`SO_RCVTIMEO`) are never restarted by
+//! the kernel either.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
 /// Bit N: signal N+1 has a handler without `SA_RESTART`.
 static INTERRUPTING: AtomicU64 = AtomicU64::new(0);
+/// Bit N: signal N+1 has a handler with `SA_RESTART`.
+static RESTARTING: AtomicU64 = AtomicU64::new(0);
 
 /// Notes a successful `sigaction` with these flags; `handled`: the disposition is a function.
 pub fn installed(signal: i32, handled: bool, flags: i32) {
@@ -18,14 +22,23 @@ pub fn installed(signal: i32, handled: bool, flags: i32) {
     else {
         return;
     };
-    if handled && flags & libc::SA_RESTART == 0 {
-        INTERRUPTING.fetch_or(bit, Relaxed);
-    } else {
-        INTERRUPTING.fetch_and(!bit, Relaxed);
+    let restarts = flags & libc::SA_RESTART != 0;
+    for (word, kind) in [(&INTERRUPTING, false), (&RESTARTING, true)] {
+        if handled && restarts == kind {
+            word.fetch_or(bit, Relaxed);
+        } else {
+            word.fetch_and(!bit, Relaxed);
+        }
     }
 }
 
 /// Whether a wait that was interrupted goes on; `timed`: the call has a timeout.
 pub(crate) fn all_restart(timed: bool) -> bool {
     !timed && INTERRUPTING.load(Relaxed) == 0
+}
+
+/// Whether some handlers ask for a restart and others do not.
+#[inline]
+pub(crate) fn mixed() -> bool {
+    RESTARTING.load(Relaxed) != 0 && INTERRUPTING.load(Relaxed) != 0
 }

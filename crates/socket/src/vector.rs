@@ -35,6 +35,15 @@ impl<'a> Vector<'a> {
         self.parts.iter().fold(0, |sum, part| sum.saturating_add(part.iov_len))
     }
 
+    /// Whether a part with bytes lies in the first page, where nothing is: what a null pointer comes to. The kernel would say so
+    /// of any address that is not mapped; of the others we learn by touching them.
+    #[inline]
+    pub(crate) fn is_nowhere(&self) -> bool {
+        self.parts
+            .iter()
+            .any(|part| is_nowhere(part.iov_base) && part.iov_len > 0)
+    }
+
     /// Whether there is no byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -73,6 +82,13 @@ impl<'a> Vector<'a> {
         }
         used
     }
+}
+
+/// Whether a pointer points into the first page.
+#[inline]
+pub fn is_nowhere<T>(pointer: *const T) -> bool {
+    const PAGE: usize = 4096;
+    pointer.addr() < PAGE
 }
 
 struct Pieces<'a> {

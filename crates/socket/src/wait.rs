@@ -2,7 +2,7 @@
 
 use crate::conn::Conn;
 use crate::sys::{self, Errno};
-use crate::{bell, real};
+use crate::{bell, real, signals};
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, pollfd};
 
 /// Why a sleep ended.
@@ -14,6 +14,8 @@ pub(crate) enum Woken {
     TimedOut,
     /// A signal handler ran, and the call must say so.
     Interrupted,
+    /// A signal handler ran, and the call goes on, unless it has moved bytes already.
+    Restarted,
 }
 
 /// Until when a call may wait.
@@ -54,6 +56,9 @@ impl Deadline {
 
 /// The wait bit with which the calling thread is woken for `conn`: by its bell if that is the one the peer knows.
 pub(crate) fn bit_for(conn: &Conn) -> u32 {
+    if signals::mixed() {
+        return bell::BY_SOCKET;
+    }
     match bell::known_of_thread() {
         Some(bell) if bell.number() == conn.own_bell() && conn.own_bell() != 0 => bell::BY_BELL,
         _ => bell::BY_SOCKET,
@@ -87,6 +92,16 @@ pub(crate) fn sleep(conn: &Conn, events: i16, deadline: Deadline, cap_ns: u64) -
     if left == Some(0) {
         return Woken::TimedOut;
     }
+    if events == FOR_INPUT && left.is_none() && cap_ns == 0 && signals::mixed() {
+        let errno = sys::errno();
+        let woken = if real::peek_wait(conn.fd()) {
+            Woken::Look
+        } else {
+            Woken::Interrupted
+        };
+        sys::set_errno(errno);
+        return woken;
+    }
     let bound = match (left, cap_ns) {
         (None, 0) => None,
         (None, cap) => Some(cap),
@@ -97,9 +112,9 @@ pub(crate) fn sleep(conn: &Conn, events: i16, deadline: Deadline, cap_ns: u64) -
     let result = real::ppoll_wait(&mut entries, bound.map(sys::timespec).as_ref());
     let woken = match result {
         Ok(0) if bound == left && left.is_some() => Woken::TimedOut,
-        Ok(_) => Woken::Look,
-        Err(libc::EINTR) if !crate::signals::all_restart(deadline.left_ns().is_some()) => Woken::Interrupted,
-        Err(_) => Woken::Look,
+        Err(libc::EINTR) if signals::all_restart(deadline.left_ns().is_some()) => Woken::Restarted,
+        Err(libc::EINTR) => Woken::Interrupted,
+        Ok(_) | Err(_) => Woken::Look,
     };
     sys::set_errno(errno);
     if entries[1].revents != 0 {
@@ -117,9 +132,9 @@ pub(crate) const FOR_CREDIT: i16 = POLLERR | POLLHUP;
 
 /// The error number of a call that was interrupted or ran out of time.
 pub(crate) fn errno_of(woken: Woken) -> Errno {
-    if woken == Woken::Interrupted {
-        libc::EINTR
-    } else {
+    if woken == Woken::TimedOut {
         libc::EAGAIN
+    } else {
+        libc::EINTR
     }
 }

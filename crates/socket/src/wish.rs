@@ -4,7 +4,7 @@
 //! takes that back when the wish changes. The wish is looked at where the kernel is called anyway, and where the receiver gives
 //! blocks back, so the data path pays nothing for it.
 
-use crate::conn::{ASKED, BANNED, Conn};
+use crate::conn::{ASKED, BANNED, Conn, PEER_FIN};
 use crate::demote;
 use crate::sys::raw;
 use viaduct_control::Reason;
@@ -14,7 +14,7 @@ use viaduct_stream::Incoming;
 /// Whether the peer does not know yet what is wanted. A connection that is banned from lanes has asked for good.
 #[inline]
 fn is_news(conn: &Conn) -> bool {
-    (conn.wanted() == Wanted::Tcp) != conn.flag(ASKED) && !conn.flag(BANNED)
+    (conn.wanted() == Wanted::Tcp) != conn.flag(ASKED) && !conn.flag(BANNED | PEER_FIN)
 }
 
 /// Acts on a wish that has changed. The receiving direction is owned.

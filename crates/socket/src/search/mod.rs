@@ -281,7 +281,7 @@ fn begin(conn: &Conn, guard: &mut Guard<'_>) -> Result<&'static Area, Errno> {
         return Ok(area);
     }
     let locks = conn.locks().ok_or(libc::EBADF)?;
-    if !lifecycle::recall_options(conn) {
+    if lifecycle::recall_options(conn).is_err() {
         return Err(libc::EOPNOTSUPP);
     }
     let number = area::claim().ok_or(libc::ENOBUFS)?;

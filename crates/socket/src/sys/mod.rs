@@ -202,7 +202,7 @@ pub(crate) fn wait_readable_quietly(fd: c_int, ns: u64) {
 }
 
 /// `ns` nanoseconds as the kernel takes them.
-pub(crate) fn timespec(ns: u64) -> libc::timespec {
+pub fn timespec(ns: u64) -> libc::timespec {
     libc::timespec {
         tv_sec: i64::try_from(ns / 1_000_000_000).unwrap_or(i64::MAX),
         tv_nsec: i64::try_from(ns % 1_000_000_000).unwrap_or(0),

@@ -212,6 +212,13 @@ pub fn pread(fd: c_int, buffer: &mut [u8], at: libc::off_t) -> Result<usize, Err
     unsafe { call(libc::SYS_pread64, [fd_arg(fd), place, buffer.len(), at as usize, 0, 0]) }
 }
 
+/// Writes `bytes`; answers how many.
+pub fn write(fd: c_int, bytes: &[u8]) -> Result<usize, Errno> {
+    let place = bytes.as_ptr().expose_provenance();
+    // SAFETY: the kernel reads at most `bytes.len()` bytes of `bytes`.
+    unsafe { call(libc::SYS_write, [fd_arg(fd), place, bytes.len(), 0, 0, 0]) }
+}
+
 /// `poll` of one descriptor without waiting; answers its events.
 pub fn poll_now(fd: c_int, events: i16) -> i16 {
     let mut entry = libc::pollfd { fd, events, revents: 0 };

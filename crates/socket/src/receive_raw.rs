@@ -1,0 +1,74 @@
+//! Receiving bytes that the kernel connection carries.
+
+use crate::conn::Conn;
+use crate::receive::Found;
+use crate::sys::{Errno, raw};
+use crate::vector::Vector;
+use crate::{counters, kernel};
+use libc::c_int;
+use viaduct_control::Reason;
+use viaduct_control::counters::slot;
+use viaduct_stream::{Incoming, Source};
+
+/// As few bytes a waiting receive is content with.
+#[inline]
+pub(crate) fn low_water(conn: &Conn) -> usize {
+    if conn.reason() != Reason::ReceiveLowWater {
+        return 1;
+    }
+    let mut mark: c_int = 1;
+    let _ = raw::getsockopt(conn.fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, &mut mark);
+    usize::try_from(mark).unwrap_or(1).max(1)
+}
+
+/// Nothing waits in a raw stretch: is that the end, an error, or just not yet?
+pub(crate) fn end_of_raw(conn: &Conn, incoming: &Incoming<'_>) -> Result<Found, Errno> {
+    let mut byte = [0; 1];
+    match raw::recv(conn.fd(), &mut byte, libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+        Ok(0) if incoming.source() == Source::Raw => Ok(Found::End),
+        Ok(1) if kernel::queued(conn.fd()) == 0 && incoming.source() == Source::Raw => Ok(Found::Bytes(1)),
+        Ok(_) | Err(libc::EAGAIN | libc::EINTR) => Ok(Found::Nothing),
+        Err(errno) => Err(errno),
+    }
+}
+
+pub(crate) fn raw_receive(
+    conn: &Conn,
+    vector: Vector<'_>,
+    skip: usize,
+    limit: usize,
+    flags: c_int,
+) -> Result<Found, Errno> {
+    match kernel::receive(
+        conn.fd(),
+        vector,
+        skip,
+        limit,
+        flags & (libc::MSG_PEEK | libc::MSG_TRUNC),
+    ) {
+        Ok(0) => Ok(Found::End),
+        Ok(bytes) => {
+            if flags & libc::MSG_PEEK == 0 {
+                conn.advance(bytes);
+                counters::add(conn, slot::BYTES_RECEIVED, bytes as u64);
+            }
+            Ok(Found::Bytes(bytes))
+        }
+        Err(libc::EAGAIN) => Ok(Found::Nothing),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Receives the byte behind urgent data, after which the kernel counts the others again.
+#[cold]
+pub(crate) fn behind_urgent_data(conn: &Conn, vector: Vector<'_>, skip: usize, flags: c_int) -> Result<Found, Errno> {
+    let first = raw_receive(conn, vector, skip, 1, flags)?;
+    let waiting = kernel::queued(conn.fd());
+    if first != Found::Bytes(1) || waiting == 0 || vector.len() <= skip + 1 || flags & libc::MSG_PEEK != 0 {
+        return Ok(first);
+    }
+    Ok(match raw_receive(conn, vector, skip + 1, waiting, flags) {
+        Ok(Found::Bytes(more)) => Found::Bytes(1 + more),
+        _ => first,
+    })
+}
