@@ -1,4 +1,4 @@
-/* Calls that move bytes. */
+/* Calls that move bytes, by one program with both ends. */
 #include "check.h"
 #include <linux/sockios.h>
 #include <sys/sendfile.h>
@@ -432,28 +432,8 @@ static void small_buffers_fill_soon(void)
     close_pair(p);
 }
 
-int main(int argc, char **argv)
-{
-    static const struct check checks[] = {
-        {"peek_shows_what_comes", peek_shows_what_comes},
-        {"waitall_waits", waitall_waits},
-        {"dontwait_does_not_wait", dontwait_does_not_wait},
-        {"trunc_throws_away", trunc_throws_away},
-        {"vectors", vectors},
-        {"messages", messages},
-        {"several_messages", several_messages},
-        {"fortified_calls", fortified_calls},
-        {"counts_of_waiting_bytes", counts_of_waiting_bytes},
-        {"nothing_is_sent_and_received", nothing_is_sent_and_received},
-        {"much_both_ways", much_both_ways},
-        {"files_are_sent", files_are_sent},
-        {"splices", splices},
-        {"vectors_with_flags", vectors_with_flags},
-        {"text_is_printed", text_is_printed},
-        {"urgent_data", urgent_data},
-        {"small_buffers_fill_soon", small_buffers_fill_soon},
-        {"options_and_addresses", options_and_addresses},
-        {"threads_share_a_socket", threads_share_a_socket},
-    };
-    return run_checks(checks, sizeof checks / sizeof *checks, argc, argv);
-}
+MAIN(ALONE(peek_shows_what_comes), ALONE(waitall_waits), ALONE(dontwait_does_not_wait), ALONE(trunc_throws_away),
+     ALONE(vectors), ALONE(messages), ALONE(several_messages), ALONE(fortified_calls), ALONE(counts_of_waiting_bytes),
+     ALONE(nothing_is_sent_and_received), ALONE(much_both_ways), ALONE(files_are_sent), ALONE(splices),
+     ALONE(vectors_with_flags), ALONE(text_is_printed), ALONE(urgent_data), ALONE(small_buffers_fill_soon),
+     ALONE(options_and_addresses), ALONE(threads_share_a_socket))

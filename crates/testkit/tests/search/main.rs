@@ -1,5 +1,5 @@
-//! What kernel sockets do, call by call, checked by unmodified C programs: natively, which proves the check, and under
-//! Viaduct, where nothing may differ. Each check is a run of its own, so that one that hangs or crashes hides no other.
+//! Direct search, checked by a C program: natively, where the library does it by itself, and under Viaduct, where the ordinary calls mind
+//! the holes. Each check is a run of its own, so that one that hangs or crashes hides no other.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,7 +13,7 @@ use viaduct_testkit::{Counters, Instance, Launch, Mode, can_run};
 const PATIENCE: Duration = Duration::from_secs(40);
 
 fn compile(instance: &Instance, name: &str) -> PathBuf {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/calls/programs");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/search/programs");
     let program = instance.scratch(name);
     let mut command = Command::new("cc");
     let output = command
@@ -31,7 +31,7 @@ fn compile(instance: &Instance, name: &str) -> PathBuf {
         .arg(sources.join("check.c"))
         .arg("-I")
         .arg(workspace().join("include"))
-        .args(libraries(name))
+        .args(libraries())
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -39,12 +39,9 @@ fn compile(instance: &Instance, name: &str) -> PathBuf {
 }
 
 /// What the program is linked with besides the C library.
-fn libraries(name: &str) -> Vec<String> {
-    if name != "search" {
-        return Vec::new();
-    }
+fn libraries() -> [String; 3] {
     let dir = bin_dir().display().to_string();
-    vec![format!("-L{dir}"), "-lviaduct".to_owned(), format!("-Wl,-rpath,{dir}")]
+    [format!("-L{dir}"), "-lviaduct".to_owned(), format!("-Wl,-rpath,{dir}")]
 }
 
 /// The lines that tell of failed checks, and the names of all that ran.
@@ -88,11 +85,6 @@ fn check(name: &str) {
 }
 
 #[test]
-fn calls_that_move_bytes() {
-    check("data");
-}
-
-#[test]
 fn direct_search() {
     check("search");
 }
@@ -132,19 +124,4 @@ fn direct_search_in_a_storm() {
         outcome.output
     );
     assert!(asked > 200 && switches > 20, "asked {asked} times, {switches} switches");
-}
-
-#[test]
-fn ends_of_connections() {
-    check("ends");
-}
-
-#[test]
-fn waits() {
-    check("waits");
-}
-
-#[test]
-fn sockets_and_processes() {
-    check("processes");
 }

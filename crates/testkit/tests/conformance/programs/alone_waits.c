@@ -1,23 +1,23 @@
-/* Waiting: poll, select, epoll, time-outs, signals, full sockets. */
+/* Waiting, by one program with both ends. */
 #include "check.h"
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/select.h>
 #include <sys/syscall.h>
 
-static volatile sig_atomic_t signals;
+static volatile sig_atomic_t caught;
 
 static void count_signal(int number)
 {
     (void)number;
-    signals++;
+    caught++;
 }
 
 static void on_signal(int flags)
 {
     struct sigaction action = {.sa_handler = count_signal, .sa_flags = flags};
 
-    signals = 0;
+    caught = 0;
     sigaction(SIGUSR1, &action, NULL);
 }
 
@@ -109,15 +109,15 @@ static void a_mask_is_in_force_while_waiting(void)
     pthread_sigmask(SIG_BLOCK, &blocked, NULL);
     epoll_ctl(set, EPOLL_CTL_ADD, p.far, &event);
     raise(SIGUSR1);
-    EXPECT(poll(&wait, 1, 20) == 0 && signals == 0);
+    EXPECT(poll(&wait, 1, 20) == 0 && caught == 0);
     EXPECT_ERROR(ppoll(&wait, 1, NULL, &none), EINTR);
-    EXPECT(signals == 1);
+    EXPECT(caught == 1);
     raise(SIGUSR1);
     EXPECT_ERROR(epoll_pwait(set, &event, 1, 3000, &none), EINTR);
-    EXPECT(signals == 2);
+    EXPECT(caught == 2);
     raise(SIGUSR1);
     EXPECT_ERROR(pselect(0, NULL, NULL, NULL, NULL, &none), EINTR);
-    EXPECT(signals == 3);
+    EXPECT(caught == 3);
     pthread_sigmask(SIG_UNBLOCK, &blocked, NULL);
     close(set);
     close_pair(p);
@@ -141,7 +141,7 @@ static void signals_interrupt(void)
     on_signal(SA_RESTART);
     thread = in_thread(signal_later, &later);
     other = in_thread(send_later, &sender);
-    EXPECT(recv(p.far, &byte, 1, 0) == 1 && signals == 1);
+    EXPECT(recv(p.far, &byte, 1, 0) == 1 && caught == 1);
     pthread_join(thread, NULL);
     pthread_join(other, NULL);
     close_pair(p);
@@ -164,7 +164,7 @@ static void receive_time_out(void)
 }
 
 /* Fills the connection; returns the number of bytes that went in. */
-static size_t fill(int fd)
+static size_t fill_up(int fd)
 {
     static char bytes[30000];
     size_t total = 0;
@@ -179,7 +179,7 @@ static size_t fill(int fd)
     return total;
 }
 
-static int drain(int fd, size_t count)
+static int drains(int fd, size_t count)
 {
     static char bytes[100000];
 
@@ -197,7 +197,7 @@ static void a_full_socket(void)
     struct pair p = make_pair();
     struct pollfd wait = {p.near, POLLOUT, 0};
     struct timeval time = {0, 80000};
-    size_t total = fill(p.near);
+    size_t total = fill_up(p.near);
     double began;
 
     EXPECT(total > 10000);
@@ -207,10 +207,10 @@ static void a_full_socket(void)
     began = now();
     EXPECT_ERROR(send(p.near, "x", 1, 0), EAGAIN);
     EXPECT(now() - began > 0.06 && now() - began < 1);
-    EXPECT(drain(p.far, total));
+    EXPECT(drains(p.far, total));
     EXPECT(poll(&wait, 1, 1000) == 1 && wait.revents == POLLOUT);
     EXPECT(send(p.near, "x", 1, MSG_DONTWAIT) == 1);
-    EXPECT(drain(p.far, 1));
+    EXPECT(drains(p.far, 1));
     close_pair(p);
 }
 
@@ -285,10 +285,10 @@ static void epoll_when_room_comes(void)
     EXPECT(watch(set, p.near, EPOLLOUT | EPOLLET) == 0);
     EXPECT(epoll_wait(set, &event, 1, 1000) == 1 && event.events == EPOLLOUT);
     EXPECT(epoll_wait(set, &event, 1, 10) == 0);
-    total = fill(p.near);
+    total = fill_up(p.near);
     while (epoll_wait(set, &event, 1, 10) == 1)
-        total += fill(p.near);
-    EXPECT(drain(p.far, total));
+        total += fill_up(p.near);
+    EXPECT(drains(p.far, total));
     EXPECT(epoll_wait(set, &event, 1, 1000) == 1 && event.events == EPOLLOUT);
     EXPECT(send(p.near, "x", 1, MSG_DONTWAIT) == 1);
     close(set);
@@ -464,25 +464,8 @@ static void low_water_mark(void)
     close_pair(p);
 }
 
-int main(int argc, char **argv)
-{
-    static const struct check checks[] = {
-        {"poll_waits_its_time", poll_waits_its_time},
-        {"poll_sees_what_comes", poll_sees_what_comes},
-        {"select_sees_what_comes", select_sees_what_comes},
-        {"a_mask_is_in_force_while_waiting", a_mask_is_in_force_while_waiting},
-        {"signals_interrupt", signals_interrupt},
-        {"receive_time_out", receive_time_out},
-        {"a_full_socket", a_full_socket},
-        {"epoll_by_level", epoll_by_level},
-        {"epoll_by_edge", epoll_by_edge},
-        {"epoll_when_room_comes", epoll_when_room_comes},
-        {"epoll_once", epoll_once},
-        {"epoll_adds_while_others_wait", epoll_adds_while_others_wait},
-        {"epoll_in_epoll", epoll_in_epoll},
-        {"others_get_their_turn", others_get_their_turn},
-        {"unseen_waits_wake", unseen_waits_wake},
-        {"low_water_mark", low_water_mark},
-    };
-    return run_checks(checks, sizeof checks / sizeof *checks, argc, argv);
-}
+MAIN(ALONE(poll_waits_its_time), ALONE(poll_sees_what_comes), ALONE(select_sees_what_comes),
+     ALONE(a_mask_is_in_force_while_waiting), ALONE(signals_interrupt), ALONE(receive_time_out), ALONE(a_full_socket),
+     ALONE(epoll_by_level), ALONE(epoll_by_edge), ALONE(epoll_when_room_comes), ALONE(epoll_once),
+     ALONE(epoll_adds_while_others_wait), ALONE(epoll_in_epoll), ALONE(others_get_their_turn),
+     ALONE(unseen_waits_wake), ALONE(low_water_mark))

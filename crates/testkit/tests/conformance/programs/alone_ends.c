@@ -1,12 +1,12 @@
-/* How connections end. */
+/* How connections end, by one program with both ends. */
 #include "check.h"
 
-static volatile sig_atomic_t signals;
+static volatile sig_atomic_t caught;
 
 static void count_signal(int number)
 {
     (void)number;
-    signals++;
+    caught++;
 }
 
 static void half_closed(void)
@@ -62,7 +62,7 @@ static void broken_pipe(void)
     ssize_t sent = 1;
 
     signal(SIGPIPE, count_signal);
-    signals = 0;
+    caught = 0;
     close(p.far);
     for (int round = 0; round < 100 && sent == 1; round++) {
         errno = 0;
@@ -72,11 +72,11 @@ static void broken_pipe(void)
     }
     EXPECT(sent == -1);
     EXPECT_ERROR(send(p.near, "x", 1, MSG_NOSIGNAL), EPIPE);
-    EXPECT(signals == 0);
+    EXPECT(caught == 0);
     EXPECT_ERROR(write(p.near, "x", 1), EPIPE);
-    EXPECT(signals == 1);
+    EXPECT(caught == 1);
     EXPECT_ERROR(send(p.near, "x", 1, 0), EPIPE);
-    EXPECT(signals == 2);
+    EXPECT(caught == 2);
     close(p.near);
     signal(SIGPIPE, SIG_DFL);
 }
@@ -214,20 +214,7 @@ static void descriptors_come_back_clean(void)
     }
 }
 
-int main(int argc, char **argv)
-{
-    static const struct check checks[] = {
-        {"half_closed", half_closed},
-        {"all_bytes_before_the_end", all_bytes_before_the_end},
-        {"reading_shut_down", reading_shut_down},
-        {"broken_pipe", broken_pipe},
-        {"unread_bytes_reset", unread_bytes_reset},
-        {"lingering_zero_resets", lingering_zero_resets},
-        {"shutdown_wakes_a_reader", shutdown_wakes_a_reader},
-        {"the_end_wakes_every_wait", the_end_wakes_every_wait},
-        {"what_poll_says_of_ends", what_poll_says_of_ends},
-        {"a_blocked_sender_sees_the_end", a_blocked_sender_sees_the_end},
-        {"descriptors_come_back_clean", descriptors_come_back_clean},
-    };
-    return run_checks(checks, sizeof checks / sizeof *checks, argc, argv);
-}
+MAIN(ALONE(half_closed), ALONE(all_bytes_before_the_end), ALONE(reading_shut_down), ALONE(broken_pipe),
+     ALONE(unread_bytes_reset), ALONE(lingering_zero_resets), ALONE(shutdown_wakes_a_reader),
+     ALONE(the_end_wakes_every_wait), ALONE(what_poll_says_of_ends), ALONE(a_blocked_sender_sees_the_end),
+     ALONE(descriptors_come_back_clean))

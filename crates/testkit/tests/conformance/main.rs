@@ -1,0 +1,156 @@
+//! Every socket program behaves the same: cases in C, each a script that two processes play at the two ends of a connection, are
+//! run natively and in every other way, and what they saw is compared line by line with what they saw natively.
+//!
+//! `CONFORMANCE_CASES=name,name` runs only these cases.
+
+mod expected;
+mod programs;
+mod transcript;
+
+use expected::Difference;
+use programs::Players;
+use std::collections::BTreeMap;
+use transcript::Transcripts;
+use viaduct_testkit::{Instance, can_run};
+
+/// How the two ends of a run are started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Way {
+    name: &'static str,
+    /// Whether the connecting end runs under Viaduct.
+    near: bool,
+    /// Whether the accepting end does.
+    far: bool,
+    /// Options of `viaduct run`.
+    options: &'static str,
+    /// Whether connections are moved between paths at random moments while cases run.
+    storm: bool,
+}
+
+impl Way {
+    const fn new(name: &'static str, near: bool, far: bool, options: &'static str, storm: bool) -> Self {
+        Self {
+            name,
+            near,
+            far,
+            options,
+            storm,
+        }
+    }
+
+    /// Whether connections must come onto the fast path.
+    fn is_fast(self) -> bool {
+        self.near && self.far
+    }
+}
+
+const NATIVE: Way = Way::new("native", false, false, "", false);
+
+const WAYS: [Way; 5] = [
+    Way::new("accelerated", true, true, "--offer wait", false),
+    Way::new(
+        "accelerated without polling",
+        true,
+        true,
+        "--offer wait --spin never",
+        false,
+    ),
+    Way::new("accelerated to native", true, false, "--offer wait", false),
+    Way::new("native to accelerated", false, true, "--offer wait", false),
+    Way::new("moved at random", true, true, "--offer wait", true),
+];
+
+/// There are to be as many cases as the project promises.
+const CASES: usize = 250;
+
+/// What is wrong with `run` where `native` is right.
+fn differences(way: Way, native: &Transcripts, run: &Transcripts) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for (case, right) in native {
+        let seen = run.get(case);
+        let mut report = String::new();
+        if seen.is_none_or(|seen| seen.lines() != right.lines()) {
+            report = format!(
+                "natively\n{right}but {}\n{}",
+                way.name,
+                seen.cloned().unwrap_or_default()
+            );
+        } else if let Some(seen) = seen
+            && seen.paths().any(|path| (path == "shm") != way.is_fast())
+        {
+            report = format!("on the wrong path\n{seen}");
+        }
+        if !report.is_empty() {
+            found.insert(case.clone(), report);
+        }
+    }
+    found
+}
+
+/// Compares every way of running the cases of `programs/THEME.c` with the native one.
+fn check(theme: &'static str) {
+    if !can_run(true, &["cc"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let program = programs::compile(&instance, theme);
+    let players = Players::new(&instance, &program);
+    let mut failures = Vec::new();
+    let native = players.play(NATIVE);
+    for (case, transcript) in native.iter().filter(|(_, transcript)| !transcript.is_whole()) {
+        failures.push(format!("{case}: natively not played to its end\n{transcript}"));
+    }
+    // Who plays alone has both ends in one process, which is either accelerated or not.
+    let alone = theme.starts_with("alone_");
+    for way in WAYS.into_iter().filter(|way| way.is_fast() || !alone) {
+        let mut found = differences(way, &native, &players.play(way));
+        for known in expected::DIFFERENCES
+            .iter()
+            .filter(|known| native.contains_key(known.case))
+        {
+            let Difference {
+                case,
+                ways,
+                sometimes,
+                reason,
+            } = known;
+            let listed = ways.contains(&way.name) || sometimes.contains(&way.name);
+            if listed && found.remove(*case).is_some() {
+                println!("{case}: {}: differs, as is known: {reason}", way.name);
+            } else if ways.contains(&way.name) {
+                failures.push(format!("{case}: {} no longer differs: take it off the list", way.name));
+            }
+        }
+        failures.extend(found.into_iter().map(|(case, report)| format!("{case}: {report}")));
+    }
+    for failure in &failures {
+        println!("{failure}");
+    }
+    assert!(failures.is_empty(), "{} differences", failures.len());
+}
+
+macro_rules! themes {
+    ($($theme:ident)*) => {
+        $(
+            #[test]
+            fn $theme() {
+                check(stringify!($theme));
+            }
+        )*
+
+        #[test]
+        fn there_are_as_many_cases_as_promised() {
+            let cases: usize = [$(include_str!(concat!("programs/", stringify!($theme), ".c"))),*]
+                .iter()
+                .map(|source| ["JOINED(", "BARE(", "ALONE("].map(|kind| source.matches(kind).count()).iter().sum::<usize>())
+                .sum();
+            println!("{cases} cases");
+            assert!(cases >= CASES, "only {cases} cases");
+        }
+    };
+}
+
+themes! {
+    data amounts ends epolls sets fds kernels processes successors setups options signals threads waits worlds
+    alone_data alone_ends alone_processes alone_successors alone_waits
+}

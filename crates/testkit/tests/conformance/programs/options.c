@@ -1,0 +1,71 @@
+/* Options of connections, and sockets that are none. */
+#include "play.h"
+#include <net/if.h>
+#include <sys/epoll.h>
+
+static void options_of_a_connection(void)
+{
+    int on = 1, off = 0;
+
+    BOTH(R(number_of(s, SOL_SOCKET, SO_TYPE)); R(number_of(s, SOL_SOCKET, SO_DOMAIN)); R(number_of(s, SOL_SOCKET, SO_PROTOCOL));
+         R(number_of(s, SOL_SOCKET, SO_ERROR)); R(number_of(s, IPPROTO_TCP, TCP_NODELAY));
+         R(setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on)); R(number_of(s, IPPROTO_TCP, TCP_NODELAY));
+         R(setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &off, sizeof off)); R(number_of(s, IPPROTO_TCP, TCP_NODELAY));
+         R(number_of(s, IPPROTO_TCP, TCP_CORK)); R(setsockopt(s, IPPROTO_TCP, TCP_CORK, &on, sizeof on));
+         R(number_of(s, IPPROTO_TCP, TCP_CORK)); R(setsockopt(s, IPPROTO_TCP, TCP_CORK, &off, sizeof off));
+         R(number_of(s, SOL_SOCKET, SO_KEEPALIVE));
+         R(setsockopt(s, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on)); R(number_of(s, SOL_SOCKET, SO_KEEPALIVE));
+         R(setsockopt(s, IPPROTO_TCP, TCP_KEEPIDLE, &on, sizeof on)); R(number_of(s, IPPROTO_TCP, TCP_KEEPIDLE)));
+}
+
+static void options_that_are_wrong(void)
+{
+    int on = 1;
+    socklen_t length = 1;
+    char byte;
+
+    BOTH(R(setsockopt(s, 12345, 1, &on, sizeof on)); R(setsockopt(s, SOL_SOCKET, 12345, &on, sizeof on));
+         R(setsockopt(s, IPPROTO_TCP, 12345, &on, sizeof on)); R(setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &on, 1));
+         R(setsockopt(s, IPPROTO_TCP, TCP_NODELAY, (void *)8, sizeof on)); R(getsockopt(s, SOL_SOCKET, SO_ERROR, (void *)8, &length));
+         R(getsockopt(s, IPPROTO_TCP, TCP_NODELAY, &byte, &length)); say("%u", length);
+         R(getsockopt(s, IPPROTO_TCP, 12345, &on, &length)); R(setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, (void *)8, sizeof(struct timeval))));
+}
+
+static void buffers_set(void)
+{
+    int small = 8192;
+
+    BOTH(R(setsockopt(s, SOL_SOCKET, SO_SNDBUF, &small, sizeof small)); R(number_of(s, SOL_SOCKET, SO_SNDBUF));
+         R(setsockopt(s, SOL_SOCKET, SO_RCVBUF, &small, sizeof small)); R(number_of(s, SOL_SOCKET, SO_RCVBUF)));
+    if (is_near)
+        pour(s, 0, 500000);
+    else
+        drink(s, 0, 500000);
+    step();
+}
+
+static void state_by_option(void)
+{
+    struct tcp_info info = {0};
+    socklen_t length = sizeof info;
+
+    BOTH(R(getsockopt(s, IPPROTO_TCP, TCP_INFO, &info, &length)); say("state %d, segments %d", info.tcpi_state, info.tcpi_snd_mss > 0));
+    NEAR(R(shutdown(s, SHUT_WR)));
+    FAR(arrive(s, POLLRDHUP); R(getsockopt(s, IPPROTO_TCP, TCP_INFO, &info, &length)); say("state %d", info.tcpi_state));
+    NEAR(R(getsockopt(s, IPPROTO_TCP, TCP_INFO, &info, &length)); say("state %d", info.tcpi_state));
+}
+
+static void not_stream_sockets(void)
+{
+    struct sockaddr_storage address;
+    socklen_t length;
+    int one = socket(AF_INET, SOCK_DGRAM, 0), two = socket(AF_INET, SOCK_DGRAM, 0), ends[2];
+
+    BOTH(length = loopback(AF_INET, 0, &address); R(bind(one, (struct sockaddr *)&address, length));
+         getsockname(one, (struct sockaddr *)&address, &length); R(connect(two, (struct sockaddr *)&address, length));
+         R(send(two, "abc", 3, 0)); R(send(two, "", 0, 0)); GET(one, 2, 0); R(recv(one, ends, 8, 0));
+         socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends); R(send(ends[0], "abc", 3, 0)); GET(ends[1], 2, 0));
+}
+
+MAIN(JOINED(options_of_a_connection), JOINED(options_that_are_wrong), JOINED(buffers_set), JOINED(state_by_option),
+     BARE(not_stream_sockets))

@@ -1,0 +1,205 @@
+/* epoll: ends, sets shared between processes, many members, fairness, masks. */
+#include "sets.h"
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+
+static void end_by_level_and_edge(void)
+{
+    int one = epoll_create1(0), two = epoll_create1(0);
+
+    FAR(R(watch(one, s, EPOLLIN | EPOLLRDHUP)); R(watch(two, s, EPOLLIN | EPOLLRDHUP | EPOLLET)));
+    NEAR(R(send(s, "ab", 2, 0)); R(shutdown(s, SHUT_WR)));
+    FAR(arrive(s, POLLRDHUP); once(one, 1000); once(two, 1000); ALL(s, 2); once(one, 1000); GET(s, 1, 0); once(one, 1000));
+}
+
+static void end_told_to_who_asks_nothing(void)
+{
+    int set = epoll_create1(0);
+
+    FAR(R(watch(set, s, 0)));
+    NEAR(R(send(s, "x", 1, 0)); R(shutdown(s, SHUT_WR)));
+    FAR(once(set, 10); R(shutdown(s, SHUT_WR)); once(set, 1000));
+}
+
+static void reset_in_a_set(void)
+{
+    struct linger at_once = {1, 0};
+    int set = epoll_create1(0);
+
+    FAR(R(watch(set, s, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET)); once(set, 1000));
+    NEAR(R(setsockopt(s, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once)); R(close(s)));
+    FAR(once(set, 1000); GET(s, 1, 0));
+}
+
+static void set_shared_across_fork(void)
+{
+    int set = epoll_create1(0);
+
+    FAR(R(watch(set, s, EPOLLIN)));
+    if (is_near) {
+        sleep_ms(25);
+        R(send(s, "a", 1, 0));
+    } else {
+        pid_t child = fork();
+        if (child == 0) {
+            once(set, 1000);
+            GET(s, 1, 0);
+            exit(0);
+        }
+        reap(child);
+        once(set, 5);
+    }
+    step();
+    NEAR(R(send(s, "b", 1, 0)));
+    FAR(once(set, 1000); GET(s, 1, 0));
+}
+
+static void set_filled_by_a_child(void)
+{
+    int set = epoll_create1(0);
+
+    if (!is_near) {
+        pid_t child = fork();
+        if (child == 0) {
+            R(watch(set, s, EPOLLIN));
+            exit(0);
+        }
+        reap(child);
+    }
+    step();
+    NEAR(R(send(s, "a", 1, 0)));
+    FAR(once(set, 1000); GET(s, 1, 0));
+}
+
+static void set_of_an_exec_successor_is_gone(void)
+{
+    int set = epoll_create1(EPOLL_CLOEXEC);
+
+    BOTH(R(watch(set, s, EPOLLIN)); R(fcntl(set, F_GETFD)); R(fcntl(epoll_create(3), F_GETFD)); R(epoll_create(0)));
+}
+
+static void socket_passed_in(void)
+{
+    int set = epoll_create1(0), channel[2], passed = -1;
+
+    if (is_near)
+        serve_until_released();
+    else {
+        socketpair(AF_UNIX, SOCK_STREAM, 0, channel);
+        R(pass(channel[0], s));
+        passed = take(channel[1]);
+        R(close(s));
+        R(watch(set, passed, EPOLLIN));
+        once(set, 5);
+        release();
+    }
+    step();
+    NEAR(R(send(s, "a", 1, 0)));
+    FAR(once(set, 1000); GET(passed, 1, 0));
+}
+
+static void set_registered_before_connecting(void)
+{
+    int set = epoll_create1(0), port, fd, listening;
+    struct sockaddr_storage address;
+    socklen_t length;
+
+    if (is_near) {
+        length = loopback(AF_INET, ask(), &address);
+        fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        R(watch(set, fd, EPOLLIN | EPOLLOUT | EPOLLET));
+        once(set, 10);
+        R(connect(fd, (struct sockaddr *)&address, length));
+        once(set, 1000);
+        R(fcntl(fd, F_SETFL, 0));
+        R(send(fd, "hello", 5, 0));
+        once(set, 1000);
+        ALL(fd, 3);
+    } else {
+        listening = listener(AF_INET, &port);
+        R(watch(set, listening, EPOLLIN | EPOLLET));
+        tell(port);
+        once(set, 1000);
+        fd = accept(listening, NULL, NULL);
+        ALL(fd, 5);
+        sleep_ms(15);
+        R(send(fd, "you", 3, 0));
+    }
+    step();
+}
+
+static void others_are_not_starved(void)
+{
+    int set = epoll_create1(0), counter, timer, ends[2], seen[3] = {0};
+    struct itimerspec often = {{0, 1000000}, {0, 1000000}};
+    struct epoll_event event;
+    char bytes[512];
+    uint64_t one = 1;
+
+    if (is_near) {
+        while (send(s, bytes, sizeof bytes, MSG_NOSIGNAL) > 0)
+            ;
+    } else {
+        counter = eventfd(0, EFD_NONBLOCK);
+        timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
+        pipe(ends);
+        timerfd_settime(timer, 0, &often, NULL);
+        write(counter, &one, sizeof one);
+        write(ends[1], "x", 1);
+        for (int index = 0; index < 4; index++) {
+            int fds[] = {s, counter, timer, ends[0]};
+            event = (struct epoll_event){.events = EPOLLIN, .data.fd = index};
+            epoll_ctl(set, EPOLL_CTL_ADD, fds[index], &event);
+        }
+        for (int round = 0; round < 4000; round++) {
+            if (epoll_wait(set, &event, 1, 1000) != 1)
+                break;
+            if (event.data.fd == 0)
+                recv(s, bytes, sizeof bytes, 0);
+            else
+                seen[event.data.fd - 1]++;
+        }
+        say("%d %d %d", seen[0] > 10, seen[1] > 10, seen[2] > 10);
+        R(close(s));
+    }
+    step();
+}
+
+static void many_connections_in_one_set(void)
+{
+    enum { MANY = 12 };
+    int set = epoll_create1(0), fds[MANY], ready = 0;
+    struct epoll_event events[MANY];
+
+    for (int index = 0; index < MANY; index++) {
+        fds[index] = join();
+        if (!is_near)
+            watch(set, fds[index], EPOLLIN);
+    }
+    step();
+    NEAR(for (int index = 0; index < MANY; index += 2) send_all(fds[index], "x", 1));
+    FAR(ready = epoll_wait(set, events, MANY, 1000); say("%d ready", ready); R(epoll_wait(set, events, 3, 1000)));
+    NEAR(for (int index = 0; index < MANY; index++) close(fds[index]));
+    FAR(arrive(fds[MANY - 1], POLLIN); R(epoll_wait(set, events, MANY, 1000)));
+}
+
+static void masks_of_waits(void)
+{
+    int set = epoll_create1(0);
+    struct epoll_event event;
+    struct timespec time = {0, 20000000}, wrong = {0, 2000000000};
+    sigset_t blocked, none;
+
+    FAR(count_signals(SIGUSR1, 0); sigemptyset(&none); sigemptyset(&blocked); sigaddset(&blocked, SIGUSR1);
+        pthread_sigmask(SIG_BLOCK, &blocked, NULL); R(watch(set, s, EPOLLIN)); raise(SIGUSR1);
+        R(epoll_wait(set, &event, 1, 10)); R(epoll_pwait(set, &event, 1, 1000, &none)); say("%d signals", signals);
+        raise(SIGUSR1); R(epoll_pwait2(set, &event, 1, NULL, &none)); say("%d signals", signals);
+        TIMED(18, 500, R(epoll_pwait2(set, &event, 1, &time, NULL))); R(epoll_pwait2(set, &event, 1, &wrong, NULL)));
+    NEAR(R(send(s, "x", 1, 0)));
+    FAR(R(epoll_pwait2(set, &event, 1, &time, &none)); R(epoll_pwait(set, &event, 1, -1, &none)));
+}
+
+MAIN(JOINED(end_by_level_and_edge), JOINED(end_told_to_who_asks_nothing), JOINED(reset_in_a_set),
+     JOINED(set_shared_across_fork), JOINED(set_filled_by_a_child), JOINED(set_of_an_exec_successor_is_gone),
+     JOINED(socket_passed_in), BARE(set_registered_before_connecting), JOINED(others_are_not_starved),
+     BARE(many_connections_in_one_set), JOINED(masks_of_waits))

@@ -1,0 +1,297 @@
+/* Signals: interrupted calls, restarts, handlers that use the socket. */
+#include "play.h"
+#include <setjmp.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+
+static void interrupted_receive(void)
+{
+    FAR(count_signals(SIGUSR1, 0); signal_in(25, SIGUSR1); TIMED(15, 500, GET(s, 1, 0)); say("%d signals", signals));
+    NEAR(R(send(s, "x", 1, 0)));
+    FAR(GET(s, 1, 0));
+}
+
+static void restarted_receive(void)
+{
+    if (is_near) {
+        sleep_ms(60);
+        R(send(s, "x", 1, 0));
+    } else {
+        count_signals(SIGUSR1, SA_RESTART);
+        signal_in(20, SIGUSR1);
+        TIMED(40, 500, GET(s, 1, 0));
+        say("%d signals", signals);
+    }
+    step();
+}
+
+static void restart_by_other_names(void)
+{
+    for (int how = 0; how < 3; how++) {
+        if (is_near) {
+            sleep_ms(45);
+            R(send(s, "x", 1, 0));
+        } else {
+            count_signals(SIGUSR1, 0);
+            if (how == 0)
+                siginterrupt(SIGUSR1, 0);
+            else if (how == 1)
+                signal(SIGUSR1, SIG_IGN);
+            else
+                signal(SIGUSR1, SIG_DFL), signal(SIGUSR1, SIG_IGN);
+            signal_in(15, SIGUSR1);
+            GET(s, 1, 0);
+        }
+        step();
+    }
+}
+
+static void no_restart_by_other_names(void)
+{
+    FAR(count_signals(SIGUSR1, SA_RESTART); siginterrupt(SIGUSR1, 1); signal_in(15, SIGUSR1); GET(s, 1, 0));
+    FAR(sysv_signal(SIGUSR1, (__sighandler_t)(void *)sleep_ms); signal_in(15, SIGUSR1); GET(s, 1, 0));
+    NEAR(sleep_ms(1); R(send(s, "x", 1, 0)));
+    FAR(GET(s, 1, 0));
+}
+
+static void no_restart_with_a_time_out(void)
+{
+    struct timeval time = {2, 0};
+
+    FAR(setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time); count_signals(SIGUSR1, SA_RESTART); signal_in(25, SIGUSR1);
+        TIMED(15, 500, GET(s, 1, 0)); say("%d signals", signals));
+}
+
+static void other_handlers_do_not_matter(void)
+{
+    struct sigaction quick = {.sa_handler = SIG_IGN};
+
+    if (is_near) {
+        sleep_ms(60);
+        R(send(s, "x", 1, 0));
+    } else {
+        quick.sa_handler = (void (*)(int))(void *)sleep_ms;
+        /* A handler without SA_RESTART for a signal that does not come. */
+        sigaction(SIGUSR2, &quick, NULL);
+        count_signals(SIGUSR1, SA_RESTART);
+        signal_in(20, SIGUSR1);
+        GET(s, 1, 0);
+    }
+    step();
+}
+
+static void interrupted_waits(void)
+{
+    int set = epoll_create1(0);
+    struct epoll_event event = {.events = EPOLLIN};
+    struct pollfd wait = {s, POLLIN, 0};
+    fd_set in;
+
+    FAR(FD_ZERO(&in); FD_SET(s, &in); epoll_ctl(set, EPOLL_CTL_ADD, s, &event));
+    for (int flags = 0; flags < 2; flags++) {
+        FAR(count_signals(SIGUSR1, flags ? SA_RESTART : 0); signal_in(15, SIGUSR1); R(poll(&wait, 1, 1000));
+            signal_in(15, SIGUSR1); R(poll(&wait, 1, -1)); signal_in(15, SIGUSR1); R(ppoll(&wait, 1, NULL, NULL));
+            signal_in(15, SIGUSR1); R(select(s + 1, &in, NULL, NULL, NULL)); signal_in(15, SIGUSR1);
+            R(pselect(s + 1, &in, NULL, NULL, NULL, NULL)); signal_in(15, SIGUSR1); R(epoll_wait(set, &event, 1, -1));
+            signal_in(15, SIGUSR1); R(epoll_pwait(set, &event, 1, 1000, NULL)); say("%d signals", signals));
+    }
+}
+
+static void interrupted_send(void)
+{
+    static char bytes[1 << 22];
+
+    NEAR(count_signals(SIGUSR1, 0); fill(s); signal_in(25, SIGUSR1); errno = 0;
+         long sent = send(s, bytes, sizeof bytes, 0); fill(s); signal_in(25, SIGUSR1); sent = sent < (long)sizeof bytes;
+         say("whole %d, %d signals", !sent, signals));
+}
+
+static void restarted_send(void)
+{
+    static char bytes[100];
+    long total;
+
+    if (is_near) {
+        count_signals(SIGUSR1, SA_RESTART);
+        total = (long)fill(s);
+        tell((int)total);
+        signal_in(20, SIGUSR1);
+        R(send(s, bytes, sizeof bytes, 0));
+        sleep_ms(30);
+        say("%d signals", signals);
+    } else {
+        total = ask();
+        sleep_ms(60);
+        drain(s, (size_t)total);
+        drain(s, sizeof bytes);
+    }
+    step();
+}
+
+static void interrupted_accept_and_connect(void)
+{
+    int port, listening = listener(AF_INET, &port);
+
+    BOTH(count_signals(SIGUSR1, 0); signal_in(20, SIGUSR1); R(accept(listening, NULL, NULL)); say("%d signals", signals));
+    BOTH(count_signals(SIGUSR1, SA_RESTART); signal_in(20, SIGUSR1); int made = dial(AF_INET, port);
+         R(send(made, "x", 1, 0)); signal_in(5, SIGUSR1); int got = accept(listening, NULL, NULL); GET(got, 1, 0);
+         sleep_ms(25); say("%d signals", signals));
+}
+
+static void masked_signals_wait(void)
+{
+    sigset_t blocked, pending;
+
+    if (is_near) {
+        sleep_ms(45);
+        R(send(s, "x", 1, 0));
+    } else {
+        count_signals(SIGUSR1, 0);
+        sigemptyset(&blocked);
+        sigaddset(&blocked, SIGUSR1);
+        sigprocmask(SIG_BLOCK, &blocked, NULL);
+        signal_in(15, SIGUSR1);
+        GET(s, 1, 0);
+        sigpending(&pending);
+        say("%d signals, pending %d", signals, sigismember(&pending, SIGUSR1));
+        sigprocmask(SIG_UNBLOCK, &blocked, NULL);
+        say("%d signals", signals);
+    }
+    step();
+}
+
+static void stop_and_continue(void)
+{
+    if (is_near) {
+        sleep_ms(60);
+        R(send(s, "x", 1, 0));
+    } else {
+        pid_t self = getpid(), child = fork();
+        if (child == 0) {
+            sleep_ms(15);
+            kill(self, SIGSTOP);
+            sleep_ms(15);
+            kill(self, SIGCONT);
+            _exit(0);
+        }
+        GET(s, 1, 0);
+        reap(child);
+    }
+    step();
+}
+
+static void stopped_meanwhile(void)
+{
+    if (is_near) {
+        drink(s, 0, 2000000);
+    } else {
+        pid_t child = fork();
+        if (child == 0) {
+            pour(s, 0, 2000000);
+            exit(0);
+        }
+        for (int round = 0; round < 3; round++) {
+            kill(child, SIGSTOP);
+            sleep_ms(10);
+            kill(child, SIGCONT);
+            sleep_ms(2);
+        }
+        reap(child);
+    }
+    step();
+}
+
+static void children_end_meanwhile(void)
+{
+    if (is_near) {
+        sleep_ms(60);
+        R(send(s, "x", 1, 0));
+    } else {
+        pid_t child = fork();
+        if (child == 0) {
+            sleep_ms(15);
+            _exit(0);
+        }
+        GET(s, 1, 0);
+        reap(child);
+    }
+    step();
+}
+
+static void answer_in_handler(int number)
+{
+    int saved = errno;
+
+    (void)number;
+    send(s, "handler", 7, MSG_DONTWAIT);
+    errno = saved;
+}
+
+static void handlers_send(void)
+{
+    if (is_near) {
+        ALL(s, 7);
+        R(send(s, "x", 1, 0));
+    } else {
+        struct sigaction action = {.sa_handler = answer_in_handler, .sa_flags = SA_RESTART};
+        sigaction(SIGUSR1, &action, NULL);
+        signal_in(20, SIGUSR1);
+        GET(s, 1, 0);
+    }
+    step();
+}
+
+static volatile long got_in_handler;
+
+static void receive_in_handler(int number)
+{
+    char bytes[8];
+
+    (void)number;
+    got_in_handler = recv(s, bytes, 8, MSG_DONTWAIT);
+}
+
+static void handlers_receive(void)
+{
+    char byte;
+
+    if (is_near) {
+        sleep_ms(10);
+        R(send(s, "x", 1, 0));
+    } else {
+        struct sigaction action = {.sa_handler = receive_in_handler};
+        sigaction(SIGUSR1, &action, NULL);
+        GET(s, 1, 0);
+        signal_in(20, SIGUSR1);
+        R(recv(s, &byte, 1, 0));
+        say("%ld", got_in_handler);
+    }
+    step();
+}
+
+static void close_in_handler_now(int number)
+{
+    (void)number;
+    close(s);
+}
+
+static void handlers_close(void)
+{
+    if (is_near) {
+        GET(s, 1, 0);
+    } else {
+        struct sigaction action = {.sa_handler = close_in_handler_now};
+        sigaction(SIGUSR1, &action, NULL);
+        signal_in(20, SIGUSR1);
+        GET(s, 1, 0);
+        GET(s, 1, 0);
+    }
+    step();
+}
+
+MAIN(JOINED(interrupted_receive), JOINED(restarted_receive), JOINED(restart_by_other_names),
+     JOINED(no_restart_by_other_names), JOINED(no_restart_with_a_time_out), JOINED(other_handlers_do_not_matter),
+     JOINED(interrupted_waits), JOINED(interrupted_send), JOINED(restarted_send),
+     BARE(interrupted_accept_and_connect), JOINED(masked_signals_wait), JOINED(stop_and_continue),
+     JOINED(stopped_meanwhile), JOINED(children_end_meanwhile), JOINED(handlers_send), JOINED(handlers_receive),
+     JOINED(handlers_close))

@@ -1,0 +1,404 @@
+/* Sockets given to other programs and processes: exec, spawn, passing, inherited listeners. */
+#include "play.h"
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/epoll.h>
+
+extern char **environ;
+
+/* Gives the socket to `program` as its standard input and output, and talks to it. */
+static void exec_on(char *const arguments[], char *const environment[], bool early, bool spawned)
+{
+    if (early)
+        NEAR(R(send(s, "before\n", 7, 0)));
+    if (is_near) {
+        if (early)
+            ALL(s, 7);
+        for (int round = 0; round < 5; round++) {
+            send_all(s, "during\n", 7);
+            ALL(s, 7);
+        }
+        R(shutdown(s, SHUT_WR));
+        GET(s, 1, 0);
+    } else {
+        pid_t child;
+        if (spawned) {
+            posix_spawn_file_actions_t actions;
+            posix_spawn_file_actions_init(&actions);
+            posix_spawn_file_actions_adddup2(&actions, s, 0);
+            posix_spawn_file_actions_adddup2(&actions, s, 1);
+            posix_spawn_file_actions_addclose(&actions, s);
+            R(posix_spawn(&child, arguments[0], &actions, NULL, arguments, environment));
+        } else {
+            child = fork();
+            if (child == 0) {
+                dup2(s, 0);
+                dup2(s, 1);
+                close(s);
+                execve(arguments[0], arguments, environment);
+                _exit(127);
+            }
+        }
+        close(s);
+        reap(child);
+    }
+    step();
+}
+
+static char *const cat[] = {"/bin/cat", NULL};
+static char *const nothing[] = {NULL};
+
+static void a_successor(void)
+{
+    exec_on(cat, environ, true, false);
+}
+
+static void a_foreign_successor(void)
+{
+    exec_on(cat, nothing, true, false);
+}
+
+static void a_successor_without_bytes_waiting(void)
+{
+    exec_on(cat, environ, false, false);
+}
+
+static void a_spawned_successor(void)
+{
+    exec_on(cat, environ, true, true);
+}
+
+static void a_spawned_foreign_successor(void)
+{
+    exec_on(cat, nothing, true, true);
+}
+
+static char *const shell[] = {"/bin/sh", "-c", "read a; echo got $a; cat", NULL};
+
+/* As inetd does, with everything the program says on the socket. */
+static void a_server_of_inetd(void)
+{
+    if (is_near) {
+        R(send(s, "hello\n", 6, 0));
+        ALL(s, 10);
+        R(send(s, "more\n", 5, 0));
+        ALL(s, 5);
+        R(shutdown(s, SHUT_WR));
+        GET(s, 1, 0);
+    } else {
+        pid_t child = fork();
+        if (child == 0) {
+            for (int fd = 0; fd < 3; fd++)
+                dup2(s, fd);
+            close(s);
+            execv(shell[0], shell);
+            _exit(127);
+        }
+        close(s);
+        reap(child);
+    }
+    step();
+}
+
+static void an_execvp_that_fails(void)
+{
+    NEAR(R(send(s, "kept", 4, 0)));
+    FAR(R(execlp("/does/not/exist", "x", NULL)); R(execv("/etc/passwd", nothing)); R(execvp("no-such-program", nothing)); ALL(s, 4);
+        R(send(s, "still", 5, 0)));
+    NEAR(ALL(s, 5));
+}
+
+/* The descriptor is inherited by number; the successor knows it from its arguments. */
+static void a_successor_that_is_told_the_number(void)
+{
+    char command[64];
+
+    snprintf(command, sizeof command, "read a <&%d; echo got $a >&%d", s, s);
+    if (is_near) {
+        R(send(s, "hello\n", 6, 0));
+        ALL(s, 10);
+        GET(s, 1, 0);
+    } else {
+        pid_t child = fork();
+        char *const arguments[] = {"/bin/sh", "-c", command, NULL};
+        if (child == 0) {
+            /* When the parent has let go of it. */
+            sleep_ms(25);
+            execve(arguments[0], arguments, environ);
+            _exit(127);
+        }
+        close(s);
+        reap(child);
+    }
+    step();
+}
+
+static void closed_by_exec(void)
+{
+    if (is_near) {
+        GET(s, 1, 0);
+    } else {
+        pid_t child = fork();
+        char *const arguments[] = {"/bin/true", NULL};
+        if (child == 0) {
+            fcntl(s, F_SETFD, FD_CLOEXEC);
+            execv(arguments[0], arguments);
+            _exit(127);
+        }
+        close(s);
+        reap(child);
+    }
+    step();
+}
+
+static void exec_by_the_only_process(void)
+{
+    if (is_near) {
+        ALL(s, 5);
+        R(send(s, "x\n", 2, 0));
+        GET(s, 1, 0);
+    } else {
+        R(send(s, "first", 5, 0));
+        pid_t child = fork();
+        if (child == 0) {
+            dup2(s, 0);
+            close(s);
+            execl("/bin/sh", "sh", "-c", "read a && exit 5", NULL);
+            _exit(127);
+        }
+        close(s);
+        reap(child);
+    }
+    step();
+}
+
+static void a_child_of_vfork(void)
+{
+    if (is_near) {
+        ALL(s, 5);
+        GET(s, 1, 0);
+    } else {
+        pid_t child = vfork();
+        if (child == 0) {
+            execl("/bin/true", "true", NULL);
+            _exit(127);
+        }
+        reap(child);
+        R(send(s, "after", 5, 0));
+        R(close(s));
+    }
+    step();
+}
+
+static void shell_commands_meanwhile(void)
+{
+    char line[16] = "";
+    FILE *command;
+
+    FAR(R(system("exit 3")); command = popen("echo word", "r"); say("%s", fgets(line, sizeof line, command)); R(pclose(command));
+        R(send(s, "x", 1, 0)));
+    NEAR(GET(s, 1, 0));
+}
+
+static void passed_to_a_child(void)
+{
+    int channel[2];
+
+    if (is_near) {
+        R(send(s, "pi", 2, 0));
+        ALL(s, 4);
+        R(send(s, "ng", 2, 0));
+        GET(s, 1, 0);
+    } else {
+        socketpair(AF_UNIX, SOCK_STREAM, 0, channel);
+        pid_t child = fork();
+        if (child == 0) {
+            close(s);
+            int fd = take(channel[1]);
+            ALL(fd, 2);
+            R(send(fd, "pong", 4, 0));
+            ALL(fd, 2);
+            exit(0);
+        }
+        R(pass(channel[0], s));
+        close(s);
+        reap(child);
+    }
+    step();
+}
+
+static void passed_to_oneself(void)
+{
+    int channel[2], passed = -1;
+
+    if (is_near) {
+        serve_until_released();
+    } else {
+        socketpair(AF_UNIX, SOCK_STREAM, 0, channel);
+        R(pass(channel[0], s));
+        passed = take(channel[1]);
+        R(send(passed, "by copy", 7, 0));
+        R(close(s));
+        release();
+    }
+    step();
+    NEAR(ALL(s, 7); R(send(s, "answer", 6, 0)));
+    FAR(ALL(passed, 6); R(close(passed)));
+    NEAR(GET(s, 1, 0));
+}
+
+static void passed_to_a_plain_process(void)
+{
+    static const char program[] = "import socket, array\n"
+                                  "c = socket.socket(fileno=0)\n"
+                                  "m, a, f, n = c.recvmsg(1, 64)\n"
+                                  "s = socket.socket(fileno=array.array('i', a[0][2])[0])\n"
+                                  "s.sendall(b'<' + s.recv(4, socket.MSG_WAITALL) + b'>')\n";
+    char *const arguments[] = {"/usr/bin/python3", "-c", (char *)program, NULL};
+    int channel[2];
+
+    if (is_near) {
+        R(send(s, "word", 4, 0));
+        ALL(s, 6);
+        GET(s, 1, 0);
+    } else {
+        socketpair(AF_UNIX, SOCK_STREAM, 0, channel);
+        pid_t child = fork();
+        if (child == 0) {
+            dup2(channel[1], 0);
+            close(s);
+            execve(arguments[0], arguments, nothing);
+            _exit(127);
+        }
+        R(pass(channel[0], s));
+        close(s);
+        reap(child);
+    }
+    step();
+}
+
+/* As a service manager does: the listening socket is there before the program, as descriptor 3. */
+static void a_listener_inherited(void)
+{
+    int port, listening;
+
+    if (is_near) {
+        int fd = dial(AF_INET, ask());
+        R(send(fd, "hello\n", 6, 0));
+        ALL(fd, 10);
+        GET(fd, 1, 0);
+    } else {
+        listening = listener(AF_INET, &port);
+        pid_t child = fork();
+        if (child == 0) {
+            int fd;
+            dup2(listening, 3);
+            fd = accept(3, NULL, NULL);
+            dup2(fd, 0);
+            dup2(fd, 1);
+            execl("/bin/sh", "sh", "-c", "read a; echo got $a", NULL);
+            _exit(127);
+        }
+        close(listening);
+        tell(port);
+        reap(child);
+    }
+    step();
+}
+
+/* Processes that share one listener, as prefork servers do. */
+static void several_accept(void)
+{
+    enum { WORKERS = 3, CLIENTS = 9 };
+    int port, listening;
+    pid_t workers[WORKERS];
+
+    if (is_near) {
+        port = ask();
+        for (int index = 0; index < CLIENTS; index++) {
+            int fd = dial(AF_INET, port);
+            R(send(fd, "echo", 4, 0));
+            ALL(fd, 4);
+            GET(fd, 1, 0);
+            close(fd);
+        }
+        tell(0);
+    } else {
+        listening = listener(AF_INET, &port);
+        for (int index = 0; index < WORKERS; index++) {
+            workers[index] = fork();
+            if (workers[index] == 0)
+                for (;;) {
+                    char bytes[4];
+                    int fd = accept(listening, NULL, NULL);
+                    if (receive_all(fd, bytes, 4))
+                        send_all(fd, bytes, 4);
+                    close(fd);
+                }
+        }
+        close(listening);
+        tell(port);
+        ask();
+        for (int index = 0; index < WORKERS; index++) {
+            kill(workers[index], SIGTERM);
+            reap(workers[index]);
+        }
+    }
+    step();
+}
+
+static void deep_families(void)
+{
+    if (is_near) {
+        ALL(s, 3);
+        GET(s, 1, 0);
+    } else {
+        pid_t child = fork();
+        if (child == 0) {
+            pid_t grandchild = fork();
+            if (grandchild == 0) {
+                send_all(s, "two", 3);
+                exit(0);
+            }
+            close(s);
+            reap(grandchild);
+            exit(0);
+        }
+        close(s);
+        reap(child);
+    }
+    step();
+}
+
+static void connections_of_children(void)
+{
+    int port, listening;
+
+    if (is_near) {
+        port = ask();
+        pid_t child = fork();
+        if (child == 0) {
+            int fd = dial(AF_INET, port);
+            R(send(fd, "child", 5, 0));
+            GET(fd, 1, 0);
+            exit(0);
+        }
+        reap(child);
+        R(send(s, "parent", 6, 0));
+    } else {
+        listening = listener(AF_INET, &port);
+        tell(port);
+        int fd = accept(listening, NULL, NULL);
+        ALL(fd, 5);
+        R(close(fd));
+        ALL(s, 6);
+    }
+    step();
+}
+
+MAIN(JOINED(a_successor), JOINED(a_foreign_successor), JOINED(a_successor_without_bytes_waiting),
+     JOINED(a_spawned_successor), JOINED(a_spawned_foreign_successor), JOINED(a_server_of_inetd),
+     JOINED(an_execvp_that_fails), JOINED(a_successor_that_is_told_the_number), JOINED(closed_by_exec),
+     JOINED(exec_by_the_only_process), JOINED(a_child_of_vfork), JOINED(shell_commands_meanwhile),
+     JOINED(passed_to_a_child), JOINED(passed_to_oneself), JOINED(passed_to_a_plain_process),
+     BARE(a_listener_inherited), BARE(several_accept), JOINED(deep_families), JOINED(connections_of_children))

@@ -1,0 +1,250 @@
+/* Jumps out of handlers, cancelled threads, small stacks, errno. */
+#include "play.h"
+#include <setjmp.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+
+static sigjmp_buf jump;
+
+static void jump_out(int number)
+{
+    siglongjmp(jump, number);
+}
+
+/* As iperf3 does: out of a blocked call by a jump from the signal's handler. */
+static void jump_out_of_a_receive(void)
+{
+    FAR(signal(SIGUSR2, jump_out); signal_in(20, SIGUSR2); if (sigsetjmp(jump, 1) == 0) { GET(s, 1, 0); } else say("jumped"););
+    NEAR(R(send(s, "x", 1, 0)));
+    FAR(GET(s, 1, 0); R(send(s, "y", 1, 0)));
+    NEAR(GET(s, 1, 0));
+}
+
+static void jump_out_of_a_poll(void)
+{
+    struct pollfd wait = {s, POLLIN, 0};
+
+    FAR(signal(SIGUSR2, jump_out); signal_in(20, SIGUSR2); if (sigsetjmp(jump, 1) == 0) { R(poll(&wait, 1, -1)); } else
+            say("jumped"););
+    NEAR(R(send(s, "x", 1, 0)));
+    FAR(R(poll(&wait, 1, 1000)); GET(s, 1, 0));
+}
+
+static void jump_out_of_an_epoll_wait(void)
+{
+    int set = epoll_create1(0);
+    struct epoll_event event = {.events = EPOLLIN};
+
+    FAR(epoll_ctl(set, EPOLL_CTL_ADD, s, &event); signal(SIGUSR2, jump_out); signal_in(20, SIGUSR2);
+        if (sigsetjmp(jump, 1) == 0) { R(epoll_wait(set, &event, 1, -1)); } else say("jumped"););
+    NEAR(R(send(s, "x", 1, 0)));
+    FAR(R(epoll_wait(set, &event, 1, 1000)); GET(s, 1, 0));
+}
+
+static void jump_out_of_a_send(void)
+{
+    static char bytes[1 << 22];
+    volatile long total = 0;
+
+    if (is_near) {
+        signal(SIGUSR2, jump_out);
+        signal_in(50, SIGUSR2);
+        if (sigsetjmp(jump, 1) == 0)
+            for (;;)
+                total += send(s, bytes, sizeof bytes, 0);
+        say("jumped");
+        R(close(s));
+    } else {
+        sleep_ms(80);
+        while (recv(s, bytes, sizeof bytes, 0) > 0)
+            ;
+        GET(s, 1, 0);
+    }
+    step();
+}
+
+static void *receive_one(void *fd)
+{
+    char byte;
+
+    recv(*(int *)fd, &byte, 1, 0);
+    return NULL;
+}
+
+static void cancel(void *(*work)(void *), int rounds)
+{
+    for (int round = 0; round < rounds; round++) {
+        pthread_t thread = in_thread(work, &s);
+        void *result = NULL;
+        sleep_ms(10);
+        R(pthread_cancel(thread));
+        pthread_join(thread, &result);
+        say("cancelled %d", result == PTHREAD_CANCELED);
+    }
+}
+
+static void cancelled_receive(void)
+{
+    FAR(cancel(receive_one, 3));
+    NEAR(R(send(s, "x", 1, 0)));
+    FAR(GET(s, 1, 0); R(close(s)));
+    NEAR(GET(s, 1, 0));
+}
+
+static void *poll_for_ever(void *fd)
+{
+    struct pollfd wait = {*(int *)fd, POLLIN, 0};
+
+    poll(&wait, 1, -1);
+    return NULL;
+}
+
+static void *select_for_ever(void *fd)
+{
+    fd_set in;
+
+    FD_ZERO(&in);
+    FD_SET(*(int *)fd, &in);
+    select(*(int *)fd + 1, &in, NULL, NULL, NULL);
+    return NULL;
+}
+
+static void *epoll_for_ever(void *fd)
+{
+    int set = epoll_create1(0);
+    struct epoll_event event = {.events = EPOLLIN};
+
+    epoll_ctl(set, EPOLL_CTL_ADD, *(int *)fd, &event);
+    epoll_wait(set, &event, 1, -1);
+    return NULL;
+}
+
+static void cancelled_waits(void)
+{
+    FAR(cancel(poll_for_ever, 2); cancel(select_for_ever, 2); cancel(epoll_for_ever, 2));
+    NEAR(R(send(s, "x", 1, 0)));
+    FAR(GET(s, 1, 0));
+}
+
+static void *send_for_ever(void *fd)
+{
+    static char bytes[1 << 20];
+
+    while (send(*(int *)fd, bytes, sizeof bytes, MSG_NOSIGNAL) > 0)
+        ;
+    return NULL;
+}
+
+static void cancelled_send(void)
+{
+    pthread_t thread;
+    void *result;
+    static char bytes[1 << 20];
+
+    if (is_near) {
+        thread = in_thread(send_for_ever, &s);
+        sleep_ms(60);
+        R(pthread_cancel(thread));
+        pthread_join(thread, &result);
+        say("cancelled %d", result == PTHREAD_CANCELED);
+        R(close(s));
+    } else {
+        sleep_ms(100);
+        while (recv(s, bytes, sizeof bytes, 0) > 0)
+            ;
+        GET(s, 1, 0);
+    }
+    step();
+}
+
+static void *receive_without_cancellation(void *fd)
+{
+    char byte;
+
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    return (void *)recv(*(int *)fd, &byte, 1, 0);
+}
+
+static void cancellation_turned_off(void)
+{
+    pthread_t thread;
+    void *result;
+
+    if (is_near) {
+        sleep_ms(40);
+        R(send(s, "x", 1, 0));
+    } else {
+        thread = in_thread(receive_without_cancellation, &s);
+        sleep_ms(10);
+        R(pthread_cancel(thread));
+        pthread_join(thread, &result);
+        say("%ld", (long)result);
+    }
+    step();
+}
+
+static int cleaned;
+
+static void clean_up(void *what)
+{
+    (void)what;
+    cleaned++;
+}
+
+static void *receive_with_clean_up(void *fd)
+{
+    char byte;
+
+    pthread_cleanup_push(clean_up, NULL);
+    recv(*(int *)fd, &byte, 1, 0);
+    pthread_cleanup_pop(0);
+    return NULL;
+}
+
+static void clean_up_of_the_cancelled(void)
+{
+    FAR(cancel(receive_with_clean_up, 2); say("%d", cleaned));
+}
+
+static void *receive_in_a_small_stack(void *fd)
+{
+    char bytes[16];
+    struct pollfd wait = {*(int *)fd, POLLIN, 0};
+
+    poll(&wait, 1, 1000);
+    return (void *)recv(*(int *)fd, bytes, 16, 0);
+}
+
+static void small_stacks(void)
+{
+    pthread_attr_t attributes;
+    pthread_t thread;
+    void *result;
+
+    if (is_near) {
+        sleep_ms(15);
+        R(send(s, "small", 5, 0));
+    } else {
+        pthread_attr_init(&attributes);
+        R(pthread_attr_setstacksize(&attributes, 16384));
+        pthread_create(&thread, &attributes, receive_in_a_small_stack, &s);
+        pthread_join(thread, &result);
+        say("%ld", (long)result);
+    }
+    step();
+}
+
+static void errno_is_left_alone(void)
+{
+    char byte;
+    struct pollfd wait = {s, POLLIN, 0};
+
+    NEAR(errno = 77; send(s, "x", 1, 0); say("errno %d", errno));
+    FAR(errno = 77; poll(&wait, 1, 1000); say("errno %d", errno); recv(s, &byte, 1, 0); say("errno %d", errno); shutdown(s, SHUT_WR);
+        say("errno %d", errno); close(s); say("errno %d", errno));
+}
+
+MAIN(JOINED(jump_out_of_a_receive), JOINED(jump_out_of_a_poll), JOINED(jump_out_of_an_epoll_wait),
+     JOINED(jump_out_of_a_send), JOINED(cancelled_receive), JOINED(cancelled_waits), JOINED(cancelled_send),
+     JOINED(cancellation_turned_off), JOINED(clean_up_of_the_cancelled), JOINED(small_stacks),
+     JOINED(errno_is_left_alone))

@@ -1,0 +1,70 @@
+//! What the two ends of each case have printed.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What both ends of one case saw.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Transcript {
+    near: Vec<String>,
+    far: Vec<String>,
+}
+
+/// Transcripts by the names of cases.
+pub(crate) type Transcripts = BTreeMap<String, Transcript>;
+
+impl Transcript {
+    /// The lines that must be the same in every way of running the case.
+    pub(crate) fn lines(&self) -> Vec<&str> {
+        self.all().filter(|line| !line.starts_with('#')).collect()
+    }
+
+    fn all(&self) -> impl Iterator<Item = &str> {
+        self.near.iter().chain(&self.far).map(String::as_str)
+    }
+
+    /// The paths its connections were on when the case began to use them.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &str> {
+        self.all().filter_map(|line| line.strip_prefix("#path "))
+    }
+
+    /// Whether both ends came to the end of the case in order, and saw something.
+    pub(crate) fn is_whole(&self) -> bool {
+        let ended = |lines: &[String]| {
+            lines
+                .last()
+                .is_some_and(|line| line.starts_with("end ") && line.ends_with(": 0"))
+        };
+        ended(&self.near) && ended(&self.far) && self.lines().len() > 2
+    }
+}
+
+impl fmt::Display for Transcript {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (end, lines) in [("near", &self.near), ("far", &self.far)] {
+            for line in lines {
+                writeln!(f, "    {end}: {line}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Splits the output of both ends into the cases' transcripts.
+pub(crate) fn read(near: &str, far: &str) -> Transcripts {
+    let mut found = Transcripts::new();
+    let mut split = |text: &str, lines_of: fn(&mut Transcript) -> &mut Vec<String>| {
+        let mut name = String::new();
+        for line in text.lines() {
+            if let Some(next) = line.strip_prefix("case ") {
+                next.clone_into(&mut name);
+                found.entry(name.clone()).or_default();
+            } else if let Some(transcript) = found.get_mut(&name) {
+                lines_of(transcript).push(line.to_owned());
+            }
+        }
+    };
+    split(near, |transcript| &mut transcript.near);
+    split(far, |transcript| &mut transcript.far);
+    found
+}
