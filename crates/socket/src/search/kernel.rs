@@ -46,7 +46,8 @@ impl Front<'_> {
             return Err(libc::ENOBUFS);
         }
         let mut ended = false;
-        let small = want < LARGE && !ask.shared;
+        // What ends further away than is ever peeked in bulk is not looked for there at all.
+        let small = want < LARGE && !ask.shared && end.saturating_sub(self.base()) <= BUFFER as u64;
         // Counting costs less than to peek in vain.
         if ask.whole && self.there(end) < end {
             return self.lacking(ask, end, last, ended);
@@ -62,7 +63,7 @@ impl Front<'_> {
             let (from, to) = self.peeked.range(self.area);
             let got = if at >= from && at < to {
                 self.copy_peeked(ask, done, at - from, most.min(narrow(to - at)))
-            } else if small && at - self.base() < BUFFER as u64 {
+            } else if small {
                 // More than was peeked has not arrived.
                 0
             } else if ask.takes() && at == holes.head() {
@@ -126,15 +127,12 @@ impl Front<'_> {
         self.base() + kernel::queued(self.fd) as u64
     }
 
-    /// Peeks the front of the stream, if position `end` is near enough; true if the stream ends there.
+    /// Peeks the front of the stream, up to position `end` at least, which is near enough; true if the stream ends there.
     #[cold]
     fn fill(&self, end: u64, want: usize) -> Result<bool, Errno> {
         self.settle(true)?;
         let base = self.base();
         let reach = narrow(end.saturating_sub(base));
-        if reach > BUFFER {
-            return Ok(false);
-        }
         let len = want.saturating_mul(BULK).clamp(LEAST, BUFFER).max(reach);
         peek_from(self.fd, self.area, 0);
         match self.peeked.buffer.peek(self.fd, len) {

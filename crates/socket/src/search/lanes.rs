@@ -1,7 +1,7 @@
 //! Direct search on a connection with a lane, across the stretches that its bytes travelled on.
 //!
-//! At any time the unreceived bytes lie in at most two parts: what is left of the present stretch, and what is there of
-//! the next. The first byte of the first part is the area's base. Bytes received at the head are given up at once, so what the rest
+//! At any time the unreceived bytes lie in at most three parts: raw bytes before a promotion, the lane's stretch, and raw bytes after
+//! its demotion; no other promotion comes before the lane's has been received. The first byte of the first part is the area's base. Bytes received at the head are given up at once, so what the rest
 //! of this crate computes of readiness stays right; blocks that lie wholly in a hole go back to the sender at once.
 
 use super::area::Area;
@@ -15,9 +15,10 @@ use crate::sys::memory::discard;
 use crate::sys::{Errno, raw};
 use crate::{counters, kernel, receive, send};
 use core::sync::atomic::Ordering::Relaxed;
+use libc::c_int;
 use viaduct_channel::Receiver;
 use viaduct_control::counters::{Path, slot};
-use viaduct_stream::{Incoming, Source};
+use viaduct_stream::{Incoming, MARK_BACK, Source};
 
 /// Where one part's bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +35,18 @@ struct Part {
     ready: u64,
     /// Bytes of it that there will ever be; `u64::MAX` for the last.
     len: u64,
+    /// What its place holds before it.
+    from: u64,
+}
+
+/// What is unreceived, in the stream's order; whatever is not in it raises one of the counts, which were taken first.
+#[derive(Clone, Copy, Debug)]
+struct Parts {
+    all: [Part; 3],
+    /// What the lane had published.
+    published: u64,
+    /// Bytes that the kernel held, if that matters.
+    queued: u64,
 }
 
 impl Part {
@@ -41,7 +54,18 @@ impl Part {
         place: Place::Lane,
         ready: 0,
         len: 0,
+        from: 0,
     };
+
+    /// A part that more may follow to.
+    fn open(place: Place, ready: u64) -> Self {
+        Self {
+            place,
+            ready,
+            len: u64::MAX,
+            from: 0,
+        }
+    }
 }
 
 /// The receiving direction of an attached connection, owned.
@@ -78,15 +102,16 @@ impl<'a> Stretches<'a> {
     }
 
     /// The parts, by the receivers' law: bytes of the kernel's are counted before the epoch is looked at.
-    fn parts(&self) -> Result<[Part; 2], Errno> {
-        let open = |place, ready| Part {
-            place,
-            ready,
-            len: u64::MAX,
-        };
+    fn parts(&self) -> Result<Parts, Errno> {
         loop {
+            let published = self.lane.published();
+            let one = |part, queued| Parts {
+                all: [part, Part::NONE, Part::NONE],
+                published,
+                queued,
+            };
             match self.incoming.source() {
-                Source::Lane => return Ok([open(Place::Lane, self.in_lane()?), Part::NONE]),
+                Source::Lane => return Ok(one(Part::open(Place::Lane, self.in_lane()?), 0)),
                 Source::LaneThenRaw => {
                     let ready = self.in_lane()?;
                     if ready == 0 {
@@ -95,44 +120,96 @@ impl<'a> Stretches<'a> {
                         continue;
                     }
                     let rest = Part {
-                        place: Place::Lane,
-                        ready,
                         len: ready,
+                        ..Part::open(Place::Lane, ready)
                     };
-                    return Ok([rest, open(Place::Kernel, kernel::queued(self.conn.fd()) as u64)]);
+                    let queued = kernel::queued(self.conn.fd()) as u64;
+                    return Ok(Parts {
+                        all: [rest, Part::open(Place::Kernel, queued), Part::NONE],
+                        published,
+                        queued,
+                    });
                 }
                 Source::RawUntil(until) => {
-                    if receive::approach(self.conn, &self.incoming, until)? {
-                        continue;
+                    if !receive::approach(self.conn, &self.incoming, until)? {
+                        return self.around_promotion(until.saturating_sub(receive::position(self.conn)));
                     }
-                    let left = until.saturating_sub(receive::position(self.conn));
-                    let rest = Part {
-                        place: Place::Kernel,
-                        ready: left.min(kernel::queued(self.conn.fd()) as u64),
-                        len: left,
-                    };
-                    return Ok([rest, open(Place::Lane, self.in_lane()?)]);
                 }
                 Source::Raw => {
                     self.conn.pay_ready(self.guard);
-                    let ready = kernel::queued(self.conn.fd()) as u64;
+                    let queued = kernel::queued(self.conn.fd()) as u64;
                     if self.incoming.source() == Source::Raw {
-                        return Ok([open(Place::Kernel, ready), Part::NONE]);
+                        return Ok(one(Part::open(Place::Kernel, queued), queued));
                     }
                 }
             }
         }
     }
 
-    /// The part that position `at` is in, how far in, and how many bytes are there from it on.
-    fn locate(&self, parts: &[Part; 2], at: u64) -> (Place, u64, u64) {
-        let [first, second] = parts;
-        let into = at.saturating_sub(self.base());
-        if into < first.len {
-            return (first.place, into, first.ready.saturating_sub(into));
+    /// The parts while `left` raw bytes stand before a promotion.
+    fn around_promotion(&self, left: u64) -> Result<Parts, Errno> {
+        let published = self.lane.published();
+        let queued = kernel::queued(self.conn.fd()) as u64;
+        let before = Part {
+            len: left,
+            ..Part::open(Place::Kernel, left.min(queued))
+        };
+        // The lane is looked at after the mark that ends its stretch: all of that has been published by then.
+        let back = self.find_back(left, queued)?;
+        let lane = Part::open(Place::Lane, self.in_lane()?);
+        let all = match back {
+            None => [before, lane, Part::NONE],
+            Some(from) => [
+                before,
+                Part {
+                    len: lane.ready,
+                    ..lane
+                },
+                Part {
+                    from,
+                    ..Part::open(Place::Kernel, queued.saturating_sub(from))
+                },
+            ],
+        };
+        Ok(Parts { all, published, queued })
+    }
+
+    /// How many of the `queued` bytes of the kernel's stand before what is raw again, if the lane's stretch has ended; the first `left` are raw and
+    /// marks follow.
+    fn find_back(&self, left: u64, queued: u64) -> Result<Option<u64>, Errno> {
+        let (fd, mut at) = (self.conn.fd(), left);
+        let mut marks = [0; 512];
+        let mut found = None;
+        while found.is_none() && at < queued {
+            let offset = c_int::try_from(at).map_err(|_| libc::ENOBUFS)?;
+            if !peek_from(fd, self.area, offset) {
+                return Err(libc::EOPNOTSUPP);
+            }
+            let Ok(seen @ 1..) = raw::recv(fd, &mut marks, libc::MSG_PEEK | libc::MSG_DONTWAIT) else {
+                break;
+            };
+            let ends = |mark: &u8| *mark == MARK_BACK;
+            found = marks
+                .iter()
+                .take(seen)
+                .position(ends)
+                .map(|index| at + index as u64 + 1);
+            at += seen as u64;
         }
-        let into = into - first.len;
-        (second.place, into, second.ready.saturating_sub(into))
+        peek_from(fd, self.area, 0);
+        Ok(found)
+    }
+
+    /// The part that position `at` is in, how far into its place, and how many bytes are there from it on.
+    fn locate(&self, parts: &Parts, at: u64) -> (Place, u64, u64) {
+        let mut into = at.saturating_sub(self.base());
+        for part in &parts.all {
+            if into < part.len {
+                return (part.place, part.from + into, part.ready.saturating_sub(into));
+            }
+            into -= part.len;
+        }
+        (Place::Lane, 0, 0)
     }
 
     /// Takes in order what no hole is near, which is what most calls do; 0: it is not so simple.
@@ -217,15 +294,19 @@ impl<'a> Stretches<'a> {
     }
 
     /// Whether everything before `end` that is not in a hole is there.
-    fn reaches(&self, parts: &[Part; 2], end: u64) -> bool {
-        let [first, second] = parts;
-        let needed = end.saturating_sub(self.base());
-        if needed <= first.len {
-            needed <= first.ready
-        } else {
+    fn reaches(&self, parts: &Parts, end: u64) -> bool {
+        let mut needed = end.saturating_sub(self.base());
+        for part in &parts.all {
+            if needed <= part.len {
+                return needed <= part.ready;
+            }
             // Kernel bytes before the lane's may still be on their way.
-            first.ready == first.len && needed - first.len <= second.ready
+            if part.ready != part.len {
+                return false;
+            }
+            needed -= part.len;
         }
+        false
     }
 
     fn copy(&self, ask: &Ask<'_>, done: usize, into: u64, most: usize) -> usize {
@@ -240,17 +321,17 @@ impl<'a> Stretches<'a> {
     }
 
     /// Notes that `from..to` has been received, and gives back the blocks that are whole now.
-    fn take(&self, parts: &[Part; 2], from: u64, to: u64) {
+    fn take(&self, parts: &Parts, from: u64, to: u64) {
         let Ok(hole) = self.area.holes.take(from, to) else {
             return;
         };
         if hole.1 <= self.area.holes.head() {
             return;
         }
-        let [first, _] = parts;
+        let [first, second, _] = &parts.all;
         let (begin, limit) = match first.place {
             Place::Lane => (self.base(), first.ready),
-            Place::Kernel => (self.base().saturating_add(first.len), u64::MAX),
+            Place::Kernel => (self.base().saturating_add(first.len), second.ready),
         };
         // Blocks further away were whole before, or are not yet.
         let block = self.lane.block_size() as u64;
@@ -273,7 +354,7 @@ impl<'a> Stretches<'a> {
             if owed == 0 {
                 return Ok(());
             }
-            let [first, _] = self.parts()?;
+            let [first, ..] = self.parts()?.all;
             let now = narrow(owed.min(first.ready));
             if now == 0 {
                 return Ok(());
@@ -298,31 +379,22 @@ impl<'a> Stretches<'a> {
     }
 
     /// The bytes before `end` are not all there: is that the end, too much, or just not yet?
-    fn lacking(&self, parts: &[Part; 2], end: u64, last: bool) -> Result<Step, Errno> {
-        let [first, second] = parts;
-        let queued = if first.place == Place::Kernel {
-            first.ready
-        } else {
-            second.ready
-        };
+    fn lacking(&self, parts: &Parts, end: u64, last: bool) -> Result<Step, Errno> {
         let not_yet = Step::Stretches {
-            lane: self.lane.published(),
-            kernel: if first.place == Place::Lane && first.len == u64::MAX {
-                0
-            } else {
-                queued
-            },
+            lane: parts.published,
+            kernel: parts.queued,
         };
         if self.incoming.source() == Source::Lane {
             let needed = self.lane.head() + end.saturating_sub(self.base());
             if !self.lane.can_hold(needed) && !self.ask_for_kernel(end) {
                 return Err(libc::ENOBUFS);
             }
-            let before = self.lane.published();
             return match look_at_marks(self.conn, &self.incoming, &self.lane)? {
                 Marks::None => Ok(not_yet),
                 Marks::End => Ok(Step::End),
-                Marks::Changed if self.incoming.source() != Source::Lane || self.lane.published() != before => {
+                Marks::Changed
+                    if self.incoming.source() != Source::Lane || self.lane.published() != parts.published =>
+                {
                     Ok(Step::Again)
                 }
                 Marks::Changed if self.conn.flag(conn::PEER_FIN) => match self.conn.has_error() {
@@ -336,7 +408,7 @@ impl<'a> Stretches<'a> {
         if raw::poll_now(self.conn.fd(), over) & over != 0 {
             let now = self.parts()?;
             let grown =
-                (0..2).any(|part| now.get(part).map(|part| part.ready) != parts.get(part).map(|part| part.ready));
+                now.queued != parts.queued || now.all.map(|part| part.ready) != parts.all.map(|part| part.ready);
             return Ok(if grown { Step::Again } else { Step::End });
         }
         if last && let (Place::Kernel, into, _) = self.locate(parts, end - 1) {
