@@ -49,11 +49,13 @@ pub(crate) fn end_stretch(conn: &Conn, guard: &Guard<'_>, segment: &Segment, rea
     let out = Outgoing::new(segment.sender(conn.side()));
     if out.mode() == Mode::Lane {
         // The peer may sleep; it should see the request.
-        send::ring(conn, guard, crate::bell::BY_SOCKET);
+        send::ring_without_bytes(conn, guard, &out);
         send::demote(conn, &out, reason);
     }
-    if out.mode() == Mode::BackPending {
-        let _ = send::send_back(conn, &out);
+    if out.mode() == Mode::BackPending
+        && let Err(errno) = send::send_back(conn, &out)
+    {
+        marks::found_broken(conn, errno);
     }
 }
 

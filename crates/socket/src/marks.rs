@@ -4,9 +4,12 @@ use crate::bell;
 use crate::conn::{self, Conn};
 use crate::lock::Guard;
 use crate::send;
-use crate::sys::{Errno, raw};
+use crate::sys::{self, Errno, raw};
 use viaduct_channel::Receiver;
 use viaduct_stream::{Incoming, Mode, Outgoing, Source};
+
+/// How long an end that closes waits for a mark that its peer is putting.
+const MARKING_NS: u64 = 1_000_000;
 
 /// What the marks on the kernel connection said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,13 +52,8 @@ pub(crate) fn look_at_marks(conn: &Conn, incoming: &Incoming<'_>, lane: &Receive
             }
             Err(errno) => {
                 conn.set_flag(conn::PEER_FIN | conn::DEAD, true);
-                let killed = errno == libc::ECONNRESET && !incoming.peer_closed();
-                let ending = if killed && peer_took_all(conn) {
-                    Ok(Marks::End)
-                } else {
-                    Err(errno)
-                };
-                return last_bytes_first(conn, lane, ending);
+                let marks_only = met_marks_only(conn, incoming, errno);
+                return last_bytes_first(conn, lane, if marks_only { Ok(Marks::End) } else { Err(errno) });
             }
         }
     }
@@ -97,8 +95,36 @@ fn last_bytes_first(conn: &Conn, lane: &Receiver<'_>, ending: Result<Marks, Errn
     }
 }
 
-/// Whether the peer had received all that was sent to it. If so, TCP would have ended with FIN; the RST only says that
+/// Puts a mark by `put`, though no bytes follow it, unless the peer is closing: its kernel would answer with RST and forget what it has still to
+/// deliver.
+pub(crate) fn unless_closing<T>(conn: &Conn, out: &Outgoing<'_>, put: impl FnOnce() -> T) -> Option<T> {
+    let segment = conn.segment(&conn)?;
+    let may = out.begin_mark(&Incoming::new(segment.receiver(conn.side())));
+    let done = may.then(put);
+    out.end_mark();
+    done
+}
+
+/// A mark could not be sent. The kernel tells a broken connection's error once, so it is kept for the program's next call.
+pub(crate) fn found_broken(conn: &Conn, errno: Errno) {
+    let marks_only = conn.segment(&conn).is_some_and(|segment| {
+        let incoming = Incoming::new(segment.receiver(conn.side()));
+        met_marks_only(conn, &incoming, errno)
+    });
+    // Nobody but senders is ever told of a broken pipe.
+    if errno != libc::EPIPE && !marks_only {
+        conn.set_error(errno);
+    }
+}
+
+/// Whether the peer was killed after it had received all that was sent to it. If so, TCP would have ended with FIN; the RST only says that
 /// the peer's kernel held marks of ours that nobody took.
+fn met_marks_only(conn: &Conn, incoming: &Incoming<'_>, errno: Errno) -> bool {
+    let killed = errno == libc::ECONNRESET && !incoming.peer_closed();
+    killed && peer_took_all(conn)
+}
+
+/// Whether the peer has received all that was sent to it.
 fn peer_took_all(conn: &Conn) -> bool {
     conn.segment(&conn).is_some_and(|segment| {
         let lane = segment.sender(conn.side());
@@ -162,6 +188,12 @@ pub(crate) fn settle(conn: &Conn, receive: &Guard<'_>) {
     let shared = conn.flag(conn::FORKED);
     if !shared {
         incoming.set_unready();
+        Outgoing::new(segment.sender(conn.side())).set_closing();
+        // As a rule the peer is not; one that was killed or stopped meanwhile must not hold this end up.
+        let until = sys::now_ns() + MARKING_NS;
+        while incoming.peer_marks() && sys::now_ns() < until {
+            raw::sched_yield();
+        }
     }
     if let Source::RawUntil(until) = incoming.source() {
         let _ = crate::receive::approach(conn, &incoming, until);

@@ -49,10 +49,10 @@ pub fn setting(
             demote::ban(conn, Reason::SocketOption);
         }
         // The kernel would count the marks that we look at, too, so none may come any more.
-        (libc::SOL_SOCKET, libc::SO_PEEK_OFF) if value.is_some_and(|from| from >= 0) => {
-            if !demote::hand_over(conn, Reason::SocketOption) {
-                return Verdict::Refuse(libc::EOPNOTSUPP);
-            }
+        (libc::SOL_SOCKET, libc::SO_PEEK_OFF)
+            if value.is_some_and(|from| from >= 0) && !demote::hand_over(conn, Reason::SocketOption) =>
+        {
+            return Verdict::Refuse(libc::EOPNOTSUPP);
         }
         (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => {
             // As on a kernel without it: TLS libraries then do their work themselves.

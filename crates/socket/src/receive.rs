@@ -383,9 +383,10 @@ pub(crate) fn ring_for_credit(conn: &Conn, bits: u32) {
     }
     if let Some(send) = conn.try_own_send()
         && let Some(segment) = conn.segment(&send)
-        && Outgoing::new(segment.sender(conn.side())).mode() == Mode::Lane
+        && let out = Outgoing::new(segment.sender(conn.side()))
+        && out.mode() == Mode::Lane
     {
-        send::ring(conn, &send, bell::BY_SOCKET);
+        send::ring_without_bytes(conn, &send, &out);
     }
 }
 

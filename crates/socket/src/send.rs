@@ -7,7 +7,7 @@ use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, bell, counters, kernel, wish};
+use crate::{agent, bell, counters, kernel, marks, wish};
 use libc::c_int;
 use viaduct_channel::Segment;
 use viaduct_control::Reason;
@@ -261,9 +261,15 @@ pub(crate) fn ring(conn: &Conn, _send: &Guard<'_>, bits: u32) {
     }
     if by_socket {
         counters::add(conn, slot::BELLS_BY_SOCKET, 1);
-        // A broken connection shows itself to the next call that looks.
-        let _ = mark(conn, MARK_BELL);
+        if let Err(errno) = mark(conn, MARK_BELL) {
+            marks::found_broken(conn, errno);
+        }
     }
+}
+
+/// The same where the peer is not to be told of bytes.
+pub(crate) fn ring_without_bytes(conn: &Conn, send: &Guard<'_>, out: &Outgoing<'_>) {
+    marks::unless_closing(conn, out, || ring(conn, send, bell::BY_SOCKET));
 }
 
 /// Moves the direction onto the lane if that is possible now.
@@ -286,8 +292,10 @@ fn promote(conn: &Conn, out: &Outgoing<'_>) -> bool {
     conn.set_flag(conn::COUNTED, true);
     out.promote(position);
     counters::add(conn, slot::SWITCHES, 1);
-    // Wakes a peer that sleeps in the kernel. If the connection is broken, the next look at it tells.
-    let _ = mark(conn, MARK_BELL);
+    // Wakes a peer that sleeps in the kernel.
+    if let Err(errno) = mark(conn, MARK_BELL) {
+        marks::found_broken(conn, errno);
+    }
     conn.sends_on(Path::Shm);
     true
 }
@@ -301,14 +309,15 @@ pub(crate) fn demote(conn: &Conn, out: &Outgoing<'_>, reason: Reason) {
 
 /// Sends the mark that ends a lane stretch; false: the kernel's buffer is full.
 pub(crate) fn send_back(conn: &Conn, out: &Outgoing<'_>) -> Result<bool, Errno> {
-    match raw::send(conn.fd(), &[MARK_BACK], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
-        Ok(_) => {
+    let put = || raw::send(conn.fd(), &[MARK_BACK], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+    match marks::unless_closing(conn, out, put) {
+        None | Some(Ok(_)) => {
             out.back_sent();
             conn.sends_on(Path::Tcp);
             Ok(true)
         }
-        Err(libc::EAGAIN | libc::EINTR) => Ok(false),
-        Err(errno) => {
+        Some(Err(libc::EAGAIN | libc::EINTR)) => Ok(false),
+        Some(Err(errno)) => {
             conn.set_flag(conn::DEAD, true);
             Err(errno)
         }
@@ -362,11 +371,15 @@ pub(crate) fn serve(conn: &Conn) {
         demote(conn, &out, Reason::PeerRequested);
     }
     // What the kernel does not take now goes with the next send.
-    if out.mode() == Mode::BackPending {
-        let _ = send_back(conn, &out);
+    if out.mode() == Mode::BackPending
+        && let Err(errno) = send_back(conn, &out)
+    {
+        marks::found_broken(conn, errno);
     }
-    if out.mode() == Mode::Recalling {
-        let _ = send_again(conn, segment, &out);
+    if out.mode() == Mode::Recalling
+        && let Err(errno) = send_again(conn, segment, &out)
+    {
+        marks::found_broken(conn, errno);
     }
 }
 

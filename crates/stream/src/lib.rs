@@ -25,7 +25,7 @@
 //! |---|---|
 //! | sender 0 | X of the newest epoch |
 //! | sender 1 | newest epoch, counted from 1 |
-//! | sender 2 | 1: the sender has closed with a reset, and means it |
+//! | sender 2 | bit 0: the sender has closed with a reset, and means it; bit 1: this end is closing; bit 2: it is putting a mark |
 //! | sender 3 | the sender's own [`Mode`], so that forked processes share it |
 //! | receiver 0 | 1: this end is attached, promotions may come |
 //! | receiver 1 | newest epoch whose stretch has ended and been read |
@@ -37,7 +37,7 @@ mod holes;
 
 pub use holes::{Full, HOLES, Holes};
 
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use viaduct_channel::{Receiver, Sender};
 
 /// Mark: look at the lane. Carries no meaning beyond making the socket readable.
@@ -49,6 +49,9 @@ const S_UNTIL: usize = 0;
 const S_EPOCH: usize = 1;
 const S_CLOSED: usize = 2;
 const S_MODE: usize = 3;
+const CLOSED: u64 = 1;
+const CLOSING: u64 = 2;
+const MARKING: u64 = 4;
 const R_READY: usize = 0;
 const R_ENDED: usize = 1;
 const R_REQUEST: usize = 2;
@@ -132,7 +135,26 @@ impl<'a> Outgoing<'a> {
 
     /// The end is being closed with a reset that its program means; another reset may be due to unread marks only.
     pub fn set_closed(&self) {
-        self.lane.word(S_CLOSED).store(1, Relaxed);
+        self.lane.word(S_CLOSED).fetch_or(CLOSED, Relaxed);
+    }
+
+    /// The end is being closed, and takes marks once more after [`Incoming::peer_marks`] is false: those that are put later find
+    /// nobody.
+    pub fn set_closing(&self) {
+        // SeqCst pairs with `begin_mark`: either the peer sees this, or we see that it is putting a mark.
+        self.lane.word(S_CLOSED).fetch_or(CLOSING, SeqCst);
+    }
+
+    /// Before a mark that no bytes follow. False if the peer, as `incoming` tells, is closing: the mark would break off what its
+    /// kernel still has to deliver. [`end_mark`](Self::end_mark) is due either way.
+    pub fn begin_mark(&self, incoming: &Incoming<'_>) -> bool {
+        self.lane.word(S_CLOSED).fetch_or(MARKING, SeqCst);
+        incoming.lane.peer_word(S_CLOSED).load(SeqCst) & CLOSING == 0
+    }
+
+    /// The mark has been put, or not.
+    pub fn end_mark(&self) {
+        self.lane.word(S_CLOSED).fetch_and(!MARKING, Release);
     }
 
     /// [`MARK_BACK`] has been handed to the kernel.
@@ -200,7 +222,12 @@ impl<'a> Incoming<'a> {
 
     /// Whether the sender has closed with a reset and means it.
     pub fn peer_closed(&self) -> bool {
-        self.lane.peer_word(S_CLOSED).load(Relaxed) == 1
+        self.lane.peer_word(S_CLOSED).load(Relaxed) & CLOSED != 0
+    }
+
+    /// Whether the sender is putting a mark just now.
+    pub fn peer_marks(&self) -> bool {
+        self.lane.peer_word(S_CLOSED).load(SeqCst) & MARKING != 0
     }
 
     /// Where the next bytes come from.

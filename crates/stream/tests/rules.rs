@@ -194,6 +194,24 @@ fn a_close_in_order_is_told_from_a_death() {
 }
 
 #[test]
+fn no_mark_without_bytes_is_put_once_the_peer_closes() {
+    let (near, far) = segment();
+    let (out, inc) = on_lane(&near, &far);
+    let (closing, sees) = (
+        Outgoing::new(far.sender(Side::Second)),
+        Incoming::new(near.receiver(Side::First)),
+    );
+    assert!(out.begin_mark(&sees));
+    assert!(inc.peer_marks(), "who closes waits for the mark");
+    out.end_mark();
+    assert!(!inc.peer_marks());
+    closing.set_closing();
+    assert!(!out.begin_mark(&sees));
+    out.end_mark();
+    assert!(!sees.peer_closed(), "closing in order is not a reset");
+}
+
+#[test]
 fn all_state_is_in_the_segment_so_a_forked_process_goes_on_with_it() {
     let (near, far) = segment();
     let (out, inc) = on_lane(&near, &far);

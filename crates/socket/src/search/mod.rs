@@ -1,7 +1,7 @@
 //! Direct search: receiving bytes from the middle of a stream.
 //!
 //! The bytes received become a hole, which all other calls skip (`viaduct_stream::Holes`). Where they are taken from depends on
-//! what carries the stream: [`kernel`] for connections without a lane, [`lanes`] for those with one. A direction that has been
+//! what carries the stream: `kernel` for connections without a lane, `lanes` for those with one. A direction that has been
 //! searched is marked in its ownership word, so that receives on all others take no notice of any of this.
 //!
 //! [`plain`] offers the same in a program that does not run under Viaduct.
