@@ -10,9 +10,9 @@ use core::cell::Cell;
 use viaduct_control::policy::SpinPolicy;
 
 /// The budget never exceeds this many microseconds.
-const LONGEST_US: u32 = 50;
+const LONGEST_US: u32 = 100;
 /// A fresh thread starts with this many.
-const FIRST_US: u32 = 20;
+const FIRST_US: u32 = 60;
 /// With a spent budget, one wait in this many tries again.
 const PROBE_EVERY: u32 = 16;
 /// A core is given up after so many microseconds of looking.

@@ -84,8 +84,8 @@ impl<'a> Players<'a> {
         Self { instance, program }
     }
 
-    /// Plays every chosen case.
-    pub(crate) fn play(&self, way: Way) -> Transcripts {
+    /// Plays every chosen case, or only those in `only`.
+    pub(crate) fn play(&self, way: Way, only: &[String]) -> Transcripts {
         let meeting = self.instance.scratch(&format!("{}.sock", self.program.theme));
         let _ = std::fs::remove_file(&meeting);
         let start = |end: &str, accelerated: bool| {
@@ -97,7 +97,8 @@ impl<'a> Players<'a> {
             let mut arguments = vec![end.to_owned(), meeting.display().to_string()];
             arguments.extend(way.is_fast().then(|| "fast".to_owned()));
             arguments.extend(way.storm.then(|| "storm=7".to_owned()));
-            arguments.extend(chosen().iter().map(|name| format!("only={name}")));
+            let chosen = if only.is_empty() { chosen() } else { only.to_vec() };
+            arguments.extend(chosen.iter().map(|name| format!("only={name}")));
             Launch::new(mode, &self.program.file, arguments)
                 .options(way.options)
                 .spawn()
