@@ -34,7 +34,7 @@ pub unsafe extern "C-unwind" fn splice(
         && !lifecycle::receives_by_kernel(conn)
         && input_offset.is_null()
     {
-        return file::splice(conn, output, len);
+        return file::splice(conn, output, len, flags);
     }
     if !table::connection(output).is_none_or(lifecycle::sends_by_kernel) {
         // Programs then fall back to reading and writing.

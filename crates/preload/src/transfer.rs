@@ -410,6 +410,9 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     }
     // SAFETY: the program's header.
     if unsafe { (*message).msg_controllen > 0 && !is_nowhere((*message).msg_control) } {
+        // An accepted connection may turn out to be no TCP connection.
+        // SAFETY: the program's header.
+        unsafe { hand_over_passed(message) };
         return send_with_control(conn, direct);
     }
     // SAFETY: the program's header and list.
@@ -447,6 +450,7 @@ unsafe fn hand_over_passed(message: *const msghdr) {
         while !header.is_null() {
             if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
                 let bytes = ((*header).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
+                let bytes = bytes.min((*message).msg_controllen);
                 let fds = libc::CMSG_DATA(header).cast::<c_int>();
                 for index in 0..(bytes / size_of::<c_int>()).min(253) {
                     lifecycle::handing_over(fds.add(index).read_unaligned());

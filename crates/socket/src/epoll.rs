@@ -55,10 +55,15 @@ pub(crate) fn hold(index: usize) {
     }
 }
 
-/// One descriptor less; with the last the set is gone.
-pub(crate) fn release(index: usize) {
+/// The descriptor `fd` less; with the last the set is gone.
+pub(crate) fn release(index: usize, fd: i32) {
     let Some(set) = set(index) else { return };
     if set.references.fetch_sub(1, AcqRel) != 1 {
+        if set.fd() == fd
+            && let Some(other) = table::find_set(index)
+        {
+            set.fd.store(other, Relaxed);
+        }
         return;
     }
     if let Some(_owner) = set.own() {
@@ -77,7 +82,8 @@ fn remove(set: &Set, number: u32) {
     let Some(gone) = member(number) else { return };
     set.cool(number, gone);
     set.members.remove(number, set_links);
-    if gone.has(EMULATED) {
+    // An event that the kernel has given out already must not find it any more.
+    if gone.change(u32::MAX, 0) & EMULATED != 0 {
         set.emulated.fetch_sub(1, Relaxed);
     }
     if let Some(conn) = gone.conn() {
@@ -306,8 +312,9 @@ fn emulate(set: &Set, number: u32, member: &'static Member) {
 
 /// The kernel registration is ours. The set is owned.
 fn taken_over(set: &Set, number: u32, member: &'static Member) {
-    member.change(0, EMULATED | FRESH | KERNEL);
-    set.emulated.fetch_add(1, Relaxed);
+    if member.change(0, EMULATED | FRESH | KERNEL) & EMULATED == 0 {
+        set.emulated.fetch_add(1, Relaxed);
+    }
     set.heat(number, member);
     set.nudge();
 }

@@ -6,7 +6,7 @@ use crate::receive::receive;
 use crate::send as sending;
 use crate::sys::{self, raw};
 use crate::vector::Vector;
-use libc::{c_int, iovec, off_t};
+use libc::{c_int, c_uint, iovec, off_t};
 
 /// Bytes read from the file in one step, on the stack.
 const STEP: usize = 16 << 10;
@@ -75,12 +75,27 @@ pub fn send(
     }
 }
 
-/// `splice(conn, output, len)` while the lane still has bytes, which come before those that the kernel can move.
-pub fn splice(conn: &'static Conn, output: c_int, len: usize) -> isize {
+/// `splice(conn, output, len, flags)` while the lane still has bytes, which come before those that the kernel can move.
+pub fn splice(conn: &'static Conn, output: c_int, len: usize, flags: c_uint) -> isize {
     if raw::fcntl(output, libc::F_GETPIPE_SZ, 0).is_err() {
         return sys::fail(libc::EINVAL);
     }
-    let mut buffer = [0_u8; STEP];
+    if len == 0 {
+        return 0;
+    }
+    let asked = flags & libc::SPLICE_F_NONBLOCK != 0;
+    let waits = !asked
+        && raw::fcntl(output, libc::F_GETFL, 0)
+            .is_ok_and(|flags| flags & libc::O_NONBLOCK.cast_unsigned() as usize == 0);
+    if waits {
+        if let Err(errno) = raw::poll_until(output, libc::POLLOUT, None) {
+            return sys::fail(errno);
+        }
+    } else if raw::poll_now(output, libc::POLLOUT) == 0 {
+        return sys::fail(libc::EAGAIN);
+    }
+    // A pipe that has room takes so many bytes at once; more might have to wait for a reader.
+    let mut buffer = [0_u8; libc::PIPE_BUF];
     let part = |len: usize| {
         [iovec {
             iov_base: core::ptr::null_mut(),
@@ -90,7 +105,8 @@ pub fn splice(conn: &'static Conn, output: c_int, len: usize) -> isize {
     let mut place = part(buffer.len().min(len));
     place[0].iov_base = buffer.as_mut_ptr().cast();
     let none = || sys::fail(libc::EAGAIN);
-    let seen = receive(conn, Vector::own(&place), libc::MSG_PEEK, none);
+    let peek = libc::MSG_PEEK | if asked { libc::MSG_DONTWAIT } else { 0 };
+    let seen = receive(conn, Vector::own(&place), peek, none);
     let Ok(seen @ 1..) = usize::try_from(seen) else {
         return seen;
     };

@@ -33,7 +33,7 @@ pub fn made_seek_stream(fd: c_int) {
 fn forget(fd: c_int, stale: bool) {
     match table::take(fd) {
         Entry::Connection(conn) => conn.release(fd, stale),
-        Entry::Epoll(index) => epoll::release(index),
+        Entry::Epoll(index) => epoll::release(index, fd),
         Entry::Unknown | Entry::Private => {}
     }
 }
@@ -95,7 +95,7 @@ pub fn duplicated(old: c_int, new: c_int) {
         Entry::Epoll(index) => {
             epoll::hold(index);
             if !table::set_epoll(new, index) {
-                epoll::release(index);
+                epoll::release(index, new);
             }
         }
         Entry::Unknown | Entry::Private => {}
@@ -295,27 +295,19 @@ pub fn receives_by_kernel(conn: &'static Conn) -> bool {
 pub fn executing() {
     // A peer that does not answer costs time, and there may be many.
     let until = sys::now_ns() + 1_000_000_000;
-    for conn in records::all().filter(|conn| is_for_successor(conn)) {
-        if sys::now_ns() < until {
+    for (fd, conn) in table::connections() {
+        if is_for_successor(fd, conn) && !conn.flag(conn::HANDED_OVER) && sys::now_ns() < until {
             demote::hand_over(conn, Reason::ForeignProcess);
         }
     }
     records::all().for_each(Conn::leave);
 }
 
-/// Whether the program that this process becomes is meant to have the connection: as its standard input or output, or because nobody else
+/// Whether the program that this process becomes is meant to have the connection by `fd`: as its standard input or output, or because nobody else
 /// has it any more. A socket that the process has in common with others is most often left open by oversight.
-fn is_for_successor(conn: &'static Conn) -> bool {
-    let mut from = 0;
-    while let Some(fd) = table::next_known(from, c_int::MAX) {
-        let ours = table::connection(fd).is_some_and(|other| core::ptr::eq(other, conn));
-        let kept = || raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags & libc::FD_CLOEXEC as usize == 0);
-        if ours && (fd < 3 || conn.alone() && kept()) {
-            return true;
-        }
-        from = fd + 1;
-    }
-    false
+fn is_for_successor(fd: c_int, conn: &'static Conn) -> bool {
+    let kept = || raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags & libc::FD_CLOEXEC as usize == 0);
+    fd < 3 || conn.alone() && kept()
 }
 
 /// The process did not become another program.

@@ -185,7 +185,7 @@ pub(crate) fn settle(conn: &Conn, receive: &Guard<'_>) {
     let Some(segment) = conn.segment(receive) else { return };
     let lane = segment.receiver(conn.side());
     let incoming = Incoming::new(lane);
-    let shared = conn.flag(conn::FORKED);
+    let shared = !conn.alone();
     if !shared {
         incoming.set_unready();
         Outgoing::new(segment.sender(conn.side())).set_closing();

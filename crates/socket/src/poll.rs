@@ -5,10 +5,13 @@ use crate::lock::Guard;
 use crate::spin::Spinner;
 use crate::sys::{self, raw};
 use crate::{agent, bell, epoll, marks, ready, real, send, table, wait};
-use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDHUP, c_int, pollfd};
+use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM, c_int, pollfd};
 
 /// A sleep in which somebody waits for room in a lane is not longer than this.
 const CAP_NS: u64 = 20_000_000;
+/// Both names of what there is to receive, and of room to send.
+const IN: i16 = POLLIN | POLLRDNORM;
+const OUT: i16 = POLLOUT | POLLWRNORM;
 /// Entries handled without the heap.
 const ENTRIES: usize = 128;
 
@@ -150,7 +153,7 @@ fn wait_loop(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> Result
 }
 
 fn stirs(conn: &'static Conn, events: i16) -> bool {
-    look(conn, events & (POLLIN | POLLOUT), false).is_none_or(|mask| mask != 0)
+    look(conn, events & (IN | OUT), false).is_none_or(|mask| mask != 0)
 }
 
 /// Fills the kernel's view of the entries: connections on lanes are only watched for marks and the end.
@@ -161,7 +164,7 @@ fn prepare(entries: &[pollfd], shadow: &mut [pollfd]) {
             // Room on the kernel connection only counts where it carries the bytes.
             Some(conn) if crate::demote::sends_raw(conn, conn.id()) => entry.events,
             Some(conn) if send::owes(conn) => entry.events | POLLOUT,
-            Some(_) => entry.events & (POLLIN | POLLPRI | POLLRDHUP),
+            Some(_) => entry.events & (IN | POLLPRI | POLLRDHUP),
             None => entry.events,
         };
         *place = pollfd {
@@ -228,14 +231,14 @@ fn arm(entries: &[pollfd]) -> Armed {
             let Some(segment) = conn.segment(proof) else {
                 return false;
             };
-            if entry.events & POLLIN != 0 {
+            if entry.events & IN != 0 {
                 let lane = segment.receiver(conn.side());
                 lane.arm(bit);
                 if lane.published() != lane.head() {
                     return true;
                 }
             }
-            if entry.events & POLLOUT != 0 {
+            if entry.events & OUT != 0 {
                 let lane = segment.sender(conn.side());
                 if !ready::roomy(&lane) {
                     lane.arm_credit(bit);

@@ -138,20 +138,29 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static 
     let bit = set.bit_for(conn);
     if interest & IN != 0 {
         let lane = segment.receiver(conn.side());
-        if Incoming::new(lane).source() == Source::Lane {
-            lane.arm(bit);
-            if has_news(member, conn, &lane, edge) {
-                return true;
+        match Incoming::new(lane).source() {
+            Source::Lane => {
+                lane.arm(bit);
+                if has_news(member, conn, &lane, edge) {
+                    return true;
+                }
             }
+            // Direct search may be waiting for what is behind the unread raw bytes.
+            Source::RawUntil(_) => lane.arm(bit),
+            Source::LaneThenRaw | Source::Raw => {}
         }
     }
     if interest & OUT != 0 && (!edge || conn.flag(conn::OUT_WANTED)) {
         let lane = segment.sender(conn.side());
-        if Outgoing::new(lane).mode() == Mode::Lane && !roomy(&lane) {
+        if Outgoing::new(lane).mode() != Mode::Lane {
+            // Moved since it was last looked at; the kernel tells of changes only.
+            return raw::poll_now(conn.fd(), libc::POLLOUT) != 0;
+        }
+        if !roomy(&lane) {
             lane.arm_credit(bit);
             *capped = true;
-            return roomy(&lane);
         }
+        return roomy(&lane);
     }
     false
 }
@@ -178,11 +187,17 @@ pub(crate) fn arm_cold<P>(proof: &P, conn: &'static Conn) -> bool {
         return false;
     };
     let lane = segment.receiver(conn.side());
-    if Incoming::new(lane).source() != Source::Lane {
-        return false;
+    match Incoming::new(lane).source() {
+        Source::Lane => {
+            lane.arm(bell::BY_SOCKET);
+            lane.published() != lane.head()
+        }
+        Source::RawUntil(_) => {
+            lane.arm(bell::BY_SOCKET);
+            false
+        }
+        Source::LaneThenRaw | Source::Raw => false,
     }
-    lane.arm(bell::BY_SOCKET);
-    lane.published() != lane.head()
 }
 
 /// After a capped sleep: a member whose peer has taken nothing off a full lane goes back to the kernel's buffers.

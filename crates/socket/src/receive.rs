@@ -14,7 +14,7 @@ use libc::c_int;
 use viaduct_channel::Receiver;
 use viaduct_control::Reason;
 use viaduct_control::counters::{Path, slot};
-use viaduct_stream::{Incoming, Mode, Outgoing, Source};
+use viaduct_stream::{Incoming, Outgoing, Source};
 
 /// Flags this module knows; any other sends the connection back to TCP.
 const PLAIN_FLAGS: c_int = libc::MSG_PEEK
@@ -383,10 +383,8 @@ pub(crate) fn ring_for_credit(conn: &Conn, bits: u32) {
     }
     if let Some(send) = conn.try_own_send()
         && let Some(segment) = conn.segment(&send)
-        && let out = Outgoing::new(segment.sender(conn.side()))
-        && out.mode() == Mode::Lane
     {
-        send::ring_without_bytes(conn, &send, &out);
+        send::ring_without_bytes(conn, &send, &Outgoing::new(segment.sender(conn.side())));
     }
 }
 

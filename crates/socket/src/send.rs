@@ -150,8 +150,7 @@ fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) 
             }
             Mode::Raw => {
                 wish::heed_sending(conn, id);
-                let may = moves < MOVES && conn.wants_lane() && !out.peer_wants_raw() && !conn.sending_directly();
-                if may && promote(conn, &out) {
+                if moves < MOVES && may_promote(conn, &out) && promote(conn, &out) {
                     moves += 1;
                     continue;
                 }
@@ -267,9 +266,21 @@ pub(crate) fn ring(conn: &Conn, _send: &Guard<'_>, bits: u32) {
     }
 }
 
-/// The same where the peer is not to be told of bytes.
+/// Wakes the peer by a mark where it is not to be told of bytes. An end that only receives goes over to the lane for it, since raw
+/// bytes are no marks.
 pub(crate) fn ring_without_bytes(conn: &Conn, send: &Guard<'_>, out: &Outgoing<'_>) {
-    marks::unless_closing(conn, out, || ring(conn, send, bell::BY_SOCKET));
+    marks::unless_closing(conn, out, || match out.mode() {
+        Mode::Lane => ring(conn, send, bell::BY_SOCKET),
+        Mode::Raw if may_promote(conn, out) => {
+            let _ = promote(conn, out);
+        }
+        Mode::Raw | Mode::BackPending | Mode::Recalling => {}
+    });
+}
+
+/// Whether the direction may go over to the lane as far as this end is concerned.
+fn may_promote(conn: &Conn, out: &Outgoing<'_>) -> bool {
+    conn.wants_lane() && !out.peer_wants_raw() && !conn.sending_directly()
 }
 
 /// Moves the direction onto the lane if that is possible now.

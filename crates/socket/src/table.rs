@@ -118,6 +118,14 @@ pub(crate) fn next_known(from: i32, last: i32) -> Option<i32> {
         .and_then(|fd| i32::try_from(fd).ok())
 }
 
+/// Every descriptor that refers to a connection, with it.
+pub(crate) fn connections() -> impl Iterator<Item = (i32, &'static Conn)> {
+    (0..=highest()).filter_map(|fd| {
+        let fd = i32::try_from(fd).ok()?;
+        Some((fd, connection(fd)?))
+    })
+}
+
 /// No descriptor above this one is known: the limit the process runs under.
 fn highest() -> usize {
     let mut limit = libc::rlimit {
@@ -126,6 +134,12 @@ fn highest() -> usize {
     };
     crate::sys::descriptor_limit(&mut limit);
     usize::try_from(limit.rlim_cur).unwrap_or(DESCRIPTORS).min(DESCRIPTORS)
+}
+
+/// A descriptor that refers to the epoll set with this index.
+pub(crate) fn find_set(index: usize) -> Option<i32> {
+    let refers = |fd: &i32| epoll_set(*fd) == Some(index);
+    (0..=highest()).filter_map(|fd| i32::try_from(fd).ok()).find(refers)
 }
 
 /// A descriptor that refers to `conn`.

@@ -4,7 +4,7 @@ use crate::lock;
 use crate::sys::memory::Buffer;
 use crate::sys::{self, raw};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use viaduct_stream::Holes;
 
 /// Connections of a family of processes that can be searched at one time.
@@ -30,6 +30,8 @@ pub(crate) struct Area {
     pub(crate) room: AtomicU64,
     /// 1: `SO_PEEK_OFF` of the socket is set.
     pub(crate) peeks_behind: AtomicU32,
+    /// What the next call is to report: the kernel tells an error once, and a call that had received something by then did not.
+    pub(crate) error: AtomicI32,
     pub(crate) holes: Holes,
 }
 
@@ -108,6 +110,7 @@ pub(crate) fn claim() -> Option<u32> {
             area.ample.store(0, Relaxed);
             area.room.store(0, Relaxed);
             area.peeks_behind.store(0, Relaxed);
+            area.error.store(0, Relaxed);
             // Processes that share the region draw from different numbers by way of their own.
             used.fetch_max(u32::try_from(index + 1).unwrap_or(0), AcqRel);
             let own = GENERATION.fetch_add(1, Relaxed);

@@ -37,6 +37,10 @@ impl Front<'_> {
 
     /// Takes what is there now. `last`: the caller has waited for more, so that too little may be the end.
     pub(crate) fn attempt(&self, ask: &Ask<'_>, last: bool) -> Result<Step, Errno> {
+        let kept = self.area.error.swap(0, Relaxed);
+        if kept != 0 {
+            return Err(kept);
+        }
         let holes = &self.area.holes;
         let want = ask.vector.len().saturating_sub(ask.skip);
         let end = holes
@@ -170,9 +174,7 @@ impl Front<'_> {
                 Ok(got)
             }
             Err(libc::EAGAIN | libc::EINTR) => Ok(0),
-            // What has been received counts first; the kernel will not say it again.
-            Err(_) if done > 0 => Ok(0),
-            Err(errno) => Err(errno),
+            Err(errno) => self.unless_first(done, errno),
         }
     }
 
@@ -183,26 +185,37 @@ impl Front<'_> {
                 Ok(got)
             }
             Err(libc::EAGAIN | libc::EINTR) => Ok(0),
-            Err(_) if done > 0 => Ok(0),
-            Err(errno) => Err(errno),
+            Err(errno) => self.unless_first(done, errno),
         }
+    }
+
+    /// What has been received counts first; the kernel will not tell the error again, so it is kept for the next call.
+    fn unless_first(&self, done: usize, errno: Errno) -> Result<usize, Errno> {
+        if done == 0 {
+            return Err(errno);
+        }
+        if errno != libc::ENOBUFS {
+            self.area.error.store(errno, Relaxed);
+        }
+        Ok(0)
     }
 
     fn peek_at(&self, at: u64, ask: &Ask<'_>, done: usize, most: usize) -> Result<usize, Errno> {
         let offset = at - self.base();
         match peek_at_offset(self.fd, self.area, offset, ask, done, most) {
-            Err(libc::EOPNOTSUPP) => self.peek_over(narrow(offset), ask, done, most),
+            Err(libc::EOPNOTSUPP) => self.peek_over(at, ask, done, most),
             other => other,
         }
     }
 
     /// The same where the kernel cannot: Linux before 6.9. What lies before is peeked too, as far as the buffer reaches.
     #[cold]
-    fn peek_over(&self, offset: usize, ask: &Ask<'_>, done: usize, most: usize) -> Result<usize, Errno> {
+    fn peek_over(&self, at: u64, ask: &Ask<'_>, done: usize, most: usize) -> Result<usize, Errno> {
+        self.settle(true)?;
+        let offset = narrow(at.saturating_sub(self.base()));
         if offset >= BUFFER {
             return Err(libc::ENOBUFS);
         }
-        self.settle(true)?;
         peek_from(self.fd, self.area, 0);
         let got = self.peeked.buffer.peek(self.fd, BUFFER)?;
         self.peeked.set(self.area, self.base(), got as u64);

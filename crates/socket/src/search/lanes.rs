@@ -183,7 +183,7 @@ impl<'a> Stretches<'a> {
         while found.is_none() && at < queued {
             let offset = c_int::try_from(at).map_err(|_| libc::ENOBUFS)?;
             if !peek_from(fd, self.area, offset) {
-                return Err(libc::EOPNOTSUPP);
+                return Ok(None);
             }
             let Ok(seen @ 1..) = raw::recv(fd, &mut marks, libc::MSG_PEEK | libc::MSG_DONTWAIT) else {
                 break;
@@ -271,8 +271,11 @@ impl<'a> Stretches<'a> {
                 Place::Lane => self.copy(ask, done, into, most),
                 Place::Kernel => match peek_at_offset(self.conn.fd(), self.area, into, ask, done, most) {
                     Ok(got) => got,
-                    Err(_) if done > 0 => break,
                     Err(libc::EAGAIN | libc::EINTR) => break,
+                    Err(errno) if done > 0 => {
+                        self.conn.set_error(errno);
+                        break;
+                    }
                     Err(errno) => return Err(errno),
                 },
             };
@@ -357,6 +360,14 @@ impl<'a> Stretches<'a> {
             let [first, ..] = self.parts()?.all;
             let now = narrow(owed.min(first.ready));
             if now == 0 {
+                // A mark that ends the stretch may not have been looked at yet.
+                let on_lane = self.incoming.source() == Source::Lane;
+                if on_lane
+                    && look_at_marks(self.conn, &self.incoming, &self.lane)? == Marks::Changed
+                    && self.incoming.source() != Source::Lane
+                {
+                    continue;
+                }
                 return Ok(());
             }
             let gone = match first.place {
@@ -386,10 +397,9 @@ impl<'a> Stretches<'a> {
         };
         if self.incoming.source() == Source::Lane {
             let needed = self.lane.head() + end.saturating_sub(self.base());
-            if !self.lane.can_hold(needed) && !self.ask_for_kernel(end) {
-                return Err(libc::ENOBUFS);
-            }
+            let fits = || self.lane.can_hold(needed) || self.ask_for_kernel(end);
             return match look_at_marks(self.conn, &self.incoming, &self.lane)? {
+                Marks::None if !fits() => Err(libc::ENOBUFS),
                 Marks::None => Ok(not_yet),
                 Marks::End => Ok(Step::End),
                 Marks::Changed
@@ -401,6 +411,7 @@ impl<'a> Stretches<'a> {
                     true => Err(self.conn.take_error()),
                     false => Ok(Step::End),
                 },
+                Marks::Changed if !fits() => Err(libc::ENOBUFS),
                 Marks::Changed => Ok(not_yet),
             };
         }
@@ -409,13 +420,33 @@ impl<'a> Stretches<'a> {
             let now = self.parts()?;
             let grown =
                 now.queued != parts.queued || now.all.map(|part| part.ready) != parts.all.map(|part| part.ready);
-            return Ok(if grown { Step::Again } else { Step::End });
+            return if grown {
+                Ok(Step::Again)
+            } else {
+                self.how_it_ended(parts.queued, not_yet)
+            };
         }
         if last && let (Place::Kernel, into, _) = self.locate(parts, end - 1) {
             let _mark = Mark::at(self.conn.fd(), self.area, into + 1);
             refuse_if_full(self.conn.fd(), self.area, into + 1)?;
         }
         Ok(not_yet)
+    }
+
+    /// The kernel connection has ended, and all `queued` bytes that it holds are known: in order, or with an error?
+    fn how_it_ended(&self, queued: u64, not_yet: Step) -> Result<Step, Errno> {
+        let offset = c_int::try_from(queued).map_err(|_| libc::ENOBUFS)?;
+        if !peek_from(self.conn.fd(), self.area, offset) {
+            return Ok(Step::End);
+        }
+        let seen = raw::recv(self.conn.fd(), &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT);
+        peek_from(self.conn.fd(), self.area, 0);
+        match seen {
+            Ok(0) => Ok(Step::End),
+            Ok(_) => Ok(Step::Again),
+            Err(libc::EAGAIN | libc::EINTR) => Ok(not_yet),
+            Err(errno) => Err(errno),
+        }
     }
 
     /// The lane can never hold so much. If the program has made the socket's buffer large enough for all of it, the stream goes on

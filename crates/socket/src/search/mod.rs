@@ -86,6 +86,8 @@ trait Searched {
     fn wait(&self, step: Step, deadline: Deadline) -> Result<Woken, Errno>;
     /// So many bytes were received.
     fn received(&self, bytes: usize);
+    /// The connection broke after part of a call was served: the next is to tell.
+    fn broken(&self, errno: Errno);
 }
 
 /// Receives from `offset` on: the whole of the call but for what sets ends apart.
@@ -155,6 +157,7 @@ fn run(end: &impl Searched, vector: Vector<'_>, flags: c_int, offset: u64) -> Re
         let deadline = *deadline.get_or_insert_with(|| end.deadline());
         match end.wait(step, deadline) {
             Ok(Woken::Look) => last = true,
+            Ok(Woken::Restarted) if ask.skip == 0 => last = true,
             // Part of it is better than nothing.
             Ok(woken) if ask.whole => (ask.whole, over) = (false, Some(wait::errno_of(woken))),
             Ok(woken) => break wait::errno_of(woken),
@@ -162,6 +165,9 @@ fn run(end: &impl Searched, vector: Vector<'_>, flags: c_int, offset: u64) -> Re
         }
     };
     if ask.skip > 0 || error == 0 {
+        if !matches!(error, 0 | libc::EAGAIN | libc::EINTR | libc::ENOBUFS) {
+            end.broken(error);
+        }
         Ok(ask.skip)
     } else {
         Err(error)
@@ -247,6 +253,10 @@ impl Searched for Recorded {
             counters::add(self.conn, slot::BYTES_RECEIVED, bytes as u64);
             self.conn.note_traffic(bytes);
         }
+    }
+
+    fn broken(&self, errno: Errno) {
+        self.conn.set_error(errno);
     }
 }
 

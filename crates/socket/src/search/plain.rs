@@ -257,4 +257,8 @@ impl Searched for Socket {
     }
 
     fn received(&self, _bytes: usize) {}
+
+    fn broken(&self, errno: Errno) {
+        self.front.area.error.store(errno, Relaxed);
+    }
 }
