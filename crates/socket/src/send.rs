@@ -150,7 +150,8 @@ fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) 
             }
             Mode::Raw => {
                 wish::heed_sending(conn, id);
-                if moves < MOVES && may_promote(conn, &out) && promote(conn, &out) {
+                let may = moves < MOVES && conn.wants_lane() && !out.peer_wants_raw() && !conn.sending_directly();
+                if may && promote(conn, &out) {
                     moves += 1;
                     continue;
                 }
@@ -266,21 +267,11 @@ pub(crate) fn ring(conn: &Conn, _send: &Guard<'_>, bits: u32) {
     }
 }
 
-/// Wakes the peer by a mark where it is not to be told of bytes. An end that only receives goes over to the lane for it, since raw
-/// bytes are no marks.
+/// Wakes the peer by a mark where it is not to be told of bytes: not after this end's own FIN, which nothing may follow.
 pub(crate) fn ring_without_bytes(conn: &Conn, send: &Guard<'_>, out: &Outgoing<'_>) {
-    marks::unless_closing(conn, out, || match out.mode() {
-        Mode::Lane => ring(conn, send, bell::BY_SOCKET),
-        Mode::Raw if may_promote(conn, out) => {
-            let _ = promote(conn, out);
-        }
-        Mode::Raw | Mode::BackPending | Mode::Recalling => {}
-    });
-}
-
-/// Whether the direction may go over to the lane as far as this end is concerned.
-fn may_promote(conn: &Conn, out: &Outgoing<'_>) -> bool {
-    conn.wants_lane() && !out.peer_wants_raw() && !conn.sending_directly()
+    if out.mode() == Mode::Lane && !conn.flag(conn::SHUT_WRITE) {
+        marks::unless_closing(conn, out, || ring(conn, send, bell::BY_SOCKET));
+    }
 }
 
 /// Moves the direction onto the lane if that is possible now.
