@@ -118,12 +118,18 @@ pub(crate) fn next_known(from: i32, last: i32) -> Option<i32> {
         .and_then(|fd| i32::try_from(fd).ok())
 }
 
+/// Every known descriptor.
+fn known() -> impl Iterator<Item = i32> {
+    let last = highest().min(DESCRIPTORS - 1);
+    let words = TABLE.iter().take(last + 1).enumerate();
+    words
+        .filter(|(_, word)| word.load(Relaxed) != 0)
+        .filter_map(|(fd, _)| i32::try_from(fd).ok())
+}
+
 /// Every descriptor that refers to a connection, with it.
 pub(crate) fn connections() -> impl Iterator<Item = (i32, &'static Conn)> {
-    (0..=highest()).filter_map(|fd| {
-        let fd = i32::try_from(fd).ok()?;
-        Some((fd, connection(fd)?))
-    })
+    known().filter_map(|fd| Some((fd, connection(fd)?)))
 }
 
 /// No descriptor above this one is known: the limit the process runs under.
@@ -138,18 +144,12 @@ fn highest() -> usize {
 
 /// A descriptor that refers to the epoll set with this index.
 pub(crate) fn find_set(index: usize) -> Option<i32> {
-    let refers = |fd: &i32| epoll_set(*fd) == Some(index);
-    (0..=highest()).filter_map(|fd| i32::try_from(fd).ok()).find(refers)
+    known().find(|fd| epoll_set(*fd) == Some(index))
 }
 
 /// A descriptor that refers to `conn`.
 pub(crate) fn find(conn: &'static Conn) -> Option<i32> {
-    let mut from = 0;
-    while let Some(fd) = next_known(from, i32::MAX) {
-        if connection(fd).is_some_and(|other| core::ptr::eq(other, conn)) {
-            return Some(fd);
-        }
-        from = fd + 1;
-    }
-    None
+    connections()
+        .find(|(_, other)| core::ptr::eq(*other, conn))
+        .map(|(fd, _)| fd)
 }
