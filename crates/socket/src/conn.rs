@@ -61,6 +61,8 @@ pub struct Conn {
     pub(crate) streak: AtomicU32,
     pub(crate) stalled_at: AtomicU64,
     pub(crate) stuck_at: AtomicU64,
+    /// Since when, in nanoseconds.
+    pub(crate) stuck_since: AtomicU64,
     pub(crate) segment: SegmentCell,
     pub(crate) segment_name: AtomicU64,
     /// Eventfd of the peer's bell, -1 for none.
@@ -100,6 +102,7 @@ impl Conn {
             streak: AtomicU32::new(0),
             stalled_at: AtomicU64::new(0),
             stuck_at: AtomicU64::new(0),
+            stuck_since: AtomicU64::new(0),
             segment: SegmentCell::empty(),
             segment_name: AtomicU64::new(0),
             peer_bell: AtomicI32::new(0),
@@ -138,6 +141,7 @@ impl Conn {
             &self.checked_at,
             &self.stalled_at,
             &self.stuck_at,
+            &self.stuck_since,
             &self.segment_name,
             &self.receive_timeout_ns,
             &self.send_timeout_ns,

@@ -18,6 +18,7 @@ pub(crate) use crate::epoll_set::{
     hot_links, member, set, set_links, tag, whose,
 };
 use crate::lock::Guard;
+use crate::pace::Bound;
 use crate::sys::raw;
 use crate::{demote, ready, table};
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
@@ -443,21 +444,21 @@ pub(crate) fn signalled(set: &Set, number: u32) {
     }
 }
 
-/// Arms every hot member for a sleep; answers whether one is ready after all. The set is owned.
-pub(crate) fn arm(set: &Set, owner: &Guard<'_>, capped: &mut bool) -> bool {
+/// Arms every hot member for a sleep; answers whether one is ready after all. `bound` is raised to what the sleep must not exceed. The set is owned.
+pub(crate) fn arm(set: &Set, owner: &Guard<'_>, bound: &mut Bound) -> bool {
     let crowded = set.hot.len() > 64;
     let mut number = set.hot.first();
     while let Some(current) = number {
         number = set.hot.after(current, hot_links);
         let Some(member) = member(current) else { break };
         let Some(conn) = member.conn() else { continue };
-        let mut room = false;
+        let mut room = Bound::Program;
         let ready = ready::arm(set, owner, member, conn, &mut room);
-        *capped |= room;
+        *bound = (*bound).max(room);
         if ready {
             return true;
         }
-        if room {
+        if room != Bound::Program {
             // A bell that rings for room does not say for whom: only looking finds out.
             continue;
         }

@@ -2,6 +2,7 @@
 
 use crate::epoll::{self, Set, Tagged};
 use crate::lock::Guard;
+use crate::pace::{Bound, Naps};
 use crate::spin::Spinner;
 use crate::sys::{self, Events, raw};
 use crate::{agent, ready, real};
@@ -11,8 +12,6 @@ use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 const KERNEL_LOOK_US: u64 = 20;
 /// And at least once in this many waits.
 const KERNEL_LOOK_WAITS: u32 = 32;
-/// A sleep in which somebody waits for room in a lane is not longer than this.
-const CAP_NS: u64 = 20_000_000;
 
 /// Until when to wait, as the program said.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +52,7 @@ pub fn wait(
 
 fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *const libc::sigset_t) -> isize {
     let deadline = timeout.ns.map(|ns| sys::now_ns().saturating_add(ns));
+    let mut naps = Naps::new();
     loop {
         collect(set, events, timeout.ns == Some(0));
         if events.used() > 0 || timeout.ns == Some(0) {
@@ -69,7 +69,7 @@ fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *con
         if events.used() > 0 {
             return events.used().cast_signed();
         }
-        match sleep(set, events, deadline, timeout.fine, mask) {
+        match sleep(set, events, deadline, &mut naps, timeout.fine, mask) {
             Ok(true) => {}
             Ok(false) => return 0,
             Err(errno) => return sys::fail(errno),
@@ -126,27 +126,24 @@ fn sleep(
     set: &'static Set,
     events: &mut Events,
     deadline: Option<u64>,
+    naps: &mut Naps,
     fine: bool,
     mask: *const libc::sigset_t,
 ) -> Result<bool, sys::Errno> {
-    let mut capped = false;
+    let mut bound = Bound::Program;
     {
         let Some(owner) = set.own() else {
             return Err(libc::EINTR);
         };
-        if epoll::arm(set, &owner, &mut capped) {
+        if epoll::arm(set, &owner, &mut bound) {
             return Ok(deadline.is_none_or(|at| sys::now_ns() < at));
         }
         set.sleepers.fetch_add(1, AcqRel);
     }
     let left = deadline.map(|deadline| deadline.saturating_sub(sys::now_ns()));
-    let bound = if capped {
-        Some(left.map_or(CAP_NS, |left| left.min(CAP_NS)))
-    } else {
-        left
-    };
+    let for_room = bound != Bound::Program;
     let from = events.used();
-    let result = real::epoll_sleep(set.fd(), events, bound, fine, mask);
+    let result = real::epoll_sleep(set.fd(), events, naps.next(bound, left), fine || for_room, mask);
     {
         let owner = set.own();
         // Read while the set is owned: who arms it next is still counted.
@@ -159,7 +156,7 @@ fn sleep(
             if !others {
                 ready::disarm(set, &owner, conn);
             }
-            if capped {
+            if for_room {
                 ready::relieve(conn);
             }
         }

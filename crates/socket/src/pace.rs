@@ -9,6 +9,48 @@ use viaduct_control::Reason;
 const UNCHECKED: u32 = 3;
 /// So many receives without a send in between are a stream and no conversation.
 const STREAK: u32 = 64;
+/// A lane in which nothing moves for so many nanoseconds is stuck, and no sleep for room in one is longer.
+pub(crate) const STUCK_NS: u64 = 20_000_000;
+/// The first sleep for room in a lane whose receiver has no means to ring, in nanoseconds.
+const FIRST_NAP_NS: u64 = 50_000;
+
+/// How long a sleep may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Bound {
+    /// As long as the program says: whoever is waited for rings.
+    Program,
+    /// Somebody waits for room in a lane, whose receiver may die without a sign.
+    Room,
+    /// Likewise, and the receiver has no means to ring.
+    UnrungRoom,
+}
+
+/// The lengths of the sleeps of one wait.
+#[derive(Debug)]
+pub(crate) struct Naps {
+    next_ns: u64,
+}
+
+impl Naps {
+    /// Begins a wait.
+    pub(crate) fn new() -> Self {
+        Self { next_ns: FIRST_NAP_NS }
+    }
+
+    /// Of the time `left` (`None`: for ever), how much to sleep now.
+    pub(crate) fn next(&mut self, bound: Bound, left: Option<u64>) -> Option<u64> {
+        let most = match bound {
+            Bound::Program => return left,
+            Bound::Room => STUCK_NS,
+            Bound::UnrungRoom => {
+                let nap = self.next_ns;
+                self.next_ns = (nap * 2).min(STUCK_NS);
+                nap
+            }
+        };
+        Some(left.map_or(most, |left| left.min(most)))
+    }
+}
 
 impl Conn {
     /// Whether the kernel connection was last looked at longer than `us` microseconds ago; if so, now counts as a look.
@@ -61,11 +103,15 @@ impl Conn {
         self.set_reason(Reason::LaneStall);
     }
 
-    /// Whether nothing has left the full lane since the last call.
+    /// Whether nothing has left the full lane for [`STUCK_NS`], as far as this has been called.
     pub(crate) fn stuck_at(&self, in_flight: usize, tail: u64) -> bool {
         let head = tail.wrapping_sub(in_flight as u64);
         let mark = head.wrapping_add(1);
-        self.stuck_at.swap(mark, Relaxed) == mark
+        let now = sys::now_ns();
+        if self.stuck_at.swap(mark, Relaxed) != mark {
+            self.stuck_since.store(now, Relaxed);
+        }
+        now.saturating_sub(self.stuck_since.load(Relaxed)) >= STUCK_NS
     }
 
     /// Whether the last stall is long enough ago to try the lane again.

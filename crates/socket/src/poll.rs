@@ -2,13 +2,12 @@
 
 use crate::conn::{Conn, Phase};
 use crate::lock::Guard;
+use crate::pace::{Bound, Naps};
 use crate::spin::Spinner;
 use crate::sys::{self, raw};
 use crate::{agent, bell, epoll, marks, ready, real, send, table, wait};
 use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM, c_int, pollfd};
 
-/// A sleep in which somebody waits for room in a lane is not longer than this.
-const CAP_NS: u64 = 20_000_000;
 /// Both names of what there is to receive, and of room to send.
 const IN: i16 = POLLIN | POLLRDNORM;
 const OUT: i16 = POLLOUT | POLLWRNORM;
@@ -91,6 +90,7 @@ pub fn poll(entries: &mut [pollfd], how: Wait) -> Result<usize, sys::Errno> {
 fn wait_loop(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> Result<usize, sys::Errno> {
     let deadline = how.timeout_ns.map(|ns| sys::now_ns().saturating_add(ns));
     let mut spinner = Spinner::new();
+    let mut naps = Naps::new();
     loop {
         let ready = glance(entries, shadow, false)?;
         if ready > 0 || how.timeout_ns == Some(0) {
@@ -114,29 +114,22 @@ fn wait_loop(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> Result
         }
     }
     loop {
-        let capped = match arm(entries) {
-            Armed::Ready => None,
-            Armed::Asleep { capped } => Some(capped),
-        };
+        let bound = arm(entries);
         let ready = glance(entries, shadow, true)?;
         if ready > 0 {
             return Ok(ready);
         }
-        let Some(capped) = capped else { continue };
+        let Some(bound) = bound else { continue };
         let left = deadline.map(|deadline| deadline.saturating_sub(sys::now_ns()));
-        let bound = if capped {
-            Some(left.map_or(CAP_NS, |left| left.min(CAP_NS)))
-        } else {
-            left
-        };
+        let nap = naps.next(bound, left);
         prepare(entries, shadow);
-        let woken = real::ppoll_masked(shadow, bound.map(sys::timespec).as_ref(), how.mask);
+        let woken = real::ppoll_masked(shadow, nap.map(sys::timespec).as_ref(), how.mask);
         let rang = shadow.last().filter(|bell| bell.revents != 0).map(|bell| bell.fd);
         if let Some(bell) = rang {
             raw::eventfd_reset(bell);
         }
         woken?;
-        if capped {
+        if bound != Bound::Program {
             entries
                 .iter()
                 .filter_map(|entry| attached(entry.fd))
@@ -214,16 +207,9 @@ fn glance(entries: &mut [pollfd], shadow: &mut [pollfd], kernel: bool) -> Result
     Ok(ready)
 }
 
-/// What arming for a sleep found.
-enum Armed {
-    /// Something is ready: do not sleep.
-    Ready,
-    /// All are armed; the sleep must be short if `capped`.
-    Asleep { capped: bool },
-}
-
-fn arm(entries: &[pollfd]) -> Armed {
-    let mut capped = false;
+/// Arms all entries for a sleep; answers what it must not exceed, or `None` if one is ready after all.
+fn arm(entries: &[pollfd]) -> Option<Bound> {
+    let mut bound = Bound::Program;
     for entry in entries {
         let Some(conn) = attached(entry.fd) else { continue };
         let bit = wait::bit_for(conn);
@@ -242,15 +228,15 @@ fn arm(entries: &[pollfd]) -> Armed {
                 let lane = segment.sender(conn.side());
                 if !ready::roomy(&lane) {
                     lane.arm_credit(bit);
-                    capped = true;
+                    bound = bound.max(ready::bound_of_room(conn, segment, bit));
                     return ready::roomy(&lane);
                 }
             }
             false
         });
         if ready == Some(true) {
-            return Armed::Ready;
+            return None;
         }
     }
-    Armed::Asleep { capped }
+    Some(bound)
 }

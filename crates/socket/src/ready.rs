@@ -3,12 +3,13 @@
 use crate::conn::{self, Conn};
 use crate::epoll::{EDGE, FIRED, FRESH, KERNEL, Member, Set, UNSEEN};
 use crate::lock::Guard;
+use crate::pace::Bound;
 use crate::receive::{self, Found};
 use crate::sys::raw;
 use crate::{bell, send};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP};
-use viaduct_channel::Sender;
+use viaduct_channel::{Segment, Sender};
 use viaduct_control::Reason;
 use viaduct_stream::{Incoming, Mode, Outgoing, Source};
 
@@ -125,8 +126,19 @@ fn published<P>(conn: &Conn, proof: &P) -> u64 {
         .map_or(0, |segment| segment.receiver(conn.side()).published())
 }
 
-/// Arms a hot member for a sleep; true if it turns out to be ready. `capped` is set when the sleep must not be long.
-pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static Conn, capped: &mut bool) -> bool {
+/// How long a sleep for room in `conn`'s lane may be, whose receiver has been asked to ring by `bit`. One that has to ring by a mark can only do
+/// so while its own direction is on the lane.
+pub(crate) fn bound_of_room(conn: &Conn, segment: &Segment, bit: u32) -> Bound {
+    let incoming = Incoming::new(segment.receiver(conn.side()));
+    if bit == bell::BY_BELL || incoming.source() == Source::Lane {
+        Bound::Room
+    } else {
+        Bound::UnrungRoom
+    }
+}
+
+/// Arms a hot member for a sleep; true if it turns out to be ready. `bound` is raised to what the sleep must not exceed.
+pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static Conn, bound: &mut Bound) -> bool {
     if member.has(FIRED) {
         return false;
     }
@@ -158,7 +170,7 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static 
         }
         if !roomy(&lane) {
             lane.arm_credit(bit);
-            *capped = true;
+            *bound = (*bound).max(bound_of_room(conn, segment, bit));
         }
         return roomy(&lane);
     }
@@ -200,7 +212,7 @@ pub(crate) fn arm_cold<P>(proof: &P, conn: &'static Conn) -> bool {
     }
 }
 
-/// After a capped sleep: a member whose peer has taken nothing off a full lane goes back to the kernel's buffers.
+/// After a sleep for room: a member whose peer has taken nothing off a full lane goes back to the kernel's buffers.
 pub(crate) fn relieve(conn: &'static Conn) {
     let id = conn.id();
     let Some(guard) = conn.own_send(id) else { return };

@@ -180,7 +180,7 @@ pub(crate) fn epoll_sleep(
 ) -> Result<usize, Errno> {
     let (at, room) = events.free();
     let room_int = c_int::try_from(room).unwrap_or(c_int::MAX);
-    let count = match timeout_ns {
+    let to_the_nanosecond = match timeout_ns {
         Some(ns) if fine => {
             let timeout = timespec(ns);
             let place = (&raw const timeout).expose_provenance();
@@ -193,14 +193,19 @@ pub(crate) fn epoll_sleep(
                 8,
             ];
             // SAFETY: the program's buffer and mask, and a timeout that outlives the call.
-            unsafe { raw::call(libc::SYS_epoll_pwait2, arguments) }?
+            unsafe { raw::call(libc::SYS_epoll_pwait2, arguments) }
         }
-        _ => {
+        _ => Err(libc::ENOSYS),
+    };
+    let count = match to_the_nanosecond {
+        // Linux before 5.11 knows milliseconds only.
+        Err(libc::ENOSYS) => {
             let ms = timeout_ns.map_or(-1, |ns| c_int::try_from(ns.div_ceil(1_000_000)).unwrap_or(c_int::MAX));
             // SAFETY: the program's buffer and mask.
             let count = unsafe { epoll_pwait(set, at, room_int, ms, mask) };
             usize::try_from(count).map_err(|_| errno())?
         }
+        known => known?,
     };
     events.filled_by_kernel(count);
     Ok(count)

@@ -173,7 +173,7 @@ fn wait_for_more(conn: &Conn, deadline: Deadline) -> Result<Woken, Errno> {
     if raw::poll_now(conn.fd(), libc::POLLRDHUP) != 0 {
         return Err(END);
     }
-    Ok(wait::sleep(conn, wait::FOR_CREDIT, deadline, NAP_NS))
+    Ok(wait::sleep(conn, wait::FOR_CREDIT, deadline, Some(NAP_NS)))
 }
 
 /// What a waiting peek gets when the stream ends first.
@@ -451,7 +451,7 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
     counters::add(conn, slot::SLEEPS, 1);
     // What is owed to the peer may wait for room in the kernel.
     let owed = if send::owes(conn) { wait::FOR_OUTPUT } else { 0 };
-    let woken = wait::sleep(conn, wait::FOR_INPUT | owed, deadline, 0);
+    let woken = wait::sleep(conn, wait::FOR_INPUT | owed, deadline, None);
     // The wait bit may stay: other waiters may count on it, and a bell too many does no harm.
     send::serve(conn);
     if agent::has_mail() {

@@ -3,11 +3,12 @@
 use crate::conn::{self, Conn, Phase};
 use crate::direct::DirectCall;
 use crate::lock::Guard;
+use crate::pace::{Naps, STUCK_NS};
 use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, bell, counters, kernel, marks, wish};
+use crate::{agent, bell, counters, kernel, marks, ready, wish};
 use libc::c_int;
 use viaduct_channel::Segment;
 use viaduct_control::Reason;
@@ -16,8 +17,6 @@ use viaduct_stream::{MARK_BACK, MARK_BELL, Mode, Outgoing};
 
 /// Flags that change nothing about where bytes go.
 const PLAIN_FLAGS: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_CONFIRM;
-/// A lane that stays full this long makes the sender go back to the kernel's buffers.
-const STALL_NS: u64 = 20_000_000;
 /// Changes of path that one look makes: a peer that asks for more does not keep bytes from going out.
 const MOVES: u32 = 4;
 /// Steps that these changes take at most, and some more.
@@ -409,6 +408,7 @@ fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
         return Ok(Woken::TimedOut);
     }
     let mut spinner = Spinner::new();
+    let mut naps = Naps::new();
     let started = sys::now_ns();
     loop {
         let armed = {
@@ -433,14 +433,17 @@ fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
                     lane.disarm_credit(bit);
                     return Ok(Woken::Look);
                 }
-                Some(lane.in_flight())
+                Some((
+                    lane.in_flight(),
+                    naps.next(ready::bound_of_room(conn, segment, bit), None),
+                ))
             }
         };
-        let Some(before) = armed else {
-            return Ok(wait::sleep(conn, wait::FOR_OUTPUT, deadline, 0));
+        let Some((before, nap)) = armed else {
+            return Ok(wait::sleep(conn, wait::FOR_OUTPUT, deadline, None));
         };
         counters::add(conn, slot::SLEEPS, 1);
-        let woken = wait::sleep(conn, wait::FOR_CREDIT, deadline, STALL_NS);
+        let woken = wait::sleep(conn, wait::FOR_CREDIT, deadline, nap);
         if woken != Woken::Look {
             return Ok(woken);
         }
@@ -457,7 +460,7 @@ fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
         if lane.has_space() {
             return Ok(Woken::Look);
         }
-        let stalled = sys::now_ns() - started >= STALL_NS && lane.in_flight() >= before;
+        let stalled = sys::now_ns() - started >= STUCK_NS && lane.in_flight() >= before;
         if stalled && may_overflow(conn, &lane) {
             demote(conn, &Outgoing::new(lane), Reason::LaneStall);
             conn.note_stall();

@@ -65,11 +65,11 @@ pub(crate) fn bit_for(conn: &Conn) -> u32 {
     }
 }
 
-/// Sleeps until the kernel connection shows one of `events` (or is broken), the thread's bell rings, or time is up. `cap_ns`, if not
-/// 0, bounds the sleep without counting as the program's timeout. No direction may be owned.
+/// Sleeps until the kernel connection shows one of `events` (or is broken), the thread's bell rings, or time is up. `cap_ns`
+/// bounds the sleep without counting as the program's timeout. No direction may be owned.
 ///
 /// This is a cancellation point, and nothing in it needs dropping.
-pub(crate) fn sleep(conn: &Conn, events: i16, deadline: Deadline, cap_ns: u64) -> Woken {
+pub(crate) fn sleep(conn: &Conn, events: i16, deadline: Deadline, cap_ns: Option<u64>) -> Woken {
     let by_bell = bit_for(conn) == bell::BY_BELL;
     let bell = if by_bell {
         bell::known_of_thread().map_or(-1, bell::Bell::fd)
@@ -92,7 +92,7 @@ pub(crate) fn sleep(conn: &Conn, events: i16, deadline: Deadline, cap_ns: u64) -
     if left == Some(0) {
         return Woken::TimedOut;
     }
-    if events == FOR_INPUT && left.is_none() && cap_ns == 0 && signals::mixed() {
+    if events == FOR_INPUT && left.is_none() && cap_ns.is_none() && signals::mixed() {
         let errno = sys::errno();
         let woken = if real::peek_wait(conn.fd()) {
             Woken::Look
@@ -103,10 +103,8 @@ pub(crate) fn sleep(conn: &Conn, events: i16, deadline: Deadline, cap_ns: u64) -
         return woken;
     }
     let bound = match (left, cap_ns) {
-        (None, 0) => None,
-        (None, cap) => Some(cap),
-        (Some(left), 0) => Some(left),
-        (Some(left), cap) => Some(left.min(cap)),
+        (Some(left), Some(cap)) => Some(left.min(cap)),
+        (left, cap) => left.or(cap),
     };
     let errno = sys::errno();
     let result = real::ppoll_wait(&mut entries, bound.map(sys::timespec).as_ref());

@@ -116,7 +116,7 @@ pub(super) fn wait(conn: &'static Conn, id: u64, step: Step, deadline: Deadline)
             }
             let woken = {
                 let _mark = Mark::at(conn.fd(), area, kernel);
-                wait::sleep(conn, wait::FOR_INPUT, deadline, LOOK_AGAIN_NS)
+                wait::sleep(conn, wait::FOR_INPUT, deadline, Some(LOOK_AGAIN_NS))
             };
             if agent::has_mail() {
                 agent::deliver();
@@ -189,7 +189,7 @@ fn wait_for_news(
     let woken = {
         let area = conn.area().ok_or(libc::EBADF)?;
         let _mark = Mark::at(conn.fd(), area, queued + 1);
-        wait::sleep(conn, wait::FOR_INPUT | owed, deadline, 0)
+        wait::sleep(conn, wait::FOR_INPUT | owed, deadline, None)
     };
     send::serve(conn);
     if agent::has_mail() {
