@@ -14,6 +14,8 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32};
 pub(crate) const BY_BELL: u32 = 1;
 /// Wait bit: send a mark on the kernel connection.
 pub(crate) const BY_SOCKET: u32 = 2;
+/// Wait bit: likewise, for a program that may wait where it is not seen, see `crate::announce`.
+pub(crate) const ANNOUNCED: u32 = 4;
 
 /// Bells in one process. Waiters beyond them are woken by marks.
 const BELLS: usize = 1024;

@@ -59,6 +59,8 @@ pub struct Conn {
     pub(crate) unchecked: AtomicU32,
     /// Receives since the last send, both on the lane.
     pub(crate) streak: AtomicU32,
+    /// See `crate::announce`.
+    pub(crate) announcer: AtomicU32,
     pub(crate) stalled_at: AtomicU64,
     pub(crate) stuck_at: AtomicU64,
     /// Since when, in nanoseconds.
@@ -100,6 +102,7 @@ impl Conn {
             checked_at: AtomicU64::new(0),
             unchecked: AtomicU32::new(0),
             streak: AtomicU32::new(0),
+            announcer: AtomicU32::new(0),
             stalled_at: AtomicU64::new(0),
             stuck_at: AtomicU64::new(0),
             stuck_since: AtomicU64::new(0),
@@ -130,6 +133,7 @@ impl Conn {
             &self.messages,
             &self.offered_in,
             &self.own_bell,
+            &self.announcer,
             &self.unchecked,
             &self.streak,
         ] {

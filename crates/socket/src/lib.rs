@@ -12,11 +12,12 @@
 //! | [`options`], [`signals`] | calls whose meaning we keep; `wish`: what `viaduct path` asks for |
 //! | [`search`] | direct search: bytes from the middle of a stream |
 //! | `agent` | viaductd; `policy`: what `viaduct run` said; `counters`: what `viaduct status` shows |
-//! | `conn`, `table`, `lock`, `bell`, `spin`, `wait` | the records and how threads wait |
+//! | `conn`, `table`, `lock`, `bell`, `announce`, `spin`, `wait` | the records and how threads wait |
 //! | [`sys`], [`real`] | the system-call corner |
 #![deny(unsafe_code)]
 
 mod agent;
+mod announce;
 mod bell;
 pub mod conn;
 mod counters;

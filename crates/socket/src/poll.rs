@@ -5,7 +5,7 @@ use crate::lock::Guard;
 use crate::pace::{Bound, Naps};
 use crate::spin::Spinner;
 use crate::sys::{self, raw};
-use crate::{agent, bell, epoll, marks, ready, real, send, table, wait};
+use crate::{agent, announce, bell, epoll, marks, ready, real, send, table, wait};
 use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM, c_int, pollfd};
 
 /// Both names of what there is to receive, and of room to send.
@@ -88,6 +88,28 @@ pub fn poll(entries: &mut [pollfd], how: Wait) -> Result<usize, sys::Errno> {
 }
 
 fn wait_loop(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> Result<usize, sys::Errno> {
+    for (conn, _) in receivers(entries) {
+        announce::take_back(conn);
+    }
+    let result = look_and_sleep(entries, shadow, how);
+    let mut late = false;
+    for (conn, found) in receivers(entries) {
+        late |= announce::renew(conn, result.is_err() || found & IN == 0);
+    }
+    if late && result.is_ok() {
+        glance(entries, shadow, true)
+    } else {
+        result
+    }
+}
+
+/// The connections on lanes whose bytes are waited for, and what has been found of them.
+fn receivers(entries: &[pollfd]) -> impl Iterator<Item = (&'static Conn, i16)> {
+    let wanted = entries.iter().filter(|entry| entry.events & IN != 0);
+    wanted.filter_map(|entry| attached(entry.fd).map(|conn| (conn, entry.revents)))
+}
+
+fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> Result<usize, sys::Errno> {
     let deadline = how.timeout_ns.map(|ns| sys::now_ns().saturating_add(ns));
     let mut spinner = Spinner::new();
     let mut naps = Naps::new();

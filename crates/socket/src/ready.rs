@@ -158,7 +158,9 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static 
                 }
             }
             // Direct search may be waiting for what is behind the unread raw bytes.
-            Source::RawUntil(_) => lane.arm(bit),
+            Source::RawUntil(_) => {
+                lane.arm(bit);
+            }
             Source::LaneThenRaw | Source::Raw => {}
         }
     }
@@ -186,29 +188,48 @@ fn has_news(member: &Member, conn: &Conn, lane: &viaduct_channel::Receiver<'_>, 
 
 /// Takes back what [`arm`] left, where it was the set's bell.
 pub(crate) fn disarm(set: &Set, owner: &Guard<'_>, conn: &'static Conn) {
-    if set.bit_for(conn) == bell::BY_BELL
-        && let Some(segment) = conn.segment(owner)
-    {
-        segment.receiver(conn.side()).disarm(bell::BY_BELL);
+    if set.bit_for(conn) == bell::BY_BELL {
+        disarm_for(owner, conn, bell::BY_BELL);
     }
 }
 
 /// Arms a member that nobody polls any more to be woken by a mark; true if it has bytes after all.
 pub(crate) fn arm_cold<P>(proof: &P, conn: &'static Conn) -> bool {
+    arm_for(proof, conn, bell::BY_SOCKET).bytes
+}
+
+/// What arming found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Armed {
+    /// The wait bits that stood.
+    pub(crate) before: u32,
+    /// Whether the lane has bytes after all.
+    pub(crate) bytes: bool,
+}
+
+/// Leaves the wait bit `bit` where bytes come by the lane, now or next.
+pub(crate) fn arm_for<P>(proof: &P, conn: &'static Conn, bit: u32) -> Armed {
     let Some(segment) = conn.segment(proof) else {
-        return false;
+        return Armed::default();
     };
     let lane = segment.receiver(conn.side());
     match Incoming::new(lane).source() {
-        Source::Lane => {
-            lane.arm(bell::BY_SOCKET);
-            lane.published() != lane.head()
-        }
-        Source::RawUntil(_) => {
-            lane.arm(bell::BY_SOCKET);
-            false
-        }
-        Source::LaneThenRaw | Source::Raw => false,
+        Source::Lane => Armed {
+            before: lane.arm(bit),
+            bytes: lane.published() != lane.head(),
+        },
+        Source::RawUntil(_) => Armed {
+            before: lane.arm(bit),
+            bytes: false,
+        },
+        Source::LaneThenRaw | Source::Raw => Armed::default(),
+    }
+}
+
+/// Takes the wait bit `bit` back.
+pub(crate) fn disarm_for<P>(proof: &P, conn: &'static Conn, bit: u32) {
+    if let Some(segment) = conn.segment(proof) {
+        segment.receiver(conn.side()).disarm(bit);
     }
 }
 

@@ -8,7 +8,7 @@ use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, bell, counters, epoll, kernel, ready, search, send, wish};
+use crate::{agent, announce, bell, counters, kernel, search, send, wish};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_channel::Receiver;
@@ -118,7 +118,7 @@ fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl 
         }
         if nonblocking {
             conn.set_flag(conn::IN_WANTED, true);
-            if announce(conn, id) {
+            if announce::announce(conn, id) {
                 continue;
             }
             break libc::EAGAIN;
@@ -151,18 +151,6 @@ fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl 
         return done.cast_signed();
     }
     sys::fail(error)
-}
-
-/// The program found nothing and will not wait here. Unless it waits where the lane is looked at, the next bytes must announce
-/// themselves on the kernel connection. True if there are some already.
-pub(crate) fn announce(conn: &'static Conn, id: u64) -> bool {
-    if epoll::covers(conn) {
-        return false;
-    }
-    let Some(guard) = conn.own_receive(id) else {
-        return false;
-    };
-    ready::arm_cold(&guard, conn)
 }
 
 /// Waits until a peek with `MSG_WAITALL` may find more than it did. What it found stays where it is and would end any other wait at

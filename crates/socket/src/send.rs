@@ -253,7 +253,7 @@ fn mark(conn: &Conn, mark: u8) -> Result<(), Errno> {
 #[cold]
 pub(crate) fn ring(conn: &Conn, _send: &Guard<'_>, bits: u32) {
     counters::add(conn, slot::BELLS_SENT, 1);
-    let mut by_socket = bits & bell::BY_SOCKET != 0;
+    let mut by_socket = bits & (bell::BY_SOCKET | bell::ANNOUNCED) != 0;
     if bits & bell::BY_BELL != 0 {
         let bell = conn.peer_bell();
         by_socket |= bell < 0 || raw::eventfd_ring(bell).is_err();
