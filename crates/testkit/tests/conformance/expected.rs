@@ -62,6 +62,12 @@ pub(crate) const DIFFERENCES: &[Difference] = &[
         reason: "a program that forbids itself system calls after it is accelerated forbids them to the library",
     },
     Difference {
+        case: "sandboxed_refusing",
+        ways: &[],
+        sometimes: MOVED,
+        reason: "a path cannot be changed where the program has forbidden itself to ask how far its kernel connection is",
+    },
+    Difference {
         case: "close_with_a_reader",
         ways: &[],
         sometimes: ON_LANES,
