@@ -374,15 +374,19 @@ pub fn handing_over(fd: c_int) {
 /// Before the process ends in an orderly way: its connections are closed by the kernel, which is to see what `close` would have
 /// shown it.
 pub fn exiting() {
-    // A child that runs on its parent's memory ends nothing of its parent's.
-    if PROCESS.load(Relaxed) != raw::getpid() {
+    if PROCESS.load(Relaxed) == 0 {
         return;
     }
+    // A child that runs on its parent's memory ends nothing of its parent's. Not asked for nothing: programs forbid themselves system calls.
+    let is_ours = core::cell::LazyCell::new(|| PROCESS.load(Relaxed) == raw::getpid());
     for conn in records::all() {
-        if conn.phase() == Phase::Attached
-            && let Some(guard) = conn.own_receive(conn.id())
-        {
-            crate::marks::settle(conn, &guard);
+        if conn.phase() == Phase::Attached {
+            if !*is_ours {
+                return;
+            }
+            if let Some(guard) = conn.own_receive(conn.id()) {
+                crate::marks::settle(conn, &guard);
+            }
         }
         conn.leave();
     }

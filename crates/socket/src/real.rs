@@ -20,6 +20,7 @@ macro_rules! real {
             /// # Safety
             /// As for the function.
             #[inline]
+            #[allow(clippy::unused_unit, reason = "every function's result is named")]
             pub unsafe fn $name($($argument: $type),*) -> $result {
                 static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
                 const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {

@@ -167,6 +167,82 @@ static void cancelled_with_room_there(void)
     step();
 }
 
+static volatile int looking;
+
+static void *look_again_and_again(void *fd)
+{
+    struct pollfd wait = {*(int *)fd, POLLIN, 0};
+    char bytes[4];
+    int count;
+
+    while (looking) {
+        poll(&wait, 1, 0);
+        ioctl(*(int *)fd, FIONREAD, &count);
+        recv(*(int *)fd, bytes, sizeof bytes, MSG_PEEK | MSG_DONTWAIT);
+    }
+    return NULL;
+}
+
+static void *answer_again_and_again(void *fd)
+{
+    char byte;
+
+    while (receive_all(*(int *)fd, &byte, 1) && byte != 'e')
+        send_all(*(int *)fd, &byte, 1);
+    return NULL;
+}
+
+/* Whoever looks at what has come takes nobody's waking away. */
+static void others_look_while_one_receives(void)
+{
+    char byte = 'x';
+
+    if (is_near) {
+        for (int round = 0; round < 1500; round++) {
+            if (round % 3 == 0)
+                usleep((useconds_t)(round % 200));
+            if (!send_all(s, &byte, 1) || !receive_all(s, &byte, 1))
+                say("no answer");
+        }
+        send_all(s, "e", 1);
+    } else {
+        pthread_t looker, answerer;
+        looking = 1;
+        looker = in_thread(look_again_and_again, &s);
+        answerer = in_thread(answer_again_and_again, &s);
+        pthread_join(answerer, NULL);
+        looking = 0;
+        pthread_join(looker, NULL);
+        say("answered");
+    }
+    step();
+}
+
+static void another_process_looks_while_one_receives(void)
+{
+    char byte = 'x';
+
+    if (is_near) {
+        for (int round = 0; round < 1500; round++) {
+            if (round % 3 == 0)
+                usleep((useconds_t)(round % 200));
+            if (!send_all(s, &byte, 1) || !receive_all(s, &byte, 1))
+                say("no answer");
+        }
+        send_all(s, "e", 1);
+    } else {
+        pid_t child = fork();
+        if (child == 0) {
+            looking = 1;
+            look_again_and_again(&s);
+        }
+        answer_again_and_again(&s);
+        kill(child, SIGKILL);
+        reap(child);
+    }
+    step();
+}
+
 static void *close_it(void *fd)
 {
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
@@ -341,5 +417,6 @@ static void errno_is_left_alone(void)
 MAIN(JOINED(jump_out_of_a_receive), JOINED(jump_out_of_a_poll), JOINED(jump_out_of_an_epoll_wait),
      JOINED(jump_out_of_a_send), JOINED(cancelled_receive), JOINED(cancelled_waits), JOINED(cancelled_send),
      JOINED(cancelled_with_bytes_there), JOINED(cancelled_with_room_there), JOINED(cancelled_before_it_closes),
+     JOINED(others_look_while_one_receives), JOINED(another_process_looks_while_one_receives),
      JOINED(cancellation_turned_off), JOINED(clean_up_of_the_cancelled), JOINED(small_stacks),
      JOINED(errno_is_left_alone))
