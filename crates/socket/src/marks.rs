@@ -6,7 +6,7 @@ use crate::lock::Guard;
 use crate::send;
 use crate::sys::{self, Errno, raw};
 use viaduct_channel::Receiver;
-use viaduct_stream::{Incoming, MARK_BACK, Mode, Outgoing, Source};
+use viaduct_stream::{Incoming, Mode, Outgoing, Source};
 
 /// How long an end that closes waits for a mark that its peer is putting.
 const MARKING_NS: u64 = 1_000_000;
@@ -27,8 +27,8 @@ pub(crate) fn look_at_marks(conn: &Conn, incoming: &Incoming<'_>, lane: &Receive
     look(conn, incoming, lane, false)
 }
 
-/// The same, but leaves bells for bytes that are still in the lane: others who sleep on the kernel connection, threads and processes, would
-/// not find there what woke them, and sleep on.
+/// The same, but leaves all marks while the lane has bytes: others who sleep on the kernel connection, threads and processes, would not find
+/// there what woke them, and sleep on.
 pub(crate) fn look_past_bells(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>) -> Result<Marks, Errno> {
     look(conn, incoming, lane, true)
 }
@@ -48,8 +48,8 @@ fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leaves: bool)
             Ok(seen) => {
                 changed = true;
                 let marks = marks.get(..seen).unwrap_or(&[]);
-                // A bell is put after its bytes, so none is for bytes that come after this look at the lane.
-                if leaves && lane.published() != lane.head() && !marks.contains(&MARK_BACK) {
+                // A bell is put after its bytes, so none of these is for bytes that come after this look at the lane.
+                if leaves && lane.published() != lane.head() {
                     return Ok(Marks::Changed);
                 }
                 let taken = incoming.marks(marks);

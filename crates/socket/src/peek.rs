@@ -4,7 +4,7 @@
 
 use crate::conn::Conn;
 use crate::lock::Guard;
-use crate::marks::{Marks, look_past_bells};
+use crate::marks::{Marks, look_at_marks, look_past_bells};
 use crate::receive::{self, Found};
 use crate::sys::{Errno, raw};
 use crate::vector::Vector;
@@ -76,6 +76,10 @@ impl<'a> Peek<'a> {
         }
         if done == unread.before + unread.lane && done < want && unread.behind > 0 {
             let got = self.peek_behind(unread.from, || kernel::receive(fd, vector, done, unread.behind, flags));
+            if got.is_none() && unread.before == 0 {
+                // Out of the way, then, for the next look.
+                look_at_marks(self.conn, &self.incoming, &self.lane)?;
+            }
             done += got.and_then(Result::ok).unwrap_or(0);
         }
         Ok((done > 0).then_some(Found::Bytes(done)))
@@ -91,13 +95,13 @@ impl<'a> Peek<'a> {
         let none = Unread::default();
         for _ in 0..ROUNDS {
             match self.incoming.source() {
+                // The marks are left as long as the lane has bytes, for others who sleep.
+                Source::Lane if self.in_lane(usize::MAX)? > 0 => return self.around_promotion(0),
                 Source::Lane => {
                     let seen = look_past_bells(self.conn, &self.incoming, &self.lane)?;
-                    if seen == Marks::Changed && self.incoming.source() != Source::Lane {
-                        continue;
+                    if seen != Marks::Changed {
+                        return Ok(none);
                     }
-                    let lane = self.in_lane(usize::MAX)?;
-                    return Ok(Unread { lane, ..none });
                 }
                 // The marks have been taken, and none come before the lane's bytes have been received.
                 Source::LaneThenRaw => {
@@ -122,7 +126,7 @@ impl<'a> Peek<'a> {
         Ok(none)
     }
 
-    /// The parts while `left` raw bytes stand before a promotion.
+    /// The parts while `left` raw bytes stand before the lane's.
     fn around_promotion(&self, left: usize) -> Result<Unread, Errno> {
         let queued = kernel::queued(self.conn.fd());
         if queued < left {

@@ -138,16 +138,12 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static 
     let bit = set.bit_for(conn);
     if interest & IN != 0 {
         let lane = segment.receiver(conn.side());
-        match Incoming::new(lane).source() {
-            Source::Lane => {
-                lane.arm(bit);
-                if has_news(member, conn, &lane, edge) {
-                    return true;
-                }
-            }
-            // Direct search may be waiting for what is behind the unread raw bytes.
-            Source::RawUntil(_) => lane.arm(bit),
-            Source::LaneThenRaw | Source::Raw => {}
+        // In a raw stretch too: another waiter may take the mark that tells of the lane's.
+        if Incoming::new(lane).source() != Source::LaneThenRaw {
+            lane.arm(bit);
+        }
+        if Incoming::new(lane).source() == Source::Lane && has_news(member, conn, &lane, edge) {
+            return true;
         }
     }
     if interest & OUT != 0 && (!edge || conn.flag(conn::OUT_WANTED)) {
@@ -187,17 +183,10 @@ pub(crate) fn arm_cold<P>(proof: &P, conn: &'static Conn) -> bool {
         return false;
     };
     let lane = segment.receiver(conn.side());
-    match Incoming::new(lane).source() {
-        Source::Lane => {
-            lane.arm(bell::BY_SOCKET);
-            lane.published() != lane.head()
-        }
-        Source::RawUntil(_) => {
-            lane.arm(bell::BY_SOCKET);
-            false
-        }
-        Source::LaneThenRaw | Source::Raw => false,
+    if Incoming::new(lane).source() != Source::LaneThenRaw {
+        lane.arm(bell::BY_SOCKET);
     }
+    Incoming::new(lane).source() == Source::Lane && lane.published() != lane.head()
 }
 
 /// After a capped sleep: a member whose peer has taken nothing off a full lane goes back to the kernel's buffers.

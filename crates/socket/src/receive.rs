@@ -436,8 +436,9 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
         };
         let lane = segment.receiver(conn.side());
         let incoming = Incoming::new(lane);
+        // In a raw stretch too: another waiter may take the mark that tells of the lane's.
+        lane.arm(bit);
         if incoming.source() == Source::Lane {
-            lane.arm(bit);
             let marks = match lane.readable() {
                 Ok(0) => look_past_bells(conn, &incoming, &lane),
                 _ => Ok(Marks::Changed),
