@@ -32,11 +32,13 @@ impl<'a> Vector<'a> {
     /// Bytes in all, as far as one call moves them.
     #[inline]
     pub fn len(&self) -> usize {
-        let all = self
-            .parts
-            .iter()
-            .fold(0, |sum: usize, part| sum.saturating_add(part.iov_len));
-        all.min(MOST)
+        self.asked().min(MOST)
+    }
+
+    /// Bytes in all, however many.
+    #[inline]
+    pub(crate) fn asked(&self) -> usize {
+        self.parts.iter().fold(0, |sum, part| sum.saturating_add(part.iov_len))
     }
 
     /// Whether a part with bytes lies in the first page, where nothing is: what a null pointer comes to. The kernel would say so
