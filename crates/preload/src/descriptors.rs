@@ -2,7 +2,7 @@
 
 use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use libc::{FILE, sockaddr, socklen_t};
-use viaduct_socket::{is_nowhere, lifecycle, real, sys, table};
+use viaduct_socket::{cancel, is_nowhere, lifecycle, real, sys, table};
 
 /// Defines hooks of calls that make one descriptor of a kind that is none of ours.
 macro_rules! creators {
@@ -31,6 +31,20 @@ creators! {
     memfd_create(name: *const c_char, flags: c_uint);
     inotify_init();
     inotify_init1(flags: c_int);
+    __open(path: *const c_char, flags: c_int, mode: c_uint);
+    __open64(path: *const c_char, flags: c_int, mode: c_uint);
+    __open_2(path: *const c_char, flags: c_int);
+    __open64_2(path: *const c_char, flags: c_int);
+    __openat_2(dir: c_int, path: *const c_char, flags: c_int);
+    __openat64_2(dir: c_int, path: *const c_char, flags: c_int);
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pidfd_getfd(process: c_int, fd: c_int, flags: c_uint) -> c_int {
+    // SAFETY: no pointers.
+    let new = unsafe { real::pidfd_getfd(process, fd, flags) };
+    lifecycle::fetched(new);
+    new
 }
 
 /// The kinds of sockets, without the flags that go with them (linux/net.h).
@@ -140,6 +154,8 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
         sys::set_errno(libc::EBADF);
         return -1;
     }
+    // A thread that has been cancelled closes nothing.
+    cancel::point();
     lifecycle::closing(fd);
     // SAFETY: the program's own call.
     unsafe { real::close(fd) }
@@ -181,6 +197,30 @@ pub unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
     unsafe { real::fclose(stream) }
 }
 
+/// Defines hooks of calls that close a stream and open another in its place, most often with its number.
+macro_rules! reopeners {
+    ($($name:ident)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C-unwind" fn $name(
+                path: *const c_char,
+                mode: *const c_char,
+                stream: *mut FILE,
+            ) -> *mut FILE {
+                // SAFETY: the program's stream.
+                let fd = unsafe { libc::fileno(stream) };
+                if fd >= 0 {
+                    lifecycle::closing(fd);
+                }
+                // SAFETY: the program's own call.
+                unsafe { real::$name(path, mode, stream) }
+            }
+        )*
+    };
+}
+
+reopeners! { freopen freopen64 }
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     if let Some(conn) = table::connection(fd)
@@ -208,21 +248,22 @@ pub unsafe extern "C-unwind" fn dup(old: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
     // SAFETY: the program's own call.
-    unsafe { duplicate_onto(old, new, || real::dup2(old, new)) }
+    unsafe { duplicate_onto(old, new, 0, || real::dup2(old, new)) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     // SAFETY: the program's own call.
-    unsafe { duplicate_onto(old, new, || real::dup3(old, new, flags)) }
+    unsafe { duplicate_onto(old, new, flags, || real::dup3(old, new, flags)) }
 }
 
-fn duplicate_onto(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
+fn duplicate_onto(old: c_int, new: c_int, flags: c_int, call: impl FnOnce() -> c_int) -> c_int {
     if lifecycle::hidden(old) || lifecycle::hidden(new) {
         sys::set_errno(libc::EBADF);
         return -1;
     }
-    if old != new && sys::is_open(old) {
+    // What the kernel refuses closes nothing.
+    if old != new && flags & !libc::O_CLOEXEC == 0 && sys::is_open(old) && sys::may_open(new) {
         lifecycle::closing(new);
     }
     let result = call();

@@ -10,6 +10,8 @@
     reason = "words pass the calling convention as they are"
 )]
 
+mod aliases;
+mod background;
 mod descriptors;
 mod exec;
 mod files;

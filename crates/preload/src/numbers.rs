@@ -1,8 +1,8 @@
 //! System calls by number.
 
-use crate::{descriptors, exec, files, options, transfer, wait};
+use crate::{descriptors, exec, files, options, process, transfer, wait};
 use core::ffi::{c_int, c_long, c_void};
-use viaduct_socket::{lifecycle, real, sys};
+use viaduct_socket::{is_nowhere, lifecycle, real, sys};
 
 /// The address that a word holds.
 fn place<T>(word: c_long) -> *mut T {
@@ -56,14 +56,37 @@ pub unsafe extern "C-unwind" fn syscall(
             libc::SYS_getsockopt => options::getsockopt(fd, b as c_int, c as c_int, place(d), place(e)).into(),
             libc::SYS_setsockopt => options::setsockopt(fd, b as c_int, c as c_int, place(d), e as u32).into(),
             libc::SYS_poll => wait::poll(place(a), b as u64, c as c_int).into(),
-            libc::SYS_ppoll => wait::ppoll(place(a), b as u64, place(c), place(d)).into(),
+            libc::SYS_ppoll => {
+                wait::telling_what_is_left(place(c), |time| wait::ppoll(place(a), b as u64, time, place(d))).into()
+            }
             libc::SYS_select => wait::select(fd, place(b), place(c), place(d), place(e)).into(),
+            libc::SYS_pselect6 => {
+                let mask = place::<*const libc::sigset_t>(f);
+                let mask = if is_nowhere(mask) { core::ptr::null() } else { *mask };
+                wait::telling_what_is_left(place(e), |time| {
+                    wait::pselect(fd, place(b), place(c), place(d), time, mask)
+                })
+                .into()
+            }
             libc::SYS_epoll_create => wait::epoll_create(fd).into(),
             libc::SYS_epoll_create1 => wait::epoll_create1(fd).into(),
             libc::SYS_epoll_ctl => wait::epoll_ctl(fd, b as c_int, c as c_int, place(d)).into(),
             libc::SYS_epoll_wait => wait::epoll_wait(fd, at.cast(), c as c_int, d as c_int).into(),
             libc::SYS_epoll_pwait => wait::epoll_pwait(fd, at.cast(), c as c_int, d as c_int, place(e)).into(),
             libc::SYS_epoll_pwait2 => wait::epoll_pwait2(fd, at.cast(), c as c_int, place(d), place(e)).into(),
+            libc::SYS_pipe => descriptors::pipe(place(a)).into(),
+            libc::SYS_pipe2 => descriptors::pipe2(place(a), b as c_int).into(),
+            libc::SYS_socketpair => descriptors::socketpair(fd, b as c_int, c as c_int, place(d)).into(),
+            libc::SYS_pidfd_getfd => descriptors::pidfd_getfd(fd, b as c_int, c as u32).into(),
+            libc::SYS_fork | libc::SYS_vfork => process::_Fork().into(),
+            libc::SYS_clone if process::has_own_memory(a as u64) => {
+                lifecycle::forking(|| real::syscall(number, a, b, c, d, e, f) as isize) as c_long
+            }
+            // The flags come first among its arguments.
+            libc::SYS_clone3 if !is_nowhere(place::<u64>(a)) && process::has_own_memory(*place::<u64>(a)) => {
+                lifecycle::forking(|| real::syscall(number, a, b, c, d, e, f) as isize) as c_long
+            }
+            libc::SYS_exit_group => process::_exit(fd),
             libc::SYS_execve => exec::execve(place(a), place(b), place(c)).into(),
             libc::SYS_execveat => exec::execveat(fd, place(b), place(c), place(d), e as c_int).into(),
             libc::SYS_io_uring_setup => {
@@ -96,6 +119,10 @@ fn makes_a_descriptor(number: c_long) -> bool {
             | libc::SYS_inotify_init
             | libc::SYS_inotify_init1
             | libc::SYS_pidfd_open
-            | libc::SYS_pidfd_getfd
+            | libc::SYS_signalfd
+            | libc::SYS_signalfd4
+            | libc::SYS_perf_event_open
+            | libc::SYS_userfaultfd
+            | libc::SYS_mq_open
     )
 }

@@ -21,10 +21,8 @@ pub unsafe extern "C-unwind" fn setsockopt(
     let len = if is_nowhere(value) { 0 } else { len as usize };
     // SAFETY: the program vouches for `len` bytes.
     let number = (len >= size_of::<c_int>()).then(|| unsafe { value.cast::<c_int>().read_unaligned() });
-    // SAFETY: likewise.
-    let time = (len >= size_of::<libc::timeval>()).then(|| unsafe { value.cast::<libc::timeval>().read_unaligned() });
-    match options::setting(conn, level, name, number, time) {
-        Verdict::Done if number.is_some() => 0,
+    match options::setting(conn, level, name, number) {
+        Verdict::Done => 0,
         Verdict::Refuse(errno) => {
             sys::set_errno(errno);
             -1
@@ -32,7 +30,7 @@ pub unsafe extern "C-unwind" fn setsockopt(
         _ => {
             let result = direct();
             if result == 0 {
-                options::was_set(conn, level, name);
+                options::was_set(conn, level, name, number);
             }
             result
         }
@@ -63,6 +61,10 @@ pub unsafe extern "C-unwind" fn getsockopt(
             *len = room as socklen_t;
             0
         },
+        Verdict::Refuse(errno) => {
+            sys::set_errno(errno);
+            -1
+        }
         _ => direct(),
     }
 }
@@ -92,10 +94,7 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: c_u
             }
             return result;
         }
-        SIOCATMARK => {
-            options::at_mark(conn);
-            None
-        }
+        SIOCATMARK => options::at_mark(conn),
         libc::FIOASYNC => {
             options::signal_driven(conn);
             None
@@ -103,11 +102,21 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: c_u
         _ => None,
     };
     match answer {
-        Some(bytes) => {
+        Some(number) => {
             // SAFETY: the program vouches for one int.
-            unsafe { *place = bytes };
+            unsafe { *place = number };
             0
         }
         None => direct(),
+    }
+}
+
+/// The C library asks the kernel by itself.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sockatmark(fd: c_int) -> c_int {
+    match table::connection(fd).and_then(options::at_mark) {
+        Some(answer) => answer,
+        // SAFETY: no pointers.
+        None => unsafe { real::sockatmark(fd) },
     }
 }

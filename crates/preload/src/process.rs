@@ -1,14 +1,85 @@
 //! Processes and signals.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 use libc::pid_t;
-use viaduct_socket::{lifecycle, real, signals, sys};
+use viaduct_socket::{cancel, lifecycle, real, signals, sys};
 
 /// A child of `vfork` would run our hooks on its parent's memory; a forked one has its own. POSIX allows the exchange.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn vfork() -> pid_t {
     // SAFETY: no arguments.
     unsafe { real::fork() }
+}
+
+/// `fork` without telling anybody.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn _Fork() -> pid_t {
+    // SAFETY: no arguments.
+    lifecycle::forking(|| unsafe { real::_Fork() } as isize) as pid_t
+}
+
+/// Whether a child made with these flags gets memory of its own, as after `fork`.
+pub(crate) fn has_own_memory(flags: u64) -> bool {
+    flags & (libc::CLONE_VM | libc::CLONE_THREAD) as u64 == 0
+}
+
+type Start = unsafe extern "C-unwind" fn(*mut c_void) -> c_int;
+
+/// What a cloned child begins with. It lies in memory of the parent's, of which the child has a copy.
+struct Beginning {
+    start: Start,
+    argument: *mut c_void,
+}
+
+unsafe extern "C-unwind" fn begin(beginning: *mut c_void) -> c_int {
+    lifecycle::forked();
+    // SAFETY: given to `clone` below.
+    let beginning = unsafe { &*beginning.cast::<Beginning>() };
+    // SAFETY: the program's function.
+    unsafe { (beginning.start)(beginning.argument) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn clone(
+    start: Option<Start>,
+    stack: *mut c_void,
+    flags: c_int,
+    argument: *mut c_void,
+    parent: *mut c_void,
+    tls: *mut c_void,
+    child: *mut c_void,
+) -> c_int {
+    let call = |start: *const c_void, argument: *mut c_void| {
+        // SAFETY: the program's own call.
+        unsafe { real::clone(start, stack, flags, argument, parent, tls, child) }
+    };
+    let Some(start) = start.filter(|_| has_own_memory(flags as u64)) else {
+        let start = start.map_or(core::ptr::null(), |start| start as *const c_void);
+        return call(start, argument);
+    };
+    let mut beginning = Beginning { start, argument };
+    lifecycle::forking(|| call(begin as Start as *const c_void, (&raw mut beginning).cast()) as isize) as c_int
+}
+
+/// The process ends without telling anybody.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn _exit(status: c_int) -> ! {
+    lifecycle::exiting();
+    sys::raw::exit(status)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn _Exit(status: c_int) -> ! {
+    // SAFETY: as for `_exit`.
+    unsafe { _exit(status) }
+}
+
+/// From now on, threads ask whether they have been cancelled.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pthread_cancel(thread: libc::pthread_t) -> c_int {
+    cancel::requested();
+    // SAFETY: the program's own call.
+    unsafe { real::pthread_cancel(thread) }
 }
 
 #[unsafe(no_mangle)]
@@ -65,7 +136,7 @@ macro_rules! installers {
     };
 }
 
-installers! { signal sysv_signal __sysv_signal bsd_signal sigset }
+installers! { signal ssignal sysv_signal __sysv_signal bsd_signal sigset }
 
 /// A spawned program gets the descriptors that its parent has put in place for it.
 #[unsafe(no_mangle)]
@@ -82,6 +153,12 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
 /// Runs when the library is loaded.
 extern "C" fn loaded() {
     viaduct_socket::remember_environment();
+    // SAFETY: a function that lives as long as the process.
+    unsafe { __cxa_at_quick_exit(exiting_quickly, core::ptr::null_mut()) };
+}
+
+unsafe extern "C" {
+    fn __cxa_at_quick_exit(action: extern "C" fn(*mut c_void), library: *mut c_void) -> c_int;
 }
 
 #[used]
@@ -90,6 +167,11 @@ static AT_LOAD: extern "C" fn() = loaded;
 
 /// Runs when the process ends in an orderly way.
 extern "C" fn exiting() {
+    lifecycle::exiting();
+}
+
+/// Runs when the process ends by `quick_exit`, after what the program has asked for.
+extern "C" fn exiting_quickly(_: *mut c_void) {
     lifecycle::exiting();
 }
 

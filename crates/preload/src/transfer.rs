@@ -15,7 +15,7 @@ pub(crate) fn one(buffer: *const c_void, len: size_t) -> [iovec; 1] {
     }]
 }
 
-/// The program's list of buffers; `None` where the kernel would call it invalid.
+/// The program's list of buffers; `None` where the kernel would call it invalid or too much.
 unsafe fn list<'a>(parts: *const iovec, count: usize) -> Option<Vector<'a>> {
     if parts.is_null() && count > 0 || count > 1024 {
         return None;
@@ -25,7 +25,10 @@ unsafe fn list<'a>(parts: *const iovec, count: usize) -> Option<Vector<'a>> {
         return Some(unsafe { Vector::new(&[]) });
     }
     // SAFETY: the program vouches for its list.
-    Some(unsafe { Vector::new(core::slice::from_raw_parts(parts, count)) })
+    let parts = unsafe { core::slice::from_raw_parts(parts, count) };
+    let valid = parts.iter().all(|part| isize::try_from(part.iov_len).is_ok());
+    // SAFETY: the program vouches for its buffers.
+    valid.then(|| unsafe { Vector::new(parts) })
 }
 
 #[unsafe(no_mangle)]
@@ -35,7 +38,7 @@ pub unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, count: size
     let parts = one(buffer.cast_const(), count);
     match table::connection(fd) {
         // SAFETY: the program's buffer.
-        Some(conn) if count > 0 => receive(conn, unsafe { Vector::new(&parts) }, 0, direct),
+        Some(conn) if count.cast_signed() > 0 => receive(conn, unsafe { Vector::new(&parts) }, 0, direct),
         _ => direct(),
     }
 }
@@ -90,7 +93,7 @@ pub unsafe extern "C-unwind" fn preadv2(
     match (flags_of(offset, flags), unsafe {
         list(parts, count.try_into().unwrap_or(usize::MAX))
     }) {
-        (Some(flags), Some(vector)) => receive(conn, vector, flags, direct),
+        (Some(flags), Some(vector)) if !vector.is_empty() => receive(conn, vector, flags, direct),
         _ => direct(),
     }
 }
@@ -285,9 +288,27 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     flags: c_int,
     timeout: *mut libc::timespec,
 ) -> c_int {
-    if table::connection(fd).is_none() || is_nowhere(messages) {
-        // SAFETY: the program's own call.
-        return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+    // SAFETY: the program's own call.
+    let direct = || unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+    let Some(conn) = table::connection(fd).filter(|_| !is_nowhere(messages)) else {
+        return direct();
+    };
+    if !lifecycle::has_lanes(conn) {
+        let mut done = None;
+        receive(conn, Vector::NONE, flags, || {
+            let received = direct();
+            done = Some(received);
+            // SAFETY: the kernel has filled so many of the program's messages.
+            let bytes = (0..received).map(|index| unsafe { (*messages.add(index as usize)).msg_len as ssize_t });
+            if received > 0 { bytes.sum() } else { received as ssize_t }
+        });
+        if let Some(done) = done {
+            return done;
+        }
+    }
+    if let Some(errno) = lifecycle::kept_error(conn) {
+        sys::set_errno(errno);
+        return -1;
     }
     // SAFETY: null or the program's time.
     let deadline = match unsafe { from_timespec(timeout) } {
@@ -298,6 +319,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
         }
     };
     let mut flags = flags;
+    let mut error = 0;
     let mut left = deadline.map(|_| 1);
     // SAFETY: the program vouches for `count` messages and for its time, of which the kernel takes note after each message only.
     let done = each_message(messages, count, |message| unsafe {
@@ -309,8 +331,15 @@ pub unsafe extern "C-unwind" fn recvmmsg(
             flags |= libc::MSG_DONTWAIT;
         }
         left = deadline.map(|deadline| deadline.saturating_sub(sys::now_ns()));
+        if received < 0 {
+            error = sys::errno();
+        }
         received
     });
+    // The call tells how many messages came, and the next one what ended it.
+    if done > 0 && !matches!(error, 0 | libc::EAGAIN | libc::EINTR) {
+        lifecycle::keep_error(conn, error);
+    }
     if let Some(left) = left
         && done > 0
     {
@@ -341,8 +370,8 @@ pub unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, count: s
     let parts = one(buffer, count);
     match table::connection(fd) {
         // SAFETY: the program's buffer.
-        Some(conn) => send_on(conn, unsafe { Vector::new(&parts) }, 0, direct),
-        None => direct(),
+        Some(conn) if count.cast_signed() > 0 => send_on(conn, unsafe { Vector::new(&parts) }, 0, direct),
+        _ => direct(),
     }
 }
 

@@ -26,6 +26,23 @@ pub(crate) unsafe fn from_timespec(time: *const timespec) -> Result<Option<u64>,
     }
 }
 
+/// Makes a wait as its system call does it, which tells what is left of the time.
+///
+/// # Safety
+/// As for the wait.
+pub(crate) unsafe fn telling_what_is_left(time: *mut timespec, wait: impl FnOnce(*const timespec) -> c_int) -> c_int {
+    let from = sys::now_ns();
+    // SAFETY: null or the program's time.
+    let ns = unsafe { from_timespec(time) };
+    let result = wait(time);
+    if let Ok(Some(ns @ 1..)) = ns {
+        let left = ns.saturating_sub(sys::now_ns().saturating_sub(from));
+        // SAFETY: the program's time, which is not null.
+        unsafe { *time = sys::timespec(left) };
+    }
+    result
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn poll(entries: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
     // SAFETY: the program vouches for its entries.
@@ -155,6 +172,11 @@ impl Sets {
     }
 }
 
+/// The number of descriptors in a program's sets, if it says more than it has.
+fn reached(count: c_int) -> c_int {
+    usize::try_from(count).map_or(count, |told| table::reach(told) as c_int)
+}
+
 /// Selects where a lane is concerned; `None`: the program's own call will do.
 unsafe fn select_with(sets: &Sets, timeout_ns: Option<u64>, mask: *const sigset_t) -> Option<c_int> {
     if sets.nowhere() {
@@ -201,6 +223,7 @@ pub unsafe extern "C-unwind" fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
+    let count = reached(count);
     // SAFETY: the program's own call.
     let direct = || unsafe { real::select(count, read, write, except, timeout) };
     let sets = Sets {
@@ -245,6 +268,7 @@ pub unsafe extern "C-unwind" fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    let count = reached(count);
     let sets = Sets {
         sets: [read.cast(), write.cast(), except.cast()],
         count: usize::try_from(count).unwrap_or(0),

@@ -43,6 +43,10 @@ static BEHIND_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 static MAIL_SEEN: AtomicU64 = AtomicU64::new(0);
 static TICKETS: AtomicU32 = AtomicU32::new(0);
 
+/// Descriptors of ours have numbers from here on: above most programs' own, and below FD_SETSIZE as far as they find room there, since the
+/// kernel's table of descriptors, which programs inherit from us, is how far it looks into sets that are said to be longer than they are.
+const PRIVATE_FROM: usize = 768;
+
 /// Moves a descriptor of ours out of the program's way and hides it.
 pub(crate) fn hide(fd: i32) -> i32 {
     let mut limit = libc::rlimit {
@@ -51,8 +55,7 @@ pub(crate) fn hide(fd: i32) -> i32 {
     };
     sys::descriptor_limit(&mut limit);
     let limit = usize::try_from(limit.rlim_cur).unwrap_or(1024).min(1 << 20);
-    // High numbers cost the kernel a table of that size, so not higher than most programs ever go.
-    let high = (limit / 2).min(16 << 10);
+    let high = (limit / 2).min(PRIVATE_FROM);
     let moved = raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, high)
         .ok()
         .and_then(|fd| i32::try_from(fd).ok());

@@ -3,9 +3,8 @@
 //! A bell belongs to one epoll set or to one thread. A connection's peer is told of one bell, that of the set the socket is in
 //! or of the thread that offered it; a waiter with another bell asks to be woken by a mark on the kernel connection instead.
 
-use crate::agent;
-use crate::sys::{self, raw};
-use crate::table;
+use crate::sys::raw;
+use crate::{agent, lifecycle, table};
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32};
@@ -110,12 +109,15 @@ pub(crate) fn of_thread() -> Option<&'static Bell> {
     }
     let bell = claim()?;
     OWN.set(bell.number());
-    sys::at_thread_exit(bell.number(), |number| {
-        if let Some(bell) = numbered(number) {
-            bell.abandon();
-        }
-    });
+    lifecycle::watch_thread();
     Some(bell)
+}
+
+/// The calling thread ends.
+pub(crate) fn thread_ends() {
+    if let Some(bell) = numbered(OWN.take()) {
+        bell.abandon();
+    }
 }
 
 /// Wakes the thread that bell `number` belongs to, unless it is the caller: the connection that it may sleep on has been closed.

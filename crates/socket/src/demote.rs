@@ -4,7 +4,7 @@ use crate::conn::{self, Conn, Phase};
 use crate::lock::Guard;
 use crate::records;
 use crate::sys::{self, raw};
-use crate::{marks, receive, send};
+use crate::{marks, options, receive, send};
 use viaduct_channel::Segment;
 use viaduct_control::Reason;
 use viaduct_stream::{Incoming, Mode, Outgoing, Source};
@@ -101,13 +101,17 @@ pub(crate) fn hand_over(conn: &'static Conn, reason: Reason) -> bool {
     let id = conn.id();
     // The peer may sleep with nothing to send.
     let _ = raw::eventfd_ring(conn.peer_bell());
-    patiently(|| {
+    let done = patiently(|| {
         // Where both ends are ours, nobody else will serve the other.
         records::all()
             .filter(|other| other.segment_name() == conn.segment_name() && !core::ptr::eq(*other, conn))
             .for_each(send::serve);
         sends_raw(conn, id) && marks::recalled(conn, id)
-    })
+    });
+    if done {
+        options::give_back(conn);
+    }
+    done
 }
 
 /// Makes a send that only TCP can carry.

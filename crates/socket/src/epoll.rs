@@ -15,7 +15,7 @@ use crate::bell::{self, Bell};
 use crate::conn::{self, Conn, Phase};
 pub(crate) use crate::epoll_set::{
     EDGE, EMULATED, FIRED, FRESH, HOT, KERNEL, MEMBER, MEMBER_HINT, MEMBERS, Member, PARKED, SET, Set, Tagged, UNSEEN,
-    hot_links, member, set, set_links, tag, whose,
+    hot_links, member, set, set_links, tag, wake_elsewhere, whose,
 };
 use crate::lock::Guard;
 use crate::pace::Bound;
@@ -41,6 +41,8 @@ pub fn created(fd: i32) {
         set.nested.store(false, Relaxed);
         set.shared.store(false, Relaxed);
         set.inherited.store(false, Relaxed);
+        set.forks.store(false, Relaxed);
+        set.crowded.store(false, Relaxed);
         set.kernel_looked.store(0, Relaxed);
         if !table::set_epoll(fd, index) {
             set.used.store(false, Release);
@@ -248,7 +250,7 @@ fn control_ours(
 }
 
 /// Takes our registration of a parked member out of the kernel's set. The set is owned.
-fn unregister(set: &Set, member: &Member) {
+pub(crate) fn unregister(set: &Set, member: &Member) {
     if member.change(EMULATED, 0) & EMULATED != 0 {
         set.emulated.fetch_sub(1, Relaxed);
         let _ = raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_DEL, member.fd.load(Relaxed), 0, 0);
@@ -355,19 +357,6 @@ pub(crate) fn descriptor_gone(conn: &'static Conn, fd: i32, stale: bool) {
     });
 }
 
-/// Before a fork, or before the set goes to another process: takes parked registrations out of the kernel's sets.
-pub(crate) fn share_all() {
-    for set in SET.iter().filter(|set| set.used.load(Relaxed)) {
-        let Some(_owner) = set.own() else { continue };
-        set.shared.store(true, Relaxed);
-        for member in set.members.iter(set_links).filter_map(member) {
-            if member.has(PARKED) {
-                unregister(set, member);
-            }
-        }
-    }
-}
-
 fn for_each_membership(conn: &'static Conn, mut visit: impl FnMut(&'static Set, u32, &'static Member)) {
     let mut number = conn.memberships.load(Relaxed);
     while let Some(found) = member(number) {
@@ -469,14 +458,4 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, bound: &mut Bound) -> bool {
         }
     }
     false
-}
-
-/// In a forked child: the sets are shared with the parent, the bells are not.
-pub(crate) fn after_fork() {
-    for set in SET.iter().filter(|set| set.used.load(Relaxed)) {
-        set.owner.store(0, Relaxed);
-        set.bell.store(0, Relaxed);
-        set.sleepers.store(0, Relaxed);
-        set.inherited.store(true, Relaxed);
-    }
 }

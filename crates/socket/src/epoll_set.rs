@@ -4,10 +4,10 @@ use crate::bell::{self, BY_BELL, BY_SOCKET, Bell};
 use crate::conn::Conn;
 use crate::list::{Links, List};
 use crate::lock::{self, Guard};
-use crate::ready;
-use crate::records;
 use crate::sys::raw;
-use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use crate::{lifecycle, ready, records};
+use core::cell::Cell;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use libc::{EPOLLET, EPOLLIN, EPOLLPRI};
 
@@ -71,6 +71,10 @@ pub(crate) struct Set {
     pub(crate) shared: AtomicBool,
     /// Shared with the parent since a fork. The parent would not know what to make of a registration that this process takes over.
     pub(crate) inherited: AtomicBool,
+    /// Owned by a thread that forks.
+    pub(crate) forks: AtomicBool,
+    /// The kernel's events have filled the program's buffer: it is the lanes' turn.
+    pub(crate) crowded: AtomicBool,
     pub(crate) kernel_looked: AtomicU64,
     pub(crate) waits: AtomicU32,
 }
@@ -89,6 +93,8 @@ pub(crate) static SET: [Set; SETS] = [const {
         nested: AtomicBool::new(false),
         shared: AtomicBool::new(false),
         inherited: AtomicBool::new(false),
+        forks: AtomicBool::new(false),
+        crowded: AtomicBool::new(false),
         kernel_looked: AtomicU64::new(0),
         waits: AtomicU32::new(0),
     }
@@ -161,6 +167,19 @@ pub(crate) fn set(index: usize) -> Option<&'static Set> {
     SET.get(index).filter(|set| set.used.load(Relaxed))
 }
 
+thread_local! {
+    /// The set that the thread sleeps in, or slept in when it was cancelled or jumped elsewhere.
+    static ASLEEP_IN: Cell<Option<&'static Set>> = const { Cell::new(None) };
+}
+
+/// The calling thread does not sleep in any set, though it may have left one without saying so.
+pub(crate) fn wake_elsewhere() {
+    if let Some(set) = ASLEEP_IN.take() {
+        // The set may be another by now, with no sleepers.
+        let _ = set.sleepers.fetch_update(AcqRel, Relaxed, |count| count.checked_sub(1));
+    }
+}
+
 impl Set {
     /// Owns the set's lists.
     #[inline]
@@ -195,6 +214,22 @@ impl Set {
         }
         self.bell.store(bell.number(), Relaxed);
         Some(bell)
+    }
+
+    /// The calling thread goes to sleep in the set. Threads need not return from there: they are cancelled, or jump out of a signal handler.
+    pub(crate) fn fall_asleep(&'static self) {
+        wake_elsewhere();
+        lifecycle::watch_thread();
+        self.sleepers.fetch_add(1, AcqRel);
+        ASLEEP_IN.set(Some(self));
+    }
+
+    /// The calling thread is awake again. Answers whether others sleep.
+    pub(crate) fn wake_up(&self) -> bool {
+        if ASLEEP_IN.get().is_some_and(|set| core::ptr::eq(set, self)) {
+            wake_elsewhere();
+        }
+        self.sleepers.load(Acquire) > 0
     }
 
     /// Makes whoever sleeps in the set look again.
@@ -306,5 +341,36 @@ impl Member {
 
     pub(crate) fn set(&self) -> Option<&'static Set> {
         set((self.set.load(Relaxed) as usize).checked_sub(1)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sleepers(set: &Set) -> u32 {
+        set.sleepers.load(Relaxed)
+    }
+
+    #[test]
+    fn who_does_not_come_back_from_a_sleep_is_not_counted_for_ever() {
+        let (one, other) = (&SET[SETS - 1], &SET[SETS - 2]);
+        std::thread::spawn(|| {
+            one.fall_asleep();
+            assert_eq!(sleepers(one), 1);
+            // Jumped out of a signal handler, it sleeps elsewhere.
+            other.fall_asleep();
+            assert_eq!((sleepers(one), sleepers(other)), (0, 1));
+            assert!(!other.wake_up(), "nobody else sleeps there");
+            assert!(!one.wake_up());
+            // Cancelled, it ends.
+            one.fall_asleep();
+        })
+        .join()
+        .unwrap();
+        one.fall_asleep();
+        assert_eq!(sleepers(one), 1);
+        one.wake_up();
+        assert_eq!((sleepers(one), sleepers(other)), (0, 0));
     }
 }

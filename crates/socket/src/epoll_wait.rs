@@ -5,13 +5,15 @@ use crate::lock::Guard;
 use crate::pace::{Bound, Naps};
 use crate::spin::Spinner;
 use crate::sys::{self, Events, raw};
-use crate::{agent, ready, real};
-use core::sync::atomic::Ordering::{AcqRel, Relaxed};
+use crate::{agent, cancel, ready, real};
+use core::sync::atomic::Ordering::Relaxed;
 
 /// While lanes keep a set busy, the kernel's own events are fetched at least this often, in microseconds.
 const KERNEL_LOOK_US: u64 = 20;
 /// And at least once in this many waits.
 const KERNEL_LOOK_WAITS: u32 = 32;
+/// How often the kernel is asked again at once, its answer having been about registrations of ours.
+const FETCHES: u32 = 64;
 
 /// Until when to wait, as the program said.
 #[derive(Clone, Copy, Debug)]
@@ -34,10 +36,11 @@ pub fn wait(
         agent::deliver();
     }
     let Some(set) = epoll::set(index) else { return direct() };
+    cancel::point();
     if set.emulated.load(Relaxed) == 0 {
-        set.sleepers.fetch_add(1, AcqRel);
+        set.fall_asleep();
         let result = direct();
-        set.sleepers.fetch_sub(1, AcqRel);
+        set.wake_up();
         let Ok(count @ 1..) = usize::try_from(result) else {
             return result;
         };
@@ -83,21 +86,43 @@ fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *con
     }
 }
 
-/// Takes the kernel's events, if it is time to ask for them, and then those of the lanes.
+/// Takes the kernel's events, if it is time to ask for them, and those of the lanes. Where the program takes few at a time, either may leave no room
+/// for the other, so they take turns in coming first.
 fn collect(set: &'static Set, events: &mut Events, ask: bool) {
     // Nobody takes a registration over in between, whose event would then be given twice.
     let owner = set.own();
     let now = sys::ticks();
     let turn = set.waits.fetch_add(1, Relaxed).is_multiple_of(KERNEL_LOOK_WAITS);
-    if ask || turn || now.wrapping_sub(set.kernel_looked.load(Relaxed)) > KERNEL_LOOK_US * sys::ticks_per_us() {
+    let asks = ask || turn || now.wrapping_sub(set.kernel_looked.load(Relaxed)) > KERNEL_LOOK_US * sys::ticks_per_us();
+    let lanes_turn = set.crowded.swap(false, Relaxed);
+    let lanes_first = !asks || lanes_turn;
+    if lanes_first && let Some(owner) = &owner {
+        from_lanes(set, owner, events);
+    }
+    if asks {
         set.kernel_looked.store(now, Relaxed);
-        let from = events.used();
-        if events.fetch(|room| raw::epoll_now(set.fd(), room)) > 0 {
-            translate(set, owner.as_ref(), events, from);
+        from_kernel(set, owner.as_ref(), events);
+    }
+    if !lanes_first && let Some(owner) = &owner {
+        set.crowded.store(events.room() == 0, Relaxed);
+        from_lanes(set, owner, events);
+    }
+}
+
+/// Takes the kernel's events. Those of our own registrations leave room for more, which may have waited behind them.
+fn from_kernel(set: &'static Set, owner: Option<&Guard<'_>>, events: &mut Events) {
+    for _ in 0..FETCHES {
+        let (from, room) = (events.used(), events.room());
+        let full = room > 0 && events.fetch(|room| raw::epoll_now(set.fd(), room)) == room;
+        let ours = events.used() > from && translate(set, owner, events, from);
+        if !(full && ours) {
+            return;
         }
     }
-    let Some(owner) = owner else { return };
-    // Served members go to the end of the list, so everyone gets a turn even where the program takes few events at a time.
+}
+
+/// Takes the lanes' events. Served members go to the end of the list, so everyone gets a turn even where the program takes few events at a time.
+fn from_lanes(set: &'static Set, owner: &Guard<'_>, events: &mut Events) {
     let mut left = set.hot.len();
     let mut next = set.hot.first();
     while let (Some(number), true) = (next, left > 0 && events.room() > 0) {
@@ -105,7 +130,7 @@ fn collect(set: &'static Set, events: &mut Events, ask: bool) {
         next = set.hot_after(number);
         let Some(member) = epoll::member(number) else { break };
         let Some(conn) = member.conn() else { continue };
-        let mask = ready::report(&owner, member, conn);
+        let mask = ready::report(owner, member, conn);
         if mask != 0 {
             events.push(mask, member.data());
             set.serve(number, member);
@@ -138,7 +163,7 @@ fn sleep(
         if epoll::arm(set, &owner, &mut bound) {
             return Ok(deadline.is_none_or(|at| sys::now_ns() < at));
         }
-        set.sleepers.fetch_add(1, AcqRel);
+        set.fall_asleep();
     }
     let left = deadline.map(|deadline| deadline.saturating_sub(sys::now_ns()));
     let for_room = bound != Bound::Program;
@@ -147,7 +172,7 @@ fn sleep(
     {
         let owner = set.own();
         // Read while the set is owned: who arms it next is still counted.
-        let others = set.sleepers.fetch_sub(1, AcqRel) > 1;
+        let others = set.wake_up();
         let Some(owner) = owner else {
             return Err(libc::EINTR);
         };

@@ -2,12 +2,12 @@
 
 use crate::conn::{ASKED, BANNED, FORKED, Phase, READY_OWED};
 use crate::records::all;
-use crate::{epoll, sys};
+use crate::{epoll_share, sys};
 use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 /// Before a fork: there will be one more process that holds each connection.
 pub(crate) fn before_fork() {
-    epoll::share_all();
+    epoll_share::before_fork();
     // What either process will search later, both must see.
     crate::search::area::share();
     for conn in all() {
@@ -41,6 +41,7 @@ pub(crate) fn after_fork_in_child() {
 
 /// In a process that has forked: offers are taken back, since the child may be the one to use the socket.
 pub(crate) fn after_fork_in_parent() {
+    epoll_share::after_fork_in_parent();
     for conn in all() {
         conn.set_flag(FORKED, true);
         if conn.phase() == Phase::Offered {

@@ -7,9 +7,9 @@
 //! | module | what it knows |
 //! |---|---|
 //! | [`lifecycle`] | descriptors: connect, accept, dup, close, fork, exit |
-//! | [`send()`], [`receive()`], [`mod@file`] | the stream's bytes; `demote`: back to TCP |
+//! | [`send()`], [`receive()`], [`mod@file`] | the stream's bytes; `peek`: unread ones; `demote`: back to TCP |
 //! | [`epoll`], [`epoll_wait`], [`poll`] | readiness; `ready`: how it is computed |
-//! | [`options`], [`signals`] | calls whose meaning we keep; `wish`: what `viaduct path` asks for |
+//! | [`options`], [`signals`], [`cancel`] | calls whose meaning we keep; `wish`: what `viaduct path` asks for |
 //! | [`search`] | direct search: bytes from the middle of a stream |
 //! | `agent` | viaductd; `policy`: what `viaduct run` said; `counters`: what `viaduct status` shows |
 //! | `conn`, `table`, `lock`, `bell`, `announce`, `spin`, `wait` | the records and how threads wait |
@@ -19,12 +19,14 @@
 mod agent;
 mod announce;
 mod bell;
+pub mod cancel;
 pub mod conn;
 mod counters;
 mod demote;
 mod direct;
 pub mod epoll;
 mod epoll_set;
+mod epoll_share;
 pub mod epoll_wait;
 pub mod file;
 mod flags;
@@ -37,6 +39,7 @@ mod marks;
 mod offer;
 pub mod options;
 mod pace;
+mod peek;
 mod peer_bells;
 mod policy;
 pub mod poll;

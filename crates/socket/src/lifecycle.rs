@@ -1,12 +1,11 @@
 //! Descriptors coming and going: what each call means for the records of connections and sets.
 
 use crate::conn::{self, Conn, Phase};
-use crate::epoll;
 use crate::records;
 use crate::search::streams;
 use crate::sys::{self, raw};
 use crate::table::{self, Entry};
-use crate::{agent, bell, counters, demote, forks, lock, policy};
+use crate::{agent, bell, counters, demote, epoll, epoll_share, forks, lock, options, policy};
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
@@ -102,6 +101,22 @@ pub fn duplicated(old: c_int, new: c_int) {
     }
 }
 
+/// The program has fetched `fd` from another process, or from itself: then it is one more descriptor of a socket that is known.
+pub fn fetched(fd: c_int) {
+    fresh(fd);
+    let cookie = |fd: c_int| {
+        let mut cookie = 0_u64;
+        raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut cookie)
+            .ok()
+            .map(|_| cookie)
+    };
+    if let Some(own) = cookie(fd)
+        && let Some((known, _)) = table::connections().find(|(known, _)| cookie(*known) == Some(own))
+    {
+        duplicated(known, fd);
+    }
+}
+
 /// The program has connected `fd` (to an address of family `family`), or is about to know (`pending`).
 pub fn connected(fd: c_int, family: c_int, pending: bool) {
     if !matches!(family, libc::AF_INET | libc::AF_INET6) || table::connection(fd).is_some() {
@@ -149,7 +164,7 @@ pub(crate) fn adopted(fd: c_int) -> Option<&'static Conn> {
     Some(conn)
 }
 
-/// What the record must know before the first lane: options that were set before it began, on the listener or before connect. An error if no
+/// What the record must know before the first lane: what was set before it began, on the listener or before connect. An error if no
 /// lane may be had: the socket is no TCP stream, or only the kernel can do what was asked. Until then a connection costs no system call of ours.
 pub(crate) fn recall_options(conn: &Conn) -> Result<(), Reason> {
     let fd = conn.fd();
@@ -157,31 +172,7 @@ pub(crate) fn recall_options(conn: &Conn) -> Result<(), Reason> {
         return Err(Reason::NotStream);
     }
     conn.refresh_nonblocking();
-    let mut on: c_int = 0;
-    let known = raw::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &mut on).is_ok();
-    conn.set_flag(conn::NAGLE, known && on == 0);
-    for (name, place) in [
-        (libc::SO_RCVTIMEO, &conn.receive_timeout_ns),
-        (libc::SO_SNDTIMEO, &conn.send_timeout_ns),
-    ] {
-        let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
-        if raw::getsockopt(fd, libc::SOL_SOCKET, name, &mut time).is_ok() {
-            place.store(nanoseconds(time), Relaxed);
-        }
-    }
-    // What `options::setting` sends back to TCP.
-    for (name, usual) in [
-        (libc::SO_RCVLOWAT, 1),
-        (libc::SO_OOBINLINE, 0),
-        (libc::SO_TIMESTAMP, 0),
-        (libc::SO_PEEK_OFF, -1),
-    ] {
-        let mut value = usual;
-        if raw::getsockopt(fd, libc::SOL_SOCKET, name, &mut value).is_ok() && value != usual {
-            return Err(Reason::SocketOption);
-        }
-    }
-    Ok(())
+    options::recall(conn)
 }
 
 /// A timeout option in nanoseconds; 0: none.
@@ -195,6 +186,21 @@ fn settle(conn: &'static Conn) {
     if policy::policy().offer == OfferPolicy::Wait {
         agent::offer_and_wait(conn);
     }
+}
+
+/// Whether lanes may carry the connection's bytes.
+pub fn has_lanes(conn: &Conn) -> bool {
+    conn.phase() == Phase::Attached
+}
+
+/// An error that a call could not report, since it had received something: the next one does.
+pub fn keep_error(conn: &Conn, errno: c_int) {
+    conn.set_error(errno);
+}
+
+/// Such an error, taken.
+pub fn kept_error(conn: &Conn) -> Option<c_int> {
+    Some(conn.take_error()).filter(|errno| *errno != 0)
 }
 
 /// Whether `fd` is a TCP socket.
@@ -238,13 +244,46 @@ fn shutting_plain(conn: &'static Conn) {
     }
 }
 
-static STARTED: AtomicU32 = AtomicU32::new(0);
+/// The process whose connections the records are; 0 before the first one.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Before the first connection: has `fork` tell us.
 fn start() {
-    if STARTED.load(Relaxed) == 0 && STARTED.swap(1, Relaxed) == 0 {
+    if PROCESS.load(Relaxed) == 0 && PROCESS.swap(raw::getpid(), Relaxed) == 0 {
         crate::sys::at_fork(before_fork, after_fork_in_parent, after_fork_in_child);
     }
+}
+
+/// The program makes a child by a call that tells nobody.
+pub fn forking(call: impl FnOnce() -> isize) -> isize {
+    if PROCESS.load(Relaxed) == 0 {
+        return call();
+    }
+    before_fork();
+    let child = call();
+    if child == 0 {
+        after_fork_in_child();
+        return 0;
+    }
+    let errno = sys::errno();
+    after_fork_in_parent();
+    sys::set_errno(errno);
+    child
+}
+
+/// In a child that [`forking`] cannot return in.
+pub fn forked() {
+    if PROCESS.load(Relaxed) != 0 {
+        after_fork_in_child();
+    }
+}
+
+/// What the calling thread has of ours is to be given back when it ends.
+pub(crate) fn watch_thread() {
+    sys::at_thread_exit(|| {
+        bell::thread_ends();
+        epoll::wake_elsewhere();
+    });
 }
 
 fn before_fork() {
@@ -258,10 +297,11 @@ fn after_fork_in_parent() {
 }
 
 fn after_fork_in_child() {
+    PROCESS.store(raw::getpid(), Relaxed);
     lock::after_fork();
     agent::after_fork();
     bell::after_fork();
-    epoll::after_fork();
+    epoll_share::after_fork();
     counters::after_fork();
     forks::after_fork_in_child();
 }
@@ -277,6 +317,11 @@ pub fn fast_opened(fd: c_int) {
 /// The program makes a stdio stream of the socket, whose calls are not seen; false if it is still on a lane.
 pub fn to_stdio(conn: &'static Conn) -> bool {
     demote::hand_over(conn, Reason::Stdio)
+}
+
+/// The program has the C library's threads move the socket's bytes, whose calls are not seen; false if it is still on a lane.
+pub fn to_background(conn: &'static Conn) -> bool {
+    demote::hand_over(conn, Reason::UnseenWait)
 }
 
 /// The program has the kernel send the socket bytes; false if that direction is still on a lane.
@@ -321,7 +366,7 @@ pub fn handing_over(fd: c_int) {
         Entry::Connection(conn) => {
             demote::hand_over(conn, Reason::ForeignProcess);
         }
-        Entry::Epoll(_) => epoll::share_all(),
+        Entry::Epoll(_) => epoll_share::share_all(),
         Entry::Unknown | Entry::Private => {}
     }
 }
@@ -329,11 +374,19 @@ pub fn handing_over(fd: c_int) {
 /// Before the process ends in an orderly way: its connections are closed by the kernel, which is to see what `close` would have
 /// shown it.
 pub fn exiting() {
+    if PROCESS.load(Relaxed) == 0 {
+        return;
+    }
+    // A child that runs on its parent's memory ends nothing of its parent's. Not asked for nothing: programs forbid themselves system calls.
+    let is_ours = core::cell::LazyCell::new(|| PROCESS.load(Relaxed) == raw::getpid());
     for conn in records::all() {
-        if conn.phase() == Phase::Attached
-            && let Some(guard) = conn.own_receive(conn.id())
-        {
-            crate::marks::settle(conn, &guard);
+        if conn.phase() == Phase::Attached {
+            if !*is_ours {
+                return;
+            }
+            if let Some(guard) = conn.own_receive(conn.id()) {
+                crate::marks::settle(conn, &guard);
+            }
         }
         conn.leave();
     }

@@ -24,6 +24,16 @@ pub(crate) enum Marks {
 
 /// Takes the marks off the kernel connection of a direction that is on the lane. The receiving direction is owned.
 pub(crate) fn look_at_marks(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>) -> Result<Marks, Errno> {
+    look(conn, incoming, lane, false)
+}
+
+/// The same, but leaves all marks while the lane has bytes: others who sleep on the kernel connection, threads and processes, would not find
+/// there what woke them, and sleep on.
+pub(crate) fn look_past_bells(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>) -> Result<Marks, Errno> {
+    look(conn, incoming, lane, true)
+}
+
+fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leaves: bool) -> Result<Marks, Errno> {
     crate::wish::heed(conn, incoming);
     let mut marks = [0; 64];
     let mut changed = false;
@@ -37,7 +47,12 @@ pub(crate) fn look_at_marks(conn: &Conn, incoming: &Incoming<'_>, lane: &Receive
             }
             Ok(seen) => {
                 changed = true;
-                let taken = incoming.marks(marks.get(..seen).unwrap_or(&[]));
+                let marks = marks.get(..seen).unwrap_or(&[]);
+                // A bell is put after its bytes, so none of these is for bytes that come after this look at the lane.
+                if leaves && lane.published() != lane.head() {
+                    return Ok(Marks::Changed);
+                }
+                let taken = incoming.marks(marks);
                 take_marks(conn, taken)?;
                 if incoming.source() != Source::Lane {
                     return Ok(Marks::Changed);
@@ -199,7 +214,7 @@ pub(crate) fn settle(conn: &Conn, receive: &Guard<'_>) {
         let _ = crate::receive::approach(conn, &incoming, until);
     }
     if incoming.source() == Source::Lane {
-        let _ = look_at_marks(conn, &incoming, &lane);
+        let _ = look(conn, &incoming, &lane, shared);
     }
     if shared {
         return;

@@ -8,6 +8,7 @@ use crate::{demote, receive, search};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_control::Reason;
+use viaduct_stream::{Incoming, Source};
 
 /// What becomes of an option call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,32 +23,76 @@ pub enum Verdict {
     Refuse(c_int),
 }
 
-/// The program sets an option; called before the kernel is told. `value`: its first integer, `time`: its value as a time.
-pub fn setting(
-    conn: &'static Conn,
-    level: c_int,
-    name: c_int,
-    value: Option<c_int>,
-    time: Option<libc::timeval>,
-) -> Verdict {
+/// asm-generic/socket.h: the names of options with times of 64 bits, which the libc crate does not have.
+const SO_TIMESTAMP_NEW: c_int = 63;
+const SO_TIMESTAMPNS_NEW: c_int = 64;
+const SO_TIMESTAMPING_NEW: c_int = 65;
+const SO_RCVTIMEO_NEW: c_int = 66;
+const SO_SNDTIMEO_NEW: c_int = 67;
+
+/// Options that tell, besides the bytes, when they came.
+const STAMPS: [c_int; 6] = [
+    libc::SO_TIMESTAMP,
+    libc::SO_TIMESTAMPNS,
+    libc::SO_TIMESTAMPING,
+    SO_TIMESTAMP_NEW,
+    SO_TIMESTAMPNS_NEW,
+    SO_TIMESTAMPING_NEW,
+];
+
+/// What the record must know of options that were set before it began. An error if only the kernel can do what they ask for.
+pub(crate) fn recall(conn: &Conn) -> Result<(), Reason> {
+    recall_flag(conn, libc::TCP_NODELAY, conn::NAGLE, false);
+    recall_flag(conn, libc::TCP_CORK, conn::CORK, true);
+    recall_timeouts(conn);
+    // What `setting` sends back to TCP.
+    let others = [
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1),
+        (libc::SOL_SOCKET, libc::SO_OOBINLINE, 0),
+        (libc::SOL_SOCKET, libc::SO_PEEK_OFF, -1),
+        (libc::SOL_SOCKET, libc::SO_ZEROCOPY, 0),
+        (libc::IPPROTO_TCP, libc::TCP_INQ, 0),
+    ];
+    let stamps = STAMPS.map(|name| (libc::SOL_SOCKET, name, 0));
+    for (level, name, usual) in others.into_iter().chain(stamps) {
+        let mut value: c_int = usual;
+        if raw::getsockopt(conn.fd(), level, name, &mut value).is_ok() && value != usual {
+            return Err(Reason::SocketOption);
+        }
+    }
+    Ok(())
+}
+
+/// Has `flag` say that a TCP option is what `when` says.
+fn recall_flag(conn: &Conn, name: c_int, flag: u32, when: bool) {
+    let mut on: c_int = 0;
+    let known = raw::getsockopt(conn.fd(), libc::IPPROTO_TCP, name, &mut on).is_ok();
+    conn.set_flag(flag, known && (on != 0) == when);
+}
+
+fn recall_timeouts(conn: &Conn) {
+    for (name, place) in [
+        (libc::SO_RCVTIMEO, &conn.receive_timeout_ns),
+        (libc::SO_SNDTIMEO, &conn.send_timeout_ns),
+    ] {
+        let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
+        if raw::getsockopt(conn.fd(), libc::SOL_SOCKET, name, &mut time).is_ok() {
+            place.store(nanoseconds(time), Relaxed);
+        }
+    }
+}
+
+/// The program sets an option; called before the kernel is told. `value`: its first integer.
+pub fn setting(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_int>) -> Verdict {
     let on = value.unwrap_or(0) != 0;
     match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => {
-            if let Some(time) = time {
-                conn.receive_timeout_ns.store(nanoseconds(time), Relaxed);
-            }
-        }
-        (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => {
-            if let Some(time) = time {
-                conn.send_timeout_ns.store(nanoseconds(time), Relaxed);
-            }
-        }
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if value.unwrap_or(1) > 1 => demote::ban(conn, Reason::ReceiveLowWater),
         (libc::SOL_SOCKET, libc::SO_ZEROCOPY) if on => demote::ban(conn, Reason::ZeroCopy),
         (libc::SOL_SOCKET, libc::SO_OOBINLINE) if on => demote::ban(conn, Reason::UrgentData),
-        (libc::SOL_SOCKET, libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING) if on => {
-            demote::ban(conn, Reason::SocketOption);
-        }
+        // Filters look at what the kernel connection carries.
+        (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF) => demote::ban(conn, Reason::SocketOption),
+        (libc::SOL_SOCKET, name) if on && STAMPS.contains(&name) => demote::ban(conn, Reason::SocketOption),
+        (libc::IPPROTO_TCP, libc::TCP_INQ) if on => demote::ban(conn, Reason::SocketOption),
         // The kernel would count the marks that we look at, too, so none may come any more.
         (libc::SOL_SOCKET, libc::SO_PEEK_OFF)
             if value.is_some_and(|from| from >= 0) && !demote::hand_over(conn, Reason::SocketOption) =>
@@ -61,44 +106,66 @@ pub fn setting(
             }
             demote::ban(conn, Reason::TransportLayer);
         }
-        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => {
-            conn.set_flag(conn::NAGLE, !on);
-            // Bells may not be held back.
-            if conn.phase() == Phase::Attached {
-                return Verdict::Done;
-            }
-        }
-        (libc::IPPROTO_TCP, libc::TCP_CORK) => {
-            conn.set_flag(conn::CORK, on);
-            if conn.phase() == Phase::Attached {
-                return Verdict::Done;
-            }
+        // Bells may not be held back. What is no number the kernel refuses.
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY | libc::TCP_CORK)
+            if value.is_some() && conn.phase() == Phase::Attached && !conn.flag(conn::HANDED_OVER) =>
+        {
+            hold_back(conn, name, on);
+            return Verdict::Done;
         }
         _ => {}
     }
     Verdict::Pass
 }
 
+/// Notes whether the program wants small messages sent at once, or full segments only.
+fn hold_back(conn: &Conn, name: c_int, on: bool) {
+    if name == libc::TCP_CORK {
+        conn.set_flag(conn::CORK, on);
+    } else {
+        conn.set_flag(conn::NAGLE, !on);
+    }
+}
+
+/// The connection is no longer ours: the kernel's socket is to be as the program made it.
+pub(crate) fn give_back(conn: &Conn) {
+    let (no_delay, cork) = (!conn.flag(conn::NAGLE), conn.flag(conn::CORK));
+    for (name, on) in [(libc::TCP_NODELAY, no_delay), (libc::TCP_CORK, cork)] {
+        let _ = raw::setsockopt(conn.fd(), libc::IPPROTO_TCP, name, &c_int::from(on));
+    }
+}
+
 /// The program asks for an option.
 pub fn getting(conn: &'static Conn, level: c_int, name: c_int) -> Verdict {
+    /// linux/tcp.h; the libc crate has no name for it. The kernel gives away what it has received, marks and all.
+    const TCP_ZEROCOPY_RECEIVE: c_int = 35;
     if conn.phase() != Phase::Attached {
         return Verdict::Pass;
     }
     match (level, name) {
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Verdict::Answer((!conn.flag(conn::NAGLE)).into()),
         (libc::IPPROTO_TCP, libc::TCP_CORK) => Verdict::Answer(conn.flag(conn::CORK).into()),
+        (libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE) if !demote::hand_over(conn, Reason::ZeroCopy) => {
+            Verdict::Refuse(libc::EAGAIN)
+        }
         (libc::SOL_SOCKET, libc::SO_ERROR) if conn.has_error() => Verdict::Answer(conn.take_error()),
         _ => Verdict::Pass,
     }
 }
 
-/// The kernel has taken an option.
-pub fn was_set(conn: &'static Conn, level: c_int, name: c_int) {
-    if (level, name) == (libc::SOL_SOCKET, libc::SO_SNDBUF)
-        && conn.phase() == Phase::Attached
-        && let Some(guard) = conn.own_send(conn.id())
-    {
-        limit_lane(conn, &guard);
+/// The kernel has taken an option, whose first integer is `value`.
+pub fn was_set(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_int>) {
+    match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW) => {
+            recall_timeouts(conn);
+        }
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY | libc::TCP_CORK) => hold_back(conn, name, value.unwrap_or(0) != 0),
+        (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE) if conn.phase() == Phase::Attached => {
+            if let Some(guard) = conn.own_send(conn.id()) {
+                limit_lane(conn, &guard);
+            }
+        }
+        _ => {}
     }
 }
 
@@ -144,11 +211,16 @@ pub fn queued_bytes(conn: &Conn) -> isize {
     isize::try_from(crate::kernel::queued(conn.fd())).unwrap_or(isize::MAX)
 }
 
-/// `SIOCATMARK`: the kernel's business, once marks of ours are out of the way.
-pub fn at_mark(conn: &'static Conn) {
-    if conn.phase() == Phase::Attached {
-        let _ = receive::look(conn, conn.id());
+/// `SIOCATMARK`; `None`: the kernel's business, once marks of ours are out of the way. What the lane still has comes before urgent data.
+pub fn at_mark(conn: &'static Conn) -> Option<c_int> {
+    if conn.phase() != Phase::Attached {
+        return None;
     }
+    let _ = receive::look(conn, conn.id());
+    let guard = conn.own_receive(conn.id())?;
+    let lane = conn.segment(&guard)?.receiver(conn.side());
+    let first = matches!(Incoming::new(lane).source(), Source::Lane | Source::LaneThenRaw);
+    (first && lane.has_bytes()).then_some(0)
 }
 
 /// `SIOCOUTQ`; `None`: the kernel's business.

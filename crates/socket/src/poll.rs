@@ -5,7 +5,7 @@ use crate::lock::Guard;
 use crate::pace::{Bound, Naps};
 use crate::spin::Spinner;
 use crate::sys::{self, raw};
-use crate::{agent, announce, bell, epoll, marks, ready, real, send, table, wait};
+use crate::{agent, announce, bell, cancel, epoll, marks, ready, real, send, table, wait};
 use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM, c_int, pollfd};
 
 /// Both names of what there is to receive, and of room to send.
@@ -35,6 +35,9 @@ pub fn concerns(fds: impl Iterator<Item = c_int>) -> bool {
         } else if let Some(conn) = table::connection(fd) {
             attached |= conn.phase() == Phase::Attached;
         }
+    }
+    if attached {
+        cancel::point();
     }
     attached
 }
@@ -119,7 +122,7 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
             return if ready > 0 {
                 Ok(ready)
             } else {
-                glance(entries, shadow, true)
+                at_once(entries, shadow, how.mask)
             };
         }
         if !spinner.again() {
@@ -165,6 +168,16 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
             return Ok(ready);
         }
     }
+}
+
+/// What a poll that does not wait answers where no lane has anything to say.
+fn at_once(entries: &mut [pollfd], shadow: &mut [pollfd], mask: *const libc::sigset_t) -> Result<usize, sys::Errno> {
+    let ready = glance(entries, shadow, true)?;
+    if ready == 0 && !mask.is_null() {
+        // Signals that the mask lets through come first even so.
+        real::ppoll_masked(&mut [], Some(&sys::timespec(0)), mask)?;
+    }
+    Ok(ready)
 }
 
 fn stirs(conn: &'static Conn, events: i16) -> bool {
@@ -214,8 +227,7 @@ fn glance(entries: &mut [pollfd], shadow: &mut [pollfd], kernel: bool) -> Result
                 revents: 0,
             };
         }
-        let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        real::ppoll_masked(shadow, Some(&zero), core::ptr::null())?;
+        real::ppoll_masked(shadow, Some(&sys::timespec(0)), core::ptr::null())?;
     }
     let mut ready = 0;
     for (index, entry) in entries.iter_mut().enumerate() {

@@ -150,18 +150,12 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static 
     let bit = set.bit_for(conn);
     if interest & IN != 0 {
         let lane = segment.receiver(conn.side());
-        match Incoming::new(lane).source() {
-            Source::Lane => {
-                lane.arm(bit);
-                if has_news(member, conn, &lane, edge) {
-                    return true;
-                }
-            }
-            // Direct search may be waiting for what is behind the unread raw bytes.
-            Source::RawUntil(_) => {
-                lane.arm(bit);
-            }
-            Source::LaneThenRaw | Source::Raw => {}
+        // In a raw stretch too: another waiter may take the mark that tells of the lane's.
+        if Incoming::new(lane).source() != Source::LaneThenRaw {
+            lane.arm(bit);
+        }
+        if Incoming::new(lane).source() == Source::Lane && has_news(member, conn, &lane, edge) {
+            return true;
         }
     }
     if interest & OUT != 0 && (!edge || conn.flag(conn::OUT_WANTED)) {
@@ -213,16 +207,14 @@ pub(crate) fn arm_for<P>(proof: &P, conn: &'static Conn, bit: u32) -> Armed {
         return Armed::default();
     };
     let lane = segment.receiver(conn.side());
-    match Incoming::new(lane).source() {
-        Source::Lane => Armed {
-            before: lane.arm(bit),
-            bytes: lane.published() != lane.head(),
-        },
-        Source::RawUntil(_) => Armed {
-            before: lane.arm(bit),
-            bytes: false,
-        },
-        Source::LaneThenRaw | Source::Raw => Armed::default(),
+    let before = if Incoming::new(lane).source() == Source::LaneThenRaw {
+        0
+    } else {
+        lane.arm(bit)
+    };
+    Armed {
+        before,
+        bytes: Incoming::new(lane).source() == Source::Lane && lane.published() != lane.head(),
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! A second corner of `unsafe`: each function here is the one the program would have called without us, with the same contract. They are
 //! declared as able to unwind, because a cancelled thread unwinds through them.
+#![expect(non_snake_case, reason = "the C library's names")]
 
-use crate::sys::{Errno, Events, errno, next_symbol, raw, timespec};
+use crate::sys::{Errno, Events, errno, next_symbol, timespec};
 use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::AtomicPtr;
 use libc::{
@@ -12,13 +13,14 @@ use libc::{
 };
 
 macro_rules! real {
-    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+    (else $without:expr; $($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
         $(
-            /// The C library's function of this name; `ENOSYS` where it has none.
+            /// The C library's function of this name; fails with `ENOSYS` where it has none.
             ///
             /// # Safety
             /// As for the function.
             #[inline]
+            #[allow(clippy::unused_unit, reason = "every function's result is named")]
             pub unsafe fn $name($($argument: $type),*) -> $result {
                 static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
                 const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
@@ -28,7 +30,7 @@ macro_rules! real {
                 let function = next_symbol(&SLOT, NAME);
                 if function.is_null() {
                     crate::sys::set_errno(libc::ENOSYS);
-                    return -1;
+                    return $without;
                 }
                 // SAFETY: the symbol is the C library's, whose declaration this is.
                 let function = unsafe {
@@ -42,6 +44,7 @@ macro_rules! real {
 }
 
 real! {
+    else -1;
     read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t;
     readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
     recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t;
@@ -115,27 +118,43 @@ real! {
     __sysv_signal(signal: c_int, handler: ssize_t) -> ssize_t;
     bsd_signal(signal: c_int, handler: ssize_t) -> ssize_t;
     sigset(signal: c_int, handler: ssize_t) -> ssize_t;
+    ssignal(signal: c_int, handler: ssize_t) -> ssize_t;
+    __open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int;
+    __open64(path: *const c_char, flags: c_int, mode: c_uint) -> c_int;
+    __open_2(path: *const c_char, flags: c_int) -> c_int;
+    __open64_2(path: *const c_char, flags: c_int) -> c_int;
+    __openat_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int;
+    __openat64_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int;
+    pidfd_getfd(process: c_int, fd: c_int, flags: c_uint) -> c_int;
+    sockatmark(fd: c_int) -> c_int;
+    _Fork() -> pid_t;
+    clone(start: *const c_void, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent: *mut c_void, tls: *mut c_void, child: *mut c_void) -> c_int;
+    pthread_cancel(thread: libc::pthread_t) -> c_int;
+    aio_read(block: *mut c_void) -> c_int;
+    aio_read64(block: *mut c_void) -> c_int;
+    aio_write(block: *mut c_void) -> c_int;
+    aio_write64(block: *mut c_void) -> c_int;
+    lio_listio(mode: c_int, list: *const *mut c_void, count: c_int, event: *mut c_void) -> c_int;
+    lio_listio64(mode: c_int, list: *const *mut c_void, count: c_int, event: *mut c_void) -> c_int;
 }
 
-/// The C library's `fdopen`; null with `ENOSYS` where it has none.
-///
-/// # Safety
-/// As for the function.
-pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
-    static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-    let function = next_symbol(&SLOT, c"fdopen");
-    if function.is_null() {
-        crate::sys::set_errno(libc::ENOSYS);
-        return core::ptr::null_mut();
-    }
-    // SAFETY: the symbol is the C library's, whose declaration this is.
-    let function = unsafe {
-        core::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn(c_int, *const c_char) -> *mut libc::FILE>(
-            function,
-        )
-    };
-    // SAFETY: passed on to the caller.
-    unsafe { function(fd, mode) }
+real! {
+    else core::ptr::null_mut();
+    fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
+    freopen(path: *const c_char, mode: *const c_char, stream: *mut libc::FILE) -> *mut libc::FILE;
+    freopen64(path: *const c_char, mode: *const c_char, stream: *mut libc::FILE) -> *mut libc::FILE;
+}
+
+real! {
+    else ();
+    pthread_testcancel() -> ();
+}
+
+/// Ends the calling thread if it has been cancelled.
+#[cold]
+pub(crate) fn test_cancel() {
+    // SAFETY: no arguments; callers own nothing.
+    unsafe { pthread_testcancel() };
 }
 
 /// `recv` that peeks `len` bytes and throws them away, waiting as the socket's options say. A cancellation point.
@@ -170,7 +189,7 @@ pub(crate) fn peek_wait(fd: c_int) -> bool {
     result >= 0 || errno() != libc::EINTR
 }
 
-/// Waits in a set for events behind those already in `events`. A cancellation point, except with a fine timeout.
+/// Waits in a set for events behind those already in `events`. A cancellation point.
 pub(crate) fn epoll_sleep(
     set: c_int,
     events: &mut Events,
@@ -183,17 +202,9 @@ pub(crate) fn epoll_sleep(
     let to_the_nanosecond = match timeout_ns {
         Some(ns) if fine => {
             let timeout = timespec(ns);
-            let place = (&raw const timeout).expose_provenance();
-            let arguments = [
-                set as usize,
-                at.expose_provenance(),
-                room,
-                place,
-                mask.expose_provenance(),
-                8,
-            ];
             // SAFETY: the program's buffer and mask, and a timeout that outlives the call.
-            unsafe { raw::call(libc::SYS_epoll_pwait2, arguments) }
+            let count = unsafe { epoll_pwait2(set, at, room_int, &raw const timeout, mask) };
+            usize::try_from(count).map_err(|_| errno())
         }
         _ => Err(libc::ENOSYS),
     };

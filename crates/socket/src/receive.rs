@@ -2,13 +2,14 @@
 
 use crate::conn::{self, Conn, Phase};
 use crate::direct::DirectCall;
-use crate::marks::{Marks, look_at_marks};
+use crate::marks::{Marks, look_past_bells};
+use crate::peek::Peek;
 use crate::receive_raw::{behind_urgent_data, end_of_raw, low_water, raw_receive};
 use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, announce, bell, counters, kernel, search, send, wish};
+use crate::{agent, announce, bell, cancel, counters, kernel, search, send, wish};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_channel::Receiver;
@@ -63,6 +64,7 @@ pub fn receive(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: im
 }
 
 fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl FnOnce() -> isize) -> isize {
+    cancel::point();
     let total = vector.len();
     if flags & libc::MSG_ERRQUEUE != 0 {
         return direct();
@@ -161,7 +163,13 @@ fn wait_for_more(conn: &Conn, deadline: Deadline) -> Result<Woken, Errno> {
     if raw::poll_now(conn.fd(), libc::POLLRDHUP) != 0 {
         return Err(END);
     }
-    Ok(wait::sleep(conn, wait::FOR_CREDIT, deadline, Some(NAP_NS)))
+    Ok(wait::sleep(
+        conn,
+        bell::BY_SOCKET,
+        wait::FOR_CREDIT,
+        deadline,
+        Some(NAP_NS),
+    ))
 }
 
 /// What a waiting peek gets when the stream ends first.
@@ -194,6 +202,11 @@ fn attempt(
     };
     let lane = segment.receiver(conn.side());
     let incoming = Incoming::new(lane);
+    if flags & libc::MSG_PEEK != 0
+        && let Some(found) = Peek::new(conn, &guard, lane).attempt(vector, flags)?
+    {
+        return Ok(found);
+    }
     for _ in 0..ROUNDS {
         match incoming.source() {
             Source::Lane => {
@@ -205,7 +218,7 @@ fn attempt(
                 if !nonblocking || !(conn.due_for_check(CHECK_US) || conn.flag(conn::PEER_FIN) || conn.has_error()) {
                     return Ok(Found::Nothing);
                 }
-                match look_at_marks(conn, &incoming, &lane)? {
+                match look_past_bells(conn, &incoming, &lane)? {
                     Marks::Changed => {}
                     Marks::None => return Ok(Found::Nothing),
                     Marks::End => return Ok(Found::End),
@@ -260,7 +273,7 @@ pub(crate) fn look(conn: &Conn, id: u64) -> Result<Found, Errno> {
     for _ in 0..ROUNDS {
         match incoming.source() {
             Source::Lane if lane.published() != lane.head() => return Ok(Found::Bytes(1)),
-            Source::Lane => match look_at_marks(conn, &incoming, &lane)? {
+            Source::Lane => match look_past_bells(conn, &incoming, &lane)? {
                 Marks::Changed if lane.published() == lane.head() && incoming.source() == Source::Lane => {
                     return Ok(Found::Nothing);
                 }
@@ -407,6 +420,7 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
     if conn.refresh_nonblocking() {
         return Ok(Woken::TimedOut);
     }
+    let bit = wait::bit_for(conn);
     {
         let Some(guard) = conn.own_receive(id) else {
             return Err(libc::EBADF);
@@ -416,11 +430,11 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
         };
         let lane = segment.receiver(conn.side());
         let incoming = Incoming::new(lane);
+        // In a raw stretch too: another waiter may take the mark that tells of the lane's.
+        lane.arm(bit);
         if incoming.source() == Source::Lane {
-            let bit = wait::bit_for(conn);
-            lane.arm(bit);
             let marks = match lane.readable() {
-                Ok(0) => look_at_marks(conn, &incoming, &lane),
+                Ok(0) => look_past_bells(conn, &incoming, &lane),
                 _ => Ok(Marks::Changed),
             };
             match marks {
@@ -439,7 +453,7 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
     counters::add(conn, slot::SLEEPS, 1);
     // What is owed to the peer may wait for room in the kernel.
     let owed = if send::owes(conn) { wait::FOR_OUTPUT } else { 0 };
-    let woken = wait::sleep(conn, wait::FOR_INPUT | owed, deadline, None);
+    let woken = wait::sleep(conn, bit, wait::FOR_INPUT | owed, deadline, None);
     // The wait bit may stay: other waiters may count on it, and a bell too many does no harm.
     send::serve(conn);
     if agent::has_mail() {
@@ -451,20 +465,15 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
 /// Not an error number: a wait found the end of the stream.
 const END: Errno = 0;
 
-/// Bytes that a receive would find in the present stretch.
+/// Bytes that receives would find.
 pub(crate) fn readable_bytes(conn: &'static Conn, id: u64) -> c_int {
-    let _ = look(conn, id);
     let Some(guard) = conn.own_receive(id) else { return 0 };
     let Some(segment) = conn.segment(&guard) else { return 0 };
-    let lane = segment.receiver(conn.side());
-    let bytes = match Incoming::new(lane).source() {
-        Source::Lane | Source::LaneThenRaw => lane.readable().unwrap_or(0),
-        Source::RawUntil(until) => {
-            let left = usize::try_from(until.saturating_sub(position(conn))).unwrap_or(0);
-            left.min(kernel::queued(conn.fd())) + lane.readable().unwrap_or(0)
-        }
-        Source::Raw => kernel::queued(conn.fd()),
-    };
+    let peek = Peek::new(conn, &guard, segment.receiver(conn.side()));
+    let bytes = peek.readable().unwrap_or_else(|errno| {
+        conn.set_error(errno);
+        0
+    });
     let bytes = bytes.saturating_sub(search::taken(conn));
     c_int::try_from(bytes).unwrap_or(c_int::MAX)
 }

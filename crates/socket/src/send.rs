@@ -8,7 +8,7 @@ use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, bell, counters, kernel, marks, ready, wish};
+use crate::{agent, bell, cancel, counters, kernel, marks, ready, wish};
 use libc::c_int;
 use viaduct_channel::Segment;
 use viaduct_control::Reason;
@@ -54,6 +54,7 @@ pub fn send_with_control(conn: &'static Conn, direct: impl FnOnce() -> isize) ->
 }
 
 fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl FnOnce() -> isize) -> isize {
+    cancel::point();
     let total = vector.len();
     if total == 0 {
         return direct();
@@ -410,6 +411,7 @@ fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
     let mut spinner = Spinner::new();
     let mut naps = Naps::new();
     let started = sys::now_ns();
+    let bit = wait::bit_for(conn);
     loop {
         let armed = {
             let Some(send) = conn.own_send(id) else {
@@ -427,7 +429,6 @@ fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
             } else if spinner.again() {
                 continue;
             } else {
-                let bit = wait::bit_for(conn);
                 lane.arm_credit(bit);
                 if lane.has_space() {
                     lane.disarm_credit(bit);
@@ -440,10 +441,10 @@ fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
             }
         };
         let Some((before, nap)) = armed else {
-            return Ok(wait::sleep(conn, wait::FOR_OUTPUT, deadline, None));
+            return Ok(wait::sleep(conn, bit, wait::FOR_OUTPUT, deadline, None));
         };
         counters::add(conn, slot::SLEEPS, 1);
-        let woken = wait::sleep(conn, wait::FOR_CREDIT, deadline, nap);
+        let woken = wait::sleep(conn, bit, wait::FOR_CREDIT, deadline, nap);
         if woken != Woken::Look {
             return Ok(woken);
         }

@@ -142,6 +142,21 @@ fn highest() -> usize {
     usize::try_from(limit.rlim_cur).unwrap_or(DESCRIPTORS).min(DESCRIPTORS)
 }
 
+/// How many descriptors the kernel would look for in sets of `count` if there were none of ours: programs say more than their sets hold, and the
+/// kernel stops where its table of descriptors ends, which grows with the highest of them.
+pub fn reach(count: usize) -> usize {
+    let theirs = |fd: usize| i32::try_from(fd).is_ok_and(|fd| !is_private(fd) && crate::sys::is_open(fd));
+    if count <= libc::FD_SETSIZE || theirs(count - 1) {
+        return count;
+    }
+    let highest = crate::sys::listing::open_descriptors()
+        .filter(|fd| !is_private(*fd))
+        .max();
+    let highest = highest.and_then(|fd| usize::try_from(fd).ok()).unwrap_or(0);
+    // The table's size is always a power of two.
+    count.min((highest + 1).next_power_of_two().max(libc::FD_SETSIZE))
+}
+
 /// A descriptor that refers to the epoll set with this index.
 pub(crate) fn find_set(index: usize) -> Option<i32> {
     known().find(|fd| epoll_set(*fd) == Some(index))

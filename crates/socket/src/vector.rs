@@ -29,9 +29,15 @@ impl<'a> Vector<'a> {
         Self { parts }
     }
 
-    /// Bytes in all.
+    /// Bytes in all, as far as one call moves them.
     #[inline]
     pub fn len(&self) -> usize {
+        self.asked().min(MOST)
+    }
+
+    /// Bytes in all, however many.
+    #[inline]
+    pub(crate) fn asked(&self) -> usize {
         self.parts.iter().fold(0, |sum, part| sum.saturating_add(part.iov_len))
     }
 
@@ -91,6 +97,9 @@ pub fn is_nowhere<T>(pointer: *const T) -> bool {
     pointer.addr() < PAGE
 }
 
+/// The kernel moves no more bytes in one call (`MAX_RW_COUNT`, linux/fs.h).
+const MOST: usize = 0x7fff_f000;
+
 struct Pieces<'a> {
     parts: core::slice::Iter<'a, iovec>,
     skip: usize,
@@ -103,7 +112,7 @@ impl<'a> Pieces<'a> {
         Self {
             parts: parts.iter(),
             skip,
-            limit,
+            limit: limit.min(MOST.saturating_sub(skip)),
         }
     }
 }
@@ -126,5 +135,26 @@ impl Iterator for Pieces<'_> {
             return Some((at, len));
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_call_moves_more_than_the_kernel_would() {
+        let part = iovec {
+            iov_base: core::ptr::null_mut(),
+            iov_len: 0x5000_0000,
+        };
+        let parts = [part; 3];
+        let vector = Vector::own(&parts);
+        assert_eq!(vector.len(), MOST);
+        let mut copied = parts;
+        let used = vector.copy_parts(0x4000_0000, usize::MAX, &mut copied);
+        let bytes: usize = copied.iter().take(used).map(|part| part.iov_len).sum();
+        assert_eq!((used, bytes), (2, MOST - 0x4000_0000));
+        assert_eq!(vector.copy_parts(MOST, usize::MAX, &mut copied), 0);
     }
 }

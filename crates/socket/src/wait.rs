@@ -54,7 +54,8 @@ impl Deadline {
     }
 }
 
-/// The wait bit with which the calling thread is woken for `conn`: by its bell if that is the one the peer knows.
+/// The wait bit with which the calling thread is woken for `conn`: by its bell if that is the one the peer knows. Asked once a wait: the answer
+/// changes when another thread installs a signal handler.
 pub(crate) fn bit_for(conn: &Conn) -> u32 {
     if signals::mixed() {
         return bell::BY_SOCKET;
@@ -65,13 +66,13 @@ pub(crate) fn bit_for(conn: &Conn) -> u32 {
     }
 }
 
-/// Sleeps until the kernel connection shows one of `events` (or is broken), the thread's bell rings, or time is up. `cap_ns`
-/// bounds the sleep without counting as the program's timeout. No direction may be owned.
+/// Sleeps until the kernel connection shows one of `events` (or is broken), the thread's bell rings, or time is up. `bit` is the wait bit that
+/// the lane was armed with: what it was chosen by may have changed since, but the peer wakes the thread by that means and no other.
+/// `cap_ns` bounds the sleep without counting as the program's timeout. No direction may be owned.
 ///
 /// This is a cancellation point, and nothing in it needs dropping.
-pub(crate) fn sleep(conn: &Conn, events: i16, deadline: Deadline, cap_ns: Option<u64>) -> Woken {
-    let by_bell = bit_for(conn) == bell::BY_BELL;
-    let bell = if by_bell {
+pub(crate) fn sleep(conn: &Conn, bit: u32, events: i16, deadline: Deadline, cap_ns: Option<u64>) -> Woken {
+    let bell = if bit == bell::BY_BELL {
         bell::known_of_thread().map_or(-1, bell::Bell::fd)
     } else {
         -1
@@ -92,7 +93,7 @@ pub(crate) fn sleep(conn: &Conn, events: i16, deadline: Deadline, cap_ns: Option
     if left == Some(0) {
         return Woken::TimedOut;
     }
-    if events == FOR_INPUT && left.is_none() && cap_ns.is_none() && signals::mixed() {
+    if bit == bell::BY_SOCKET && events == FOR_INPUT && left.is_none() && cap_ns.is_none() && signals::mixed() {
         let errno = sys::errno();
         let woken = if real::peek_wait(conn.fd()) {
             Woken::Look

@@ -340,7 +340,7 @@ pub fn seek_receive(
     if offset == 0 && conn.phase() == Phase::Attached && !conn.searched() {
         return receive::receive(conn, vector, flags, direct);
     }
-    if let Err(errno) = check(vector.len(), flags, offset) {
+    if let Err(errno) = check(vector.asked(), flags, offset) {
         return sys::fail(errno);
     }
     if agent::has_mail() {

@@ -29,7 +29,7 @@ static STARTED: AtomicU32 = AtomicU32::new(0);
 /// As `recv`; `EINVAL` for numbers that are too large, `EOPNOTSUPP` for other sockets than TCP and for flags beyond those of
 /// `recv` on a stream, `ENOBUFS` where the receive buffer cannot hold so much or there are too many holes.
 pub fn seek_receive(fd: c_int, vector: Vector<'_>, flags: c_int, offset: usize) -> Result<usize, Errno> {
-    check(vector.len(), flags, offset)?;
+    check(vector.asked(), flags, offset)?;
     let socket = socket(fd)?;
     if vector.is_empty() {
         return Ok(0);

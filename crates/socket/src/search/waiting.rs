@@ -116,7 +116,13 @@ pub(super) fn wait(conn: &'static Conn, id: u64, step: Step, deadline: Deadline)
             }
             let woken = {
                 let _mark = Mark::at(conn.fd(), area, kernel);
-                wait::sleep(conn, wait::FOR_INPUT, deadline, Some(LOOK_AGAIN_NS))
+                wait::sleep(
+                    conn,
+                    wait::bit_for(conn),
+                    wait::FOR_INPUT,
+                    deadline,
+                    Some(LOOK_AGAIN_NS),
+                )
             };
             if agent::has_mail() {
                 agent::deliver();
@@ -165,6 +171,7 @@ fn wait_for_news(
     deadline: Deadline,
 ) -> Result<Woken, Errno> {
     let mut spinner = Spinner::new();
+    let bit = wait::bit_for(conn);
     loop {
         let guard = conn.own_receive(id).ok_or(libc::EBADF)?;
         let lane = conn.segment(&guard).ok_or(libc::EBADF)?.receiver(conn.side());
@@ -175,7 +182,7 @@ fn wait_for_news(
         if Incoming::new(lane).source() == Source::Lane && spinner.again() {
             continue;
         }
-        lane.arm(wait::bit_for(conn));
+        lane.arm(bit);
         if lane.published() != published {
             return Ok(Woken::Look);
         }
@@ -189,7 +196,7 @@ fn wait_for_news(
     let woken = {
         let area = conn.area().ok_or(libc::EBADF)?;
         let _mark = Mark::at(conn.fd(), area, queued + 1);
-        wait::sleep(conn, wait::FOR_INPUT | owed, deadline, None)
+        wait::sleep(conn, bit, wait::FOR_INPUT | owed, deadline, None)
     };
     send::serve(conn);
     if agent::has_mail() {

@@ -44,6 +44,7 @@ pub fn next_symbol(slot: &AtomicPtr<c_void>, name: &'static core::ffi::CStr) -> 
 }
 
 mod events;
+pub(crate) mod listing;
 pub(crate) mod memory;
 mod packet;
 pub mod raw;
@@ -209,20 +210,21 @@ pub fn timespec(ns: u64) -> libc::timespec {
     }
 }
 
-/// Has `action` called with `value` when the calling thread ends. One action serves the whole process.
-pub(crate) fn at_thread_exit(value: u32, action: fn(u32)) {
+/// Has `action` called when the calling thread ends, however often this is asked for. One action serves the whole process.
+pub(crate) fn at_thread_exit(action: fn()) {
+    use core::cell::Cell;
     use core::sync::atomic::{AtomicU32, Ordering};
-    static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
-    static ACTION: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-    extern "C" fn run(value: *mut c_void) {
-        let action = ACTION.load(Ordering::Acquire);
-        if !action.is_null() {
-            // SAFETY: only `action` values, of this type, are stored there.
-            let action = unsafe { core::mem::transmute::<*mut c_void, fn(u32)>(action) };
-            action(u32::try_from(value.addr()).unwrap_or(0));
-        }
+    thread_local! {
+        static KNOWN: Cell<bool> = const { Cell::new(false) };
     }
-    ACTION.store(action as *mut c_void, Ordering::Release);
+    static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
+    extern "C" fn run(action: *mut c_void) {
+        // SAFETY: only actions, of this type, are the key's values, and never null ones.
+        unsafe { core::mem::transmute::<*mut c_void, fn()>(action)() };
+    }
+    if KNOWN.replace(true) {
+        return;
+    }
     let mut key = KEY.load(Ordering::Acquire);
     if key == u32::MAX {
         // SAFETY: the key is written before use; `run` has the right signature.
@@ -235,8 +237,8 @@ pub(crate) fn at_thread_exit(value: u32, action: fn(u32)) {
             key = winner;
         }
     }
-    // SAFETY: a valid key; the value is a plain number.
-    unsafe { libc::pthread_setspecific(key, core::ptr::without_provenance(value as usize)) };
+    // SAFETY: a valid key; the value is the address of a function.
+    unsafe { libc::pthread_setspecific(key, action as *const c_void) };
 }
 
 /// `recvmsg` or `sendmsg` on buffers of the program's, without entering the C library.
@@ -323,6 +325,16 @@ pub(crate) fn set_file_position(fd: c_int, position: libc::off_t) {
 /// Whether `fd` is an open descriptor.
 pub fn is_open(fd: c_int) -> bool {
     raw::fcntl(fd, libc::F_GETFD, 0).is_ok()
+}
+
+/// Whether the process may have a descriptor of this number.
+pub fn may_open(fd: c_int) -> bool {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    descriptor_limit(&mut limit);
+    u64::try_from(fd).is_ok_and(|fd| fd < limit.rlim_cur)
 }
 
 /// Ends the process with SIGABRT.

@@ -63,11 +63,34 @@ pub fn close(fd: c_int) {
     let _ = unsafe { call(libc::SYS_close, [fd_arg(fd), 0, 0, 0, 0, 0]) };
 }
 
+/// `exit_group`.
+pub fn exit(status: c_int) -> ! {
+    loop {
+        // SAFETY: no pointers, and nothing runs after it.
+        let _ = unsafe { call(libc::SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
+    }
+}
+
 /// `sched_yield`.
 #[inline]
 pub fn sched_yield() {
     // SAFETY: no arguments.
     let _ = unsafe { call(libc::SYS_sched_yield, [0; 6]) };
+}
+
+/// Opens a directory for reading.
+pub fn open_directory(path: &core::ffi::CStr) -> Result<c_int, Errno> {
+    let flags = (libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) as usize;
+    let place = path.as_ptr().expose_provenance();
+    // SAFETY: a C string.
+    unsafe { call(libc::SYS_openat, [libc::AT_FDCWD as usize, place, flags, 0, 0, 0]) }.map(|fd| fd as c_int)
+}
+
+/// `getdents64`: entries of a directory; answers how many bytes they take, 0 at its end.
+pub fn read_directory(fd: c_int, entries: &mut [u8]) -> Result<usize, Errno> {
+    let place = entries.as_mut_ptr().expose_provenance();
+    // SAFETY: the kernel writes at most `entries.len()` bytes of `entries`.
+    unsafe { call(libc::SYS_getdents64, [fd_arg(fd), place, entries.len(), 0, 0, 0]) }
 }
 
 /// `gettid`.

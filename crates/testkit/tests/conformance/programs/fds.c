@@ -1,5 +1,6 @@
 /* The life of descriptors: copies, numbers that come back, closing by every way, stdio, flags. */
 #include "play.h"
+#include <sys/resource.h>
 #include <sys/epoll.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -371,9 +372,10 @@ static void descriptors_are_handed_out_from_below(void)
 static void no_descriptors_left(void)
 {
     int fds[2000], count = 0, byte;
+    struct rlimit limit = {1000, 1000};
 
     FAR(R(send(s, "x", 1, 0)));
-    NEAR(while (count < 2000 && (fds[count] = dup(0)) >= 0) count++; R(dup(s)); R(socket(AF_INET, SOCK_STREAM, 0));
+    NEAR(setrlimit(RLIMIT_NOFILE, &limit); while (count < 2000 && (fds[count] = dup(0)) >= 0) count++; R(dup(s)); R(socket(AF_INET, SOCK_STREAM, 0));
          R(recv(s, &byte, 1, 0)); POLL(s, POLLIN | POLLOUT, 0); R(send(s, "y", 1, 0));
          while (count > 0) close(fds[--count]));
     FAR(GET(s, 1, 0));

@@ -66,6 +66,17 @@ bool on_fast_path(int fd)
     return found;
 }
 
+void steer(bool to_tcp)
+{
+    volatile uint64_t *region = counters("/proc/self/fd");
+
+    for (uint64_t index = 0; region && index < region[SLOTS_USED]; index++)
+        if (slot(region, index)[CONNECTION_WORD])
+            slot(region, index)[WANTED_WORD] = to_tcp ? WANT_TCP : WANT_AUTO;
+    if (region)
+        munmap((void *)region, COUNTERS_WORDS * 8);
+}
+
 void storm(pid_t pid, unsigned seed)
 {
     static const uint64_t wishes[] = {WANT_TCP, WANT_SHM, WANT_SHM, WANT_AUTO};

@@ -97,6 +97,8 @@ socklen_t loopback(int family, int port, struct sockaddr_storage *address);
 /* Sends to and fro until both ends are on the fast path, if there is one; says which they are on. */
 void prove(int fd);
 
+/* Has this process's connections leave their fast paths, or come back to them, with the next bytes they carry. */
+void steer(bool to_tcp);
 /* Proves a connection and exchanges a word on it. */
 void talk(int fd);
 /* A socket option that is a number; -1 if there is none. */

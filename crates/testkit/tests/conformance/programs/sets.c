@@ -199,7 +199,53 @@ static void masks_of_waits(void)
     FAR(R(epoll_pwait2(set, &event, 1, &time, &none)); R(epoll_pwait(set, &event, 1, -1, &none)));
 }
 
-MAIN(JOINED(end_by_level_and_edge), JOINED(end_told_to_who_asks_nothing), JOINED(reset_in_a_set),
+/* A set gives few events at a time: everyone gets a turn. */
+static void small_waits_with_others_ready(void)
+{
+    int set = epoll_create1(0), ends[2], seen[3] = {0};
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = 1};
+
+    NEAR(R(send(s, "x", 1, 0)));
+    FAR(arrive(s, POLLIN); pipe(ends); R(write(ends[1], "p", 1)); epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event);
+        event.data.u64 = 2; epoll_ctl(set, EPOLL_CTL_ADD, s, &event);
+        for (int round = 0; round < 300; round++) {
+            if (epoll_wait(set, &event, 1, round % 2 ? 0 : 1000) == 1)
+                seen[event.data.u64]++;
+            else
+                seen[0]++;
+        } say("none %d, pipe %d, socket %d", seen[0], seen[1] > 50, seen[2] > 50));
+}
+
+/* What the library has to be told by the kernel must not stand in a ready descriptor's way. */
+static void small_waits_with_others_coming(void)
+{
+    int set = epoll_create1(0), ends[2], missed = 0;
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = 1};
+    char bytes[1000];
+
+    for (int round = 0; round < 50; round++) {
+        if (is_near)
+            send_all(s, "x", 1);
+        else {
+            if (round == 0) {
+                pipe(ends);
+                write(ends[1], "p", 1);
+                epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event);
+                epoll_ctl(set, EPOLL_CTL_ADD, s, &event);
+            }
+            missed += epoll_wait(set, &event, 1, 0) != 1;
+            recv(s, bytes, sizeof bytes, MSG_DONTWAIT);
+            missed += epoll_wait(set, &event, 1, 0) != 1;
+        }
+        if (round % 10 == 0)
+            step();
+    }
+    say("missed %d", missed);
+    step();
+}
+
+MAIN(JOINED(small_waits_with_others_ready), JOINED(small_waits_with_others_coming),
+     JOINED(end_by_level_and_edge), JOINED(end_told_to_who_asks_nothing), JOINED(reset_in_a_set),
      JOINED(set_shared_across_fork), JOINED(set_filled_by_a_child), JOINED(set_of_an_exec_successor_is_gone),
      JOINED(socket_passed_in), BARE(set_registered_before_connecting), JOINED(others_are_not_starved),
      BARE(many_connections_in_one_set), JOINED(masks_of_waits))

@@ -4,6 +4,11 @@
 #include <sys/epoll.h>
 #include <sys/select.h>
 
+static void answer_nothing(int number)
+{
+    (void)number;
+}
+
 static void interrupted_receive(void)
 {
     FAR(count_signals(SIGUSR1, 0); signal_in(25, SIGUSR1); TIMED(15, 500, GET(s, 1, 0)); say("%d signals", signals));
@@ -77,6 +82,43 @@ static void other_handlers_do_not_matter(void)
         signal_in(20, SIGUSR1);
         GET(s, 1, 0);
     }
+    step();
+}
+
+static volatile int changing;
+
+static void *change_handlers(void *unused)
+{
+    struct sigaction quick = {.sa_handler = answer_nothing}, none = {.sa_handler = SIG_IGN};
+
+    while (changing) {
+        sigaction(SIGUSR2, &quick, NULL);
+        sigaction(SIGUSR2, &none, NULL);
+    }
+    return unused;
+}
+
+/* With handlers of both kinds a receive may have to sleep in another way than with one; it must not lose its waker over that. */
+static void handlers_change_while_receives_wait(void)
+{
+    char byte = 'x';
+    int rounds = 0;
+    pthread_t thread;
+
+    count_signals(SIGUSR1, SA_RESTART);
+    changing = 1;
+    thread = in_thread(change_handlers, NULL);
+    for (double until = now() + 0.5; is_near ? now() < until : 1; rounds++) {
+        if (is_near && (!send_all(s, &byte, 1) || !receive_all(s, &byte, 1)))
+            break;
+        if (!is_near && (!receive_all(s, &byte, 1) || byte == 'e' || !send_all(s, &byte, 1)))
+            break;
+    }
+    if (is_near)
+        send_all(s, "e", 1);
+    changing = 0;
+    pthread_join(thread, NULL);
+    say("to and fro %d", rounds > 100);
     step();
 }
 
@@ -291,7 +333,7 @@ static void handlers_close(void)
 
 MAIN(JOINED(interrupted_receive), JOINED(restarted_receive), JOINED(restart_by_other_names),
      JOINED(no_restart_by_other_names), JOINED(no_restart_with_a_time_out), JOINED(other_handlers_do_not_matter),
-     JOINED(interrupted_waits), JOINED(interrupted_send), JOINED(restarted_send),
+     JOINED(handlers_change_while_receives_wait), JOINED(interrupted_waits), JOINED(interrupted_send), JOINED(restarted_send),
      BARE(interrupted_accept_and_connect), JOINED(masked_signals_wait), JOINED(stop_and_continue),
      JOINED(stopped_meanwhile), JOINED(children_end_meanwhile), JOINED(handlers_send), JOINED(handlers_receive),
      JOINED(handlers_close))

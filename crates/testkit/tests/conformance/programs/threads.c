@@ -91,6 +91,176 @@ static void cancelled_receive(void)
     NEAR(GET(s, 1, 0));
 }
 
+static void *receive_again_and_again(void *fd)
+{
+    char byte;
+
+    for (;;)
+        recv(*(int *)fd, &byte, 1, MSG_PEEK);
+    return NULL;
+}
+
+static void *poll_again_and_again(void *fd)
+{
+    struct pollfd wait = {*(int *)fd, POLLIN, 0};
+
+    for (;;)
+        poll(&wait, 1, 0);
+    return NULL;
+}
+
+static void *select_again_and_again(void *fd)
+{
+    fd_set in;
+
+    for (;;) {
+        FD_ZERO(&in);
+        FD_SET(*(int *)fd, &in);
+        select(*(int *)fd + 1, &in, NULL, NULL, NULL);
+    }
+    return NULL;
+}
+
+static void *wait_again_and_again(void *fd)
+{
+    static int set;
+    struct epoll_event event = {.events = EPOLLIN};
+
+    set = epoll_create1(0);
+    epoll_ctl(set, EPOLL_CTL_ADD, *(int *)fd, &event);
+    for (;;)
+        epoll_wait(set, &event, 1, -1);
+    return NULL;
+}
+
+/* What does not block is a point of cancellation all the same. */
+static void cancelled_with_bytes_there(void)
+{
+    NEAR(R(send(s, "x", 1, 0)));
+    FAR(arrive(s, POLLIN); cancel(receive_again_and_again, 2); cancel(poll_again_and_again, 1); cancel(select_again_and_again, 1);
+        cancel(wait_again_and_again, 1); GET(s, 1, 0));
+}
+
+static void *write_again_and_again(void *fd)
+{
+    while (write(*(int *)fd, "x", 1) == 1)
+        ;
+    return NULL;
+}
+
+static void cancelled_with_room_there(void)
+{
+    char bytes[10000];
+    pthread_t thread;
+    void *result;
+
+    if (is_near) {
+        thread = in_thread(write_again_and_again, &s);
+        sleep_ms(20);
+        R(pthread_cancel(thread));
+        pthread_join(thread, &result);
+        say("cancelled %d", result == PTHREAD_CANCELED);
+        R(close(s));
+    } else
+        while (recv(s, bytes, sizeof bytes, 0) > 0)
+            ;
+    step();
+}
+
+static volatile int looking;
+
+static void *look_again_and_again(void *fd)
+{
+    struct pollfd wait = {*(int *)fd, POLLIN, 0};
+    char bytes[4];
+    int count;
+
+    while (looking) {
+        poll(&wait, 1, 0);
+        ioctl(*(int *)fd, FIONREAD, &count);
+        recv(*(int *)fd, bytes, sizeof bytes, MSG_PEEK | MSG_DONTWAIT);
+    }
+    return NULL;
+}
+
+static void *answer_again_and_again(void *fd)
+{
+    char byte;
+
+    while (receive_all(*(int *)fd, &byte, 1) && byte != 'e')
+        send_all(*(int *)fd, &byte, 1);
+    return NULL;
+}
+
+/* Whoever looks at what has come takes nobody's waking away. */
+static void others_look_while_one_receives(void)
+{
+    char byte = 'x';
+
+    if (is_near) {
+        for (int round = 0; round < 1500; round++) {
+            if (round % 3 == 0)
+                usleep((useconds_t)(round % 200));
+            if (!send_all(s, &byte, 1) || !receive_all(s, &byte, 1))
+                say("no answer");
+        }
+        send_all(s, "e", 1);
+    } else {
+        pthread_t looker, answerer;
+        looking = 1;
+        looker = in_thread(look_again_and_again, &s);
+        answerer = in_thread(answer_again_and_again, &s);
+        pthread_join(answerer, NULL);
+        looking = 0;
+        pthread_join(looker, NULL);
+        say("answered");
+    }
+    step();
+}
+
+static void another_process_looks_while_one_receives(void)
+{
+    char byte = 'x';
+
+    if (is_near) {
+        for (int round = 0; round < 1500; round++) {
+            if (round % 3 == 0)
+                usleep((useconds_t)(round % 200));
+            if (!send_all(s, &byte, 1) || !receive_all(s, &byte, 1))
+                say("no answer");
+        }
+        send_all(s, "e", 1);
+    } else {
+        pid_t child = fork();
+        if (child == 0) {
+            looking = 1;
+            look_again_and_again(&s);
+        }
+        answer_again_and_again(&s);
+        kill(child, SIGKILL);
+        reap(child);
+    }
+    step();
+}
+
+static void *close_it(void *fd)
+{
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    pthread_cancel(pthread_self());
+    pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
+    close(*(int *)fd);
+    return NULL;
+}
+
+static void cancelled_before_it_closes(void)
+{
+    void *result;
+
+    FAR(pthread_join(in_thread(close_it, &s), &result); say("cancelled %d", result == PTHREAD_CANCELED);
+        R(send(s, "still here", 10, 0)));
+    NEAR(ALL(s, 10));
+}
+
 static void *poll_for_ever(void *fd)
 {
     struct pollfd wait = {*(int *)fd, POLLIN, 0};
@@ -246,5 +416,7 @@ static void errno_is_left_alone(void)
 
 MAIN(JOINED(jump_out_of_a_receive), JOINED(jump_out_of_a_poll), JOINED(jump_out_of_an_epoll_wait),
      JOINED(jump_out_of_a_send), JOINED(cancelled_receive), JOINED(cancelled_waits), JOINED(cancelled_send),
+     JOINED(cancelled_with_bytes_there), JOINED(cancelled_with_room_there), JOINED(cancelled_before_it_closes),
+     JOINED(others_look_while_one_receives), JOINED(another_process_looks_while_one_receives),
      JOINED(cancellation_turned_off), JOINED(clean_up_of_the_cancelled), JOINED(small_stacks),
      JOINED(errno_is_left_alone))

@@ -1,6 +1,9 @@
 /* poll and select, time-outs, full sockets, low-water marks, other descriptors in the same wait. */
 #include "play.h"
+#include <limits.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/signalfd.h>
@@ -176,6 +179,43 @@ static void select_above_1024(void)
         say("%d", (((char *)in)[high / 8] >> high % 8) & 1); GET(high, 1, 0); POLL(high, POLLIN | POLLOUT, 0));
 }
 
+/* As programs do that say getdtablesize() descriptors of sets that have no more than 1024. */
+static void select_of_more_than_the_sets_hold(void)
+{
+    struct rlimit limit = {60000, 60000};
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    fd_set *in = (fd_set *)(void *)(pages + page - sizeof *in);
+    struct timeval time = {1, 0};
+    struct timespec precise = {1, 0};
+
+    BOTH(setrlimit(RLIMIT_NOFILE, &limit); mprotect(pages + page, page, PROT_NONE));
+    s = join();
+    FAR(time.tv_sec = 0; FD_SET(s, in); R(select(getdtablesize(), in, NULL, NULL, &time)); time.tv_sec = 1);
+    NEAR(R(send(s, "x", 1, 0)));
+    FAR(FD_SET(s, in); R(select(getdtablesize(), in, NULL, NULL, &time)); say("%d", FD_ISSET(s, in) != 0);
+        R(pselect(getdtablesize(), in, NULL, NULL, &precise, NULL)); R(select(INT_MAX, in, NULL, NULL, &time)); GET(s, 1, 0));
+}
+
+static void masks_of_waits_that_do_not_wait(void)
+{
+    struct pollfd wait = {s, POLLIN, 0};
+    struct timespec none_left = {0, 0};
+    struct epoll_event event = {.events = EPOLLIN};
+    sigset_t blocked, none;
+    fd_set in;
+    int set = epoll_create1(0);
+
+    FAR(count_signals(SIGUSR1, 0); sigemptyset(&none); sigemptyset(&blocked); sigaddset(&blocked, SIGUSR1);
+        pthread_sigmask(SIG_BLOCK, &blocked, NULL); FD_ZERO(&in); FD_SET(s, &in); epoll_ctl(set, EPOLL_CTL_ADD, s, &event);
+        R(ppoll(&wait, 1, &none_left, &none)); raise(SIGUSR1); R(ppoll(&wait, 1, &none_left, &none)); say("%d signals", signals);
+        raise(SIGUSR1); R(pselect(s + 1, &in, NULL, NULL, &none_left, &none)); say("%d signals", signals);
+        raise(SIGUSR1); R(epoll_pwait(set, &event, 1, 0, &none)); say("%d signals", signals));
+    NEAR(R(send(s, "x", 1, 0)));
+    FAR(arrive(s, POLLIN); raise(SIGUSR1); R(ppoll(&wait, 1, &none_left, &none)); R(pselect(s + 1, &in, NULL, NULL, &none_left, &none));
+        R(epoll_pwait(set, &event, 1, 0, &none)); say("%d signals", signals));
+}
+
 static void masks_of_pselect(void)
 {
     sigset_t blocked, none;
@@ -242,7 +282,7 @@ static void receive_time_out(void)
     FAR(R(setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time)); R(getsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &asked, &length));
         say("%ld %ld %u", asked.tv_sec, asked.tv_usec, length); TIMED(40, 500, GET(s, 1, 0)); TIMED(40, 500, R(read(s, &asked, 1)));
         TIMED(0, 20, GET(s, 1, MSG_DONTWAIT)); R(setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &wrong, sizeof wrong));
-        R(setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &time, 3)));
+        R(setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &time, 3)); TIMED(40, 500, GET(s, 1, 0)));
     if (is_near) {
         sleep_ms(20);
         R(send(s, "x", 1, 0));
@@ -364,7 +404,7 @@ static void both_ends_in_one_wait(void)
 MAIN(JOINED(poll_waits_its_time), JOINED(poll_wakes), JOINED(poll_wakes_without_end_of_time),
      JOINED(poll_of_bad_and_double_descriptors), JOINED(poll_of_all_kinds_of_events), JOINED(poll_of_many),
      JOINED(poll_of_more_than_may_be), JOINED(ppoll_and_its_mask), JOINED(select_wakes), JOINED(select_waits_its_time),
-     JOINED(select_errors), JOINED(select_above_1024), JOINED(masks_of_pselect), JOINED(waits_with_other_kinds),
+     JOINED(select_errors), JOINED(select_above_1024), BARE(select_of_more_than_the_sets_hold), JOINED(masks_of_waits_that_do_not_wait), JOINED(masks_of_pselect), JOINED(waits_with_other_kinds),
      JOINED(unseen_waits_wake), JOINED(receive_time_out), BARE(receive_time_out_inherited), JOINED(send_time_out),
      JOINED(full_and_empty_again), JOINED(low_water_mark), JOINED(signal_driven), JOINED(several_threads_poll_one_socket),
      JOINED(both_ends_in_one_wait))

@@ -1,0 +1,23 @@
+//! Cancellation of threads.
+//!
+//! The C library's calls act on a cancellation that is pending before they do anything else. Ours sleep in such calls, but seldom sleep:
+//! so they ask first, once the program has cancelled a thread at all.
+
+use crate::real;
+use core::sync::atomic::AtomicBool;
+use core::sync::atomic::Ordering::Relaxed;
+
+static USED: AtomicBool = AtomicBool::new(false);
+
+/// The program is about to cancel a thread.
+pub fn requested() {
+    USED.store(true, Relaxed);
+}
+
+/// Ends the calling thread if it has been cancelled. Nothing may be owned.
+#[inline]
+pub fn point() {
+    if USED.load(Relaxed) {
+        real::test_cancel();
+    }
+}

@@ -1,0 +1,61 @@
+//! Epoll sets that several processes have.
+//!
+//! Their registrations are the kernel's, and so common to all; our records are each process's own.
+
+use crate::epoll::unregister;
+use crate::epoll_set::{PARKED, SET, Set, member, set_links};
+use core::sync::atomic::Ordering::{Relaxed, Release};
+
+fn all_sets() -> impl Iterator<Item = &'static Set> {
+    SET.iter().filter(|set| set.used.load(Relaxed))
+}
+
+/// Before the set goes to another process: takes parked registrations out of the kernel's sets.
+pub(crate) fn share_all() {
+    for set in all_sets() {
+        if let Some(_owner) = set.own() {
+            share(set);
+        }
+    }
+}
+
+/// The set is owned.
+fn share(set: &Set) {
+    set.shared.store(true, Relaxed);
+    for member in set.members.iter(set_links).filter_map(member) {
+        if member.has(PARKED) {
+            unregister(set, member);
+        }
+    }
+}
+
+/// Before a fork: shares the sets and keeps other threads from changing their lists, of which the child is to get whole copies.
+pub(crate) fn before_fork() {
+    for set in all_sets() {
+        if let Some(owner) = set.own() {
+            share(set);
+            core::mem::forget(owner);
+            set.forks.store(true, Relaxed);
+        }
+    }
+}
+
+/// In a process that has forked.
+pub(crate) fn after_fork_in_parent() {
+    for set in all_sets().filter(|set| set.forks.load(Relaxed)) {
+        set.forks.store(false, Relaxed);
+        // Release pairs with the acquire of the next owner.
+        set.owner.store(0, Release);
+    }
+}
+
+/// In a forked child: the sets are shared with the parent, the bells are not.
+pub(crate) fn after_fork() {
+    for set in all_sets() {
+        set.forks.store(false, Relaxed);
+        set.owner.store(0, Relaxed);
+        set.bell.store(0, Relaxed);
+        set.sleepers.store(0, Relaxed);
+        set.inherited.store(true, Relaxed);
+    }
+}

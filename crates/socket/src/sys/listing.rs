@@ -1,0 +1,80 @@
+//! The descriptors that are open, as the kernel lists them.
+
+use super::raw;
+use core::ffi::{CStr, c_int};
+
+/// Where the kernel lists them. Threads may have tables of their own.
+const DIRECTORY: &CStr = c"/proc/thread-self/fd";
+/// Places in an entry (`struct linux_dirent64`, linux/dirent.h) of its length and its name.
+const LENGTH_AT: usize = 16;
+const NAME_AT: usize = 19;
+
+/// The listing, part by part.
+#[derive(Debug)]
+struct Listing {
+    fd: c_int,
+    part: [u8; 1024],
+    at: usize,
+    end: usize,
+}
+
+/// The descriptors that are open now, in no order; none where the kernel does not tell.
+pub(crate) fn open_descriptors() -> impl Iterator<Item = c_int> {
+    let listing = raw::open_directory(DIRECTORY).ok().map(|fd| Listing {
+        fd,
+        part: [0; 1024],
+        at: 0,
+        end: 0,
+    });
+    listing.into_iter().flatten()
+}
+
+impl Listing {
+    /// The name of the next entry and where it ends, in the part at hand.
+    fn name(&self) -> Option<(&[u8], usize)> {
+        let entry = self.part.get(self.at..self.end)?;
+        let length = entry.get(LENGTH_AT..LENGTH_AT + 2)?;
+        let length = usize::from(u16::from_ne_bytes(length.try_into().ok()?));
+        let name = entry.get(NAME_AT..length)?;
+        Some((name.split(|byte| *byte == 0).next()?, self.at + length))
+    }
+}
+
+impl Iterator for Listing {
+    type Item = c_int;
+
+    fn next(&mut self) -> Option<c_int> {
+        loop {
+            if self.at >= self.end {
+                self.at = 0;
+                self.end = raw::read_directory(self.fd, &mut self.part).unwrap_or(0);
+            }
+            let (name, next) = self.name()?;
+            let fd = core::str::from_utf8(name).ok().and_then(|name| name.parse().ok());
+            self.at = next;
+            // The directory itself and its parent are listed, too, and so is the descriptor it is read by.
+            if let Some(fd) = fd.filter(|fd| *fd != self.fd) {
+                return Some(fd);
+            }
+        }
+    }
+}
+
+impl Drop for Listing {
+    fn drop(&mut self) {
+        raw::close(self.fd);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_open_descriptor_is_listed() {
+        let made: Vec<c_int> = (0..100).filter_map(|_| raw::eventfd().ok()).collect();
+        let listed: Vec<c_int> = open_descriptors().collect();
+        assert!(made.iter().all(|fd| listed.contains(fd)));
+        made.into_iter().for_each(raw::close);
+    }
+}
