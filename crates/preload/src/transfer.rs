@@ -180,15 +180,19 @@ pub unsafe extern "C-unwind" fn recvfrom(
     address: *mut sockaddr,
     address_len: *mut socklen_t,
 ) -> ssize_t {
-    // SAFETY: the program's own call.
-    let direct = || unsafe { real::recvfrom(fd, buffer, len, flags, address, address_len) };
+    let mut kernel = false;
+    let mut direct = || {
+        kernel = true;
+        // SAFETY: the program's own call.
+        unsafe { real::recvfrom(fd, buffer, len, flags, address, address_len) }
+    };
     let parts = one(buffer.cast_const(), len);
     let Some(conn) = table::connection(fd) else {
         return direct();
     };
     // SAFETY: the program's buffer.
-    let received = receive(conn, unsafe { Vector::new(&parts) }, flags, direct);
-    if received >= 0 && !address.is_null() && !address_len.is_null() {
+    let received = receive(conn, unsafe { Vector::new(&parts) }, flags, &mut direct);
+    if received >= 0 && !kernel && !address.is_null() && !address_len.is_null() {
         // A stream names no sender.
         // SAFETY: the program's length.
         unsafe { *address_len = 0 };

@@ -1,5 +1,6 @@
 //! What a sweep of message sizes has found, as a table and as a picture.
 
+use crate::bench::Findings;
 use crate::bench::peer::Kind;
 use crate::bench::plot;
 use crate::bench::proof::Proof;
@@ -138,14 +139,15 @@ impl Sweep {
         let point = self.curve(road)?.points.iter().find(|point| point.size == size)?;
         Some(point.value.median)
     }
+}
 
-    /// Processors' worth of time that other programs used meanwhile.
-    pub(crate) const fn others(&self) -> Option<f64> {
+impl Findings for Sweep {
+    fn others(&self) -> Option<f64> {
         self.others
     }
 
-    /// As a table: every road, and the three ratios that matter.
-    pub(crate) fn table(&self) -> String {
+    /// Every road, and the three ratios that matter.
+    fn table(&self) -> String {
         let lower_is_better = self.kind == "latency";
         let better = |over: Option<f64>, base: Option<f64>| match (over, base) {
             (Some(over), Some(base)) if lower_is_better => format!("{:.2}", base / over),
@@ -202,11 +204,7 @@ impl Sweep {
         text
     }
 
-    /// Draws it.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub(crate) fn draw(&self, file: &Path, subtitle: &str) -> Result<()> {
+    fn draw(&self, file: &Path, subtitle: &str) -> Result<()> {
         let lines: Vec<plot::Line<'_>> = self
             .curves
             .iter()

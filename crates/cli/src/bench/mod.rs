@@ -26,7 +26,7 @@ use clap::ValueEnum;
 use machine::Machine;
 use peer::Kind;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 /// Measure Viaduct against plain TCP
@@ -63,8 +63,8 @@ EXPERIMENTS
     bandwidth   messages one way, likewise
     seek        processor time of a receiver that wants messages behind others: direct search against
                 receiving in order, on kernel TCP and on lanes
-    apps        sockperf, iperf3, Redis, memcached and nginx with their own load generators, as far as
-                installed; idle processor time, memory, and ten thousand connections
+    apps        sockperf, iperf3, Redis, memcached, nginx, PostgreSQL and MariaDB with load generators,
+                as far as installed; idle processor time, memory, and ten thousand connections
 
 EXAMPLES
     viaduct bench latency --svg latency.svg
@@ -97,19 +97,55 @@ struct Report<'a, T> {
     result: &'a T,
 }
 
+/// How to measure.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan<'a> {
+    /// How often each experiment runs each way.
+    pub(crate) runs: usize,
+    /// Fewer sizes, shorter runs.
+    pub(crate) quick: bool,
+    /// Only experiments whose name begins so, or only this road.
+    pub(crate) only: Option<&'a str>,
+}
+
+/// What experiments have found.
+pub(crate) trait Findings: Serialize {
+    /// Processors' worth of time that other programs used meanwhile.
+    fn others(&self) -> Option<f64>;
+
+    /// As tables, with what there is to say about them.
+    fn table(&self) -> String;
+
+    /// Draws it.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    fn draw(&self, file: &Path, subtitle: &str) -> Result<()>;
+}
+
 /// Runs the experiments.
 pub(crate) fn run(args: Args) -> Result<()> {
+    let usual = match args.what {
+        _ if args.quick => 3,
+        What::Seek => 10,
+        What::Latency | What::Bandwidth | What::Apps => 5,
+    };
     let bench = Bench {
         machine: Machine::this(),
         started: SystemTime::now(),
-        runs: args.runs.map_or(if args.quick { 3 } else { 5 }, Into::into),
+        runs: args.runs.map_or(usual, Into::into),
         args,
     };
+    let plan = Plan {
+        runs: bench.runs,
+        quick: bench.args.quick,
+        only: bench.args.only.as_deref(),
+    };
     match bench.args.what {
-        What::Latency => bench.sweep(Kind::Latency),
-        What::Bandwidth => bench.sweep(Kind::Bandwidth),
-        What::Seek => bench.search(),
-        What::Apps => bench.apps(),
+        What::Latency => bench.show(&sweep::run(Kind::Latency, plan)?),
+        What::Bandwidth => bench.show(&sweep::run(Kind::Bandwidth, plan)?),
+        What::Seek => bench.show(&search::run(plan)?),
+        What::Apps => bench.show(&apps::run(plan)?),
     }
 }
 
@@ -121,42 +157,8 @@ struct Bench {
 }
 
 impl Bench {
-    fn sweep(&self, kind: Kind) -> Result<()> {
-        let found = sweep::run(sweep::Plan {
-            kind,
-            runs: self.runs,
-            quick: self.args.quick,
-            only: self.args.only.as_deref(),
-        })?;
-        self.save(&found)?;
-        terminal::print(&format!("{}\n{}", self.machine.line(), found.table()))?;
-        if let Some(file) = &self.args.svg {
-            found.draw(file, &self.subtitle(found.others()))?;
-        }
-        Ok(())
-    }
-
-    fn search(&self) -> Result<()> {
-        let found = search::run(search::Plan {
-            runs: self.args.runs.map_or(if self.args.quick { 3 } else { 10 }, Into::into),
-            quick: self.args.quick,
-            only: self.args.only.as_deref(),
-        })?;
-        self.save(&found)?;
-        terminal::print(&format!("{}\n{}", self.machine.line(), found.table()))?;
-        if let Some(file) = &self.args.svg {
-            found.draw(file, &self.subtitle(found.others()))?;
-        }
-        Ok(())
-    }
-
-    fn apps(&self) -> Result<()> {
-        let found = apps::run(apps::Plan {
-            runs: self.runs,
-            quick: self.args.quick,
-            only: self.args.only.as_deref(),
-        })?;
-        self.save(&found)?;
+    fn show(&self, found: &impl Findings) -> Result<()> {
+        self.save(found)?;
         terminal::print(&format!("{}\n{}", self.machine.line(), found.table()))?;
         if let Some(file) = &self.args.svg {
             found.draw(file, &self.subtitle(found.others()))?;

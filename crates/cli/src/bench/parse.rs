@@ -71,6 +71,20 @@ pub(crate) fn wrk(text: &str) -> Option<(f64, f64)> {
     Some((number_after(text, "Requests/sec:")?, count))
 }
 
+/// Transactions a second, and transactions, in the output of pgbench, if none failed.
+pub(crate) fn pgbench(text: &str) -> Option<(f64, f64)> {
+    if number_after(text, "number of failed transactions: ")? > 0.0 {
+        return None;
+    }
+    let count = number_after(text, "number of transactions actually processed: ")?;
+    Some((number_after(text, "tps = ")?, count))
+}
+
+/// Seconds that all queries took, in the output of mysqlslap.
+pub(crate) fn mysqlslap(text: &str) -> Option<f64> {
+    number_after(text, "Average number of seconds to run all queries: ").filter(|seconds| *seconds > 0.0)
+}
+
 /// Seconds a message (a round trip for latency, of which it prints half) in the output of `ucx_perftest -v`.
 pub(crate) fn ucx_seconds(text: &str, latency: bool) -> Option<f64> {
     let mut lines = text.lines().skip_while(|line| !line.starts_with("iterations,"));
@@ -130,6 +144,24 @@ mod tests {
         assert_eq!(wrk(output), Some((93478.42, 102_814.0)));
         let failed = format!("{output}  Non-2xx or 3xx responses: 3\n");
         assert_eq!(wrk(&failed), None);
+    }
+
+    #[test]
+    fn pgbench_is_understood() {
+        let output = "transaction type: <builtin: select only>\nscaling factor: 1\nnumber of clients: 1\n\
+            number of transactions actually processed: 12345\nnumber of failed transactions: 0 (0.000%)\n\
+            latency average = 0.081 ms\ninitial connection time = 3.012 ms\n\
+            tps = 12353.712345 (without initial connection time)\n";
+        assert_eq!(pgbench(output), Some((12353.712345, 12345.0)));
+        assert_eq!(pgbench(&output.replace("transactions: 0", "transactions: 1")), None);
+    }
+
+    #[test]
+    fn mysqlslap_is_understood() {
+        let output = "Benchmark\n\tAverage number of seconds to run all queries: 0.274 seconds\n\
+            \tMinimum number of seconds to run all queries: 0.274 seconds\n";
+        assert_eq!(mysqlslap(output), Some(0.274));
+        assert_eq!(mysqlslap(&output.replace("0.274", "0.000")), None);
     }
 
     #[test]

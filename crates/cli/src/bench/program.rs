@@ -289,10 +289,15 @@ fn text(file: &mut File) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Where the shell would find `program`; administrators' directories count too.
+/// Where the shell would find `program`; administrators' directories count too. PostgreSQL's own go first: Debian keeps them out of the path,
+/// and puts scripts in front of some of what is there.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let newest = versions.map(|version| version.path().join("bin")).max();
+    newest
+        .into_iter()
+        .chain(std::env::split_paths(&path))
         .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
         .map(|dir| dir.join(program))
         .find(|file| file.is_file())

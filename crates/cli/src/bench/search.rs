@@ -7,6 +7,7 @@ use crate::bench::plot;
 use crate::bench::program::{How, Launch};
 use crate::bench::progress::Progress;
 use crate::bench::proof::Proof;
+use crate::bench::{Findings, Plan};
 use crate::terminal;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -24,17 +25,6 @@ const DEPTHS: [usize; 4] = [2, 4, 8, 16];
 const MESSAGES: usize = 1000;
 const REPETITIONS: usize = 80;
 const QUICK_REPETITIONS: usize = 4;
-
-/// What to measure.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Plan<'a> {
-    /// Measurements of each point.
-    pub(crate) runs: usize,
-    /// Fewer sizes and repetitions.
-    pub(crate) quick: bool,
-    /// Only this road, by its name in the JSON.
-    pub(crate) only: Option<&'a str>,
-}
 
 /// What carries the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -249,11 +239,6 @@ fn across(sets: &[Set]) -> Vec<Point> {
 }
 
 impl Found {
-    /// Processors' worth of time that other programs used meanwhile.
-    pub(crate) const fn others(&self) -> Option<f64> {
-        self.others
-    }
-
     fn curves(&self) -> Vec<(String, &[Point])> {
         let mut curves: Vec<(String, &[Point])> = self
             .sets
@@ -265,9 +250,15 @@ impl Found {
         }
         curves
     }
+}
 
-    /// As tables, one a set of curves.
-    pub(crate) fn table(&self) -> String {
+impl Findings for Found {
+    fn others(&self) -> Option<f64> {
+        self.others
+    }
+
+    /// One table a set of curves.
+    fn table(&self) -> String {
         let mut text =
             "Processor time of the receiver that direct search saves, in percent, with standard errors\n".to_owned();
         for (name, points) in self.curves() {
@@ -304,11 +295,7 @@ impl Found {
         text
     }
 
-    /// Draws it.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub(crate) fn draw(&self, file: &Path, subtitle: &str) -> Result<()> {
+    fn draw(&self, file: &Path, subtitle: &str) -> Result<()> {
         let panels: Vec<plot::Panel> = self
             .curves()
             .into_iter()

@@ -1,5 +1,6 @@
 //! `viaduct bench latency` and `bandwidth`: message sizes from a byte to a megabyte over every road there is.
 
+use crate::bench::Plan;
 use crate::bench::curves::{Curve, Point, Road, Sample, Sweep};
 use crate::bench::instance::Instance;
 use crate::bench::machine::Meter;
@@ -17,24 +18,11 @@ use viaduct_channel::{Geometry, Segment};
 /// Longer than any sweep takes.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What to measure.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Plan<'a> {
-    /// Which sweep.
-    pub(crate) kind: Kind,
-    /// How often each road is measured.
-    pub(crate) runs: usize,
-    /// Fewer sizes, for a shorter time.
-    pub(crate) quick: bool,
-    /// Only this road, by its name in the JSON.
-    pub(crate) only: Option<&'a str>,
-}
-
 /// Measures every road in turn, `runs` times.
 ///
 /// # Errors
 /// A peer cannot be started or fails.
-pub(crate) fn run(plan: Plan<'_>) -> Result<Sweep> {
+pub(crate) fn run(kind: Kind, plan: Plan<'_>) -> Result<Sweep> {
     let sizes: Vec<usize> = (0..=20)
         .step_by(if plan.quick { 2 } else { 1 })
         .map(|shift| 1 << shift)
@@ -60,7 +48,7 @@ pub(crate) fn run(plan: Plan<'_>) -> Result<Sweep> {
             progress.step(&format!("{}, run {}", road.name(), run + 1));
             let job = Job {
                 instance: &instance,
-                kind: plan.kind,
+                kind,
                 sizes: &sizes,
                 millis,
                 run,
@@ -87,17 +75,17 @@ pub(crate) fn run(plan: Plan<'_>) -> Result<Sweep> {
             points: sizes
                 .iter()
                 .zip(samples)
-                .filter_map(|(size, samples)| Point::of(plan.kind, *size, samples))
+                .filter_map(|(size, samples)| Point::of(kind, *size, samples))
                 .collect(),
             proofs,
         })
         .collect();
     Ok(Sweep {
-        kind: match plan.kind {
+        kind: match kind {
             Kind::Latency => "latency",
             Kind::Bandwidth => "bandwidth",
         },
-        unit: match plan.kind {
+        unit: match kind {
             Kind::Latency => "us",
             Kind::Bandwidth => "Gbit/s",
         },

@@ -11,7 +11,10 @@ use viaduct_testkit::{Instance, Launch, Mode, Outcome, Program, can_run};
 /// Names how many seconds the test takes.
 const SECONDS: &str = "VIADUCT_SOAK_SECONDS";
 
-/// What all servers and viaductd hold together, at a quiet moment.
+/// Rounds that there are at least: the first ones fill caches and pools.
+const ROUNDS: usize = 12;
+
+/// What processes hold together, at a quiet moment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
     processes: usize,
@@ -44,11 +47,30 @@ impl Servers {
         }
     }
 
-    fn held(&self, instance: &Instance) -> Held {
-        let mut held = Held::default();
+    /// What the servers hold.
+    fn held(&self) -> Held {
         let all = [&self.redis.0, &self.nginx.0, &self.postgresql.0, &self.rsync.0];
-        let all = all.iter().flat_map(|server| server.family());
-        for pid in all.chain(family(instance.daemon_pid())) {
+        Held::by(all.iter().flat_map(|server| server.family()))
+    }
+
+    /// What the servers hold once the connections of the last round are gone.
+    fn held_at_rest(&self) -> Held {
+        let mut last = self.held();
+        wait_until(Duration::from_secs(5), || {
+            std::thread::sleep(Duration::from_millis(200));
+            let now = self.held();
+            let still = now.processes == last.processes && now.descriptors == last.descriptors;
+            last = now;
+            still
+        });
+        last
+    }
+}
+
+impl Held {
+    fn by(processes: impl IntoIterator<Item = u32>) -> Self {
+        let mut held = Self::default();
+        for pid in processes {
             let own = holdings(pid);
             held.processes += 1;
             held.descriptors += own.descriptors;
@@ -56,19 +78,6 @@ impl Servers {
             held.resident_kib += own.resident_kib;
         }
         held
-    }
-
-    /// What is held once the connections of the last round are gone.
-    fn held_at_rest(&self, instance: &Instance) -> Held {
-        let mut last = self.held(instance);
-        wait_until(Duration::from_secs(5), || {
-            std::thread::sleep(Duration::from_millis(200));
-            let now = self.held(instance);
-            let still = now.processes == last.processes && now.descriptors == last.descriptors;
-            last = now;
-            still
-        });
-        last
     }
 }
 
@@ -87,10 +96,17 @@ fn clients<'a>(pair: &'a Pair<'_>, servers: &Servers, url: &str) -> Vec<Launch<'
     ]
 }
 
-/// What happens in the middle of a round. Answers whether client number `victim` was killed.
-fn fault(pair: &Pair<'_>, servers: &Servers, clients: &[Program], random: &mut Random, victim: usize) -> bool {
+/// What happens in the middle of a round: one of the first `kinds`. Answers whether client number `victim` was killed.
+fn fault(
+    pair: &Pair<'_>,
+    servers: &Servers,
+    clients: &[Program],
+    random: &mut Random,
+    victim: usize,
+    kinds: u64,
+) -> bool {
     let client = &clients[victim];
-    match random.below(6) {
+    match random.below(kinds) {
         0 => {
             for pid in client.family() {
                 signal(pid, Signal::SIGKILL);
@@ -102,21 +118,21 @@ fn fault(pair: &Pair<'_>, servers: &Servers, clients: &[Program], random: &mut R
             std::thread::sleep(Duration::from_millis(300));
             client.signal(Signal::SIGCONT);
         }
-        2 => {
-            pair.instance.kill_daemon();
-            std::thread::sleep(Duration::from_millis(200));
-            pair.instance.start_daemon();
-        }
-        3 => servers.nginx.0.signal(Signal::SIGHUP),
-        4 => {
+        2 => servers.nginx.0.signal(Signal::SIGHUP),
+        3 => {
             for row in pair.instance.status() {
                 let path = if random.below(2) == 0 { "tcp" } else { "auto" };
                 // It may be gone by now.
                 let _ = pair.instance.move_connection(row.pid, row.fd, path);
             }
         }
-        _ => {
+        4 => {
             redis::cli(pair, servers.redis.1, "bgsave", "");
+        }
+        _ => {
+            pair.instance.kill_daemon();
+            std::thread::sleep(Duration::from_millis(200));
+            pair.instance.start_daemon();
         }
     }
     false
@@ -162,25 +178,42 @@ fn stays_flat() {
 
     let began = Instant::now();
     let mut random = Random::new(7);
-    let mut held = Vec::new();
-    // The first rounds fill caches and pools; at least a few must follow them.
-    while began.elapsed() < Duration::from_secs(seconds) || held.len() < 8 {
+    let (mut servers_held, mut daemon_held) = (Vec::new(), Vec::new());
+    while began.elapsed() < Duration::from_secs(seconds) || servers_held.len() < ROUNDS {
+        // A viaductd that is started anew holds nothing: in the second half the one that runs stays.
+        let restarts = began.elapsed() < Duration::from_secs(seconds / 2);
         let running: Vec<Program> = clients(&pair, &servers, &url).into_iter().map(Launch::spawn).collect();
         std::thread::sleep(Duration::from_millis(300 + random.below(700)));
         let victim = usize::try_from(random.below(running.len() as u64)).unwrap();
-        let killed = fault(&pair, &servers, &running, &mut random, victim);
+        let killed = fault(
+            &pair,
+            &servers,
+            &running,
+            &mut random,
+            victim,
+            if restarts { 6 } else { 5 },
+        );
         for (number, client) in running.into_iter().enumerate() {
             let outcome = client.finish(PATIENCE);
             let lost = killed && number == victim;
-            assert!(lost || is_right(&outcome), "round {}: {outcome:#?}", held.len());
+            assert!(lost || is_right(&outcome), "round {}: {outcome:#?}", servers_held.len());
         }
         assert!(
             crate::bytes(5_000_000) == std::fs::read(instance.scratch("soak-copy").join("file")).unwrap_or_default()
                 || killed
         );
-        held.push(servers.held_at_rest(&instance));
+        servers_held.push(servers.held_at_rest());
+        if !restarts {
+            daemon_held.push(Held::by(family(instance.daemon_pid())));
+        }
     }
+    stayed_flat("servers", &servers_held);
+    stayed_flat("viaductd", &daemon_held);
+    assert!(instance.stats().pairs > 0, "nothing was accelerated");
+}
 
+/// The last third of the rounds holds no more than the first.
+fn stayed_flat(who: &str, held: &[Held]) {
     let (early, late) = (held.len() / 3, held.len() - held.len() / 3);
     let most = |rounds: &[Held], of: Measure| rounds.iter().map(of).max().unwrap_or(0);
     let least = |rounds: &[Held], of: Measure| rounds.iter().map(of).min().unwrap_or(0);
@@ -192,11 +225,11 @@ fn stays_flat() {
     ];
     for (what, of, slack) in limits {
         let (before, after) = (most(&held[..=early], of), least(&held[late..], of));
-        println!("{} rounds: {what}: {before} at first, {after} at the end", held.len());
+        let rounds = held.len();
+        println!("{who}, {rounds} rounds: {what}: {before} at first, {after} at the end");
         assert!(
             after <= before + slack,
-            "{what} grew from {before} to {after}: {held:#?}"
+            "{what} of {who} grew from {before} to {after}: {held:#?}"
         );
     }
-    assert!(instance.stats().pairs > 0, "nothing was accelerated");
 }

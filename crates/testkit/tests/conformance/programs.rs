@@ -63,7 +63,10 @@ pub(crate) fn compile(instance: &Instance, theme: &'static str) -> Program {
         .args(["-Wno-stringop-overflow", "-Wno-maybe-uninitialized", "-Wno-nonnull"])
         .args(["-Wno-deprecated-declarations", "-Wno-unused-result", "-I"])
         .arg(instance.dir())
-        .args([theme, "play", "tools", "paths", "check"].map(|name| sources.join(format!("{name}.c"))))
+        .args(
+            [theme, "play", "tools", "paths", "check", "../../programs/ends"]
+                .map(|name| sources.join(format!("{name}.c"))),
+        )
         .arg("-o")
         .arg(&file)
         .output()

@@ -32,7 +32,7 @@ fn compile(instance: &Instance, name: &str) -> PathBuf {
         ])
         .arg(&program)
         .arg(sources.join(format!("{name}.c")))
-        .arg(sources.join("check.c"))
+        .args(["check.c", "../../programs/ends.c"].map(|name| sources.join(name)))
         .arg("-I")
         .arg(workspace().join("include"))
         .args(libraries())

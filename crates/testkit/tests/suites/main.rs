@@ -4,6 +4,8 @@
 //! `make test` runs the quick ones, `make test-suites` all: the others are `#[ignore]`d.
 
 mod cpython;
+mod crates;
+mod libevent;
 
 use std::collections::BTreeMap;
 

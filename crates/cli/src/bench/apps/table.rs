@@ -65,6 +65,10 @@ pub(crate) enum Work {
         /// Whether each request has a connection of its own.
         close: bool,
     },
+    /// PostgreSQL under pgbench: point selects on one connection.
+    Postgresql,
+    /// MariaDB under mysqlslap: likewise.
+    Mariadb,
     /// Processor time while nothing happens.
     IdleCpu,
     /// Memory while nothing happens.
@@ -106,6 +110,8 @@ const fn ratio(at_least: f64, aim: f64) -> Target {
 
 const REDIS: &[&str] = &["redis-server", "redis-benchmark"];
 const NGINX: &[&str] = &["nginx", "wrk"];
+const POSTGRESQL: &[&str] = &["initdb", "postgres", "pgbench", "setpriv"];
+const MARIADB: &[&str] = &["mariadb-install-db", "mariadbd", "mariadb", "mysqlslap"];
 const NOW: &[&str] = &["--offer", "now"];
 
 /// Connections of the idle programs.
@@ -236,6 +242,26 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         needs: NGINX,
         ends: Ends::BothShort,
         target: ratio(0.95, 1.0),
+        ..COMMON
+    },
+    Experiment {
+        name: "postgresql",
+        title: "PostgreSQL, pgbench -S, 1 connection",
+        unit: "transactions/s",
+        work: Work::Postgresql,
+        needs: POSTGRESQL,
+        target: ratio(1.5, 2.0),
+        rival: Some("Unix socket"),
+        ..COMMON
+    },
+    Experiment {
+        name: "mariadb",
+        title: "MariaDB point selects, 1 connection",
+        unit: "queries/s",
+        work: Work::Mariadb,
+        needs: MARIADB,
+        target: ratio(1.5, 2.0),
+        rival: Some("Unix socket"),
         ..COMMON
     },
     Experiment {

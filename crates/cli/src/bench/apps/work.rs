@@ -17,7 +17,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// Longer than any run takes.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 /// After this, idle programs are idle.
 const SETTLE: Duration = Duration::from_millis(1500);
 /// The time for which idle processor time is stated.
@@ -56,6 +56,14 @@ pub(crate) struct Measurement {
     pub(crate) details: BTreeMap<&'static str, f64>,
 }
 
+/// What a load generator that counts requests tells.
+pub(super) struct Counted {
+    /// Requests a second.
+    pub(super) rate: f64,
+    /// Further figures.
+    pub(super) details: BTreeMap<&'static str, f64>,
+}
+
 impl Run<'_> {
     /// Does it.
     ///
@@ -71,6 +79,8 @@ impl Run<'_> {
             Work::Redis { connections, threads } => self.redis(connections, threads),
             Work::Memcached => self.memcached(),
             Work::Nginx { close } => self.nginx(close),
+            Work::Postgresql => self.postgresql(),
+            Work::Mariadb => self.mariadb(),
             Work::IdleCpu => self.idle_cpu(),
             Work::IdleMemory => self.idle_memory(),
             Work::Connections => self.connections(),
@@ -106,7 +116,7 @@ impl Run<'_> {
     }
 
     /// Lets a client that ends by itself load a server.
-    fn load(self, server: &Program, client: Launch<'_>, seconds: f64) -> Result<(Outcome, Measurement)> {
+    pub(super) fn load(self, server: &Program, client: Launch<'_>, seconds: f64) -> Result<(Outcome, Measurement)> {
         let before = self.cpu_s(server);
         let client = client.spawn()?;
         let proof = self.late_proof(server, &client, seconds);
@@ -117,6 +127,30 @@ impl Run<'_> {
             ..Measurement::default()
         };
         Ok((outcome, measurement))
+    }
+
+    /// Lets a client that counts requests, not time, load a server: a trial of `few` tells how many fill it. `figures` finds requests a second,
+    /// and what else there is to tell, in what it prints.
+    pub(super) fn counted<'a>(
+        self,
+        server: &Program,
+        client: impl Fn(u64) -> Result<Launch<'a>>,
+        few: u64,
+        figures: impl Fn(&str, u64) -> Option<Counted>,
+    ) -> Result<Measurement> {
+        let understood = |outcome: &Outcome, requests| {
+            figures(&outcome.output, requests).context("what the load generator prints is not understood")
+        };
+        let trial = understood(&client(few)?.spawn()?.finish(PATIENCE)?, few)?;
+        let requests = whole(trial.rate * f64::from(self.seconds)).max(1000);
+        let (outcome, measurement) = self.load(server, client(requests)?, f64::from(self.seconds) * 0.5)?;
+        let found = understood(&outcome, requests)?;
+        Ok(Measurement {
+            value: found.rate,
+            work: requests as f64,
+            details: found.details,
+            ..measurement
+        })
     }
 
     /// Processor time that the server, and viaductd for it, have used so far.
@@ -205,20 +239,18 @@ impl Run<'_> {
                 false => client.args(&format!("-p {port}")),
             })
         };
-        // It counts requests, not time: a short trial tells how many fill it.
-        let trial = client(if connections == 1 { 5_000 } else { 30_000 })?
-            .spawn()?
-            .finish(PATIENCE)?;
-        let trial = parse::redis(&trial.output).context("redis-benchmark's output is not understood")?;
-        let requests = whole(trial.rate * f64::from(self.seconds)).max(1000);
-        let (outcome, measurement) = self.load(&server, client(requests)?, f64::from(self.seconds) * 0.5)?;
-        let found = parse::redis(&outcome.output).context("redis-benchmark's output is not understood")?;
-        Ok(Measurement {
-            value: found.rate,
-            work: requests as f64,
-            details: BTreeMap::from([("p50_ms", found.p50_ms), ("p99_ms", found.p99_ms)]),
-            ..measurement
-        })
+        self.counted(
+            &server,
+            client,
+            if connections == 1 { 5_000 } else { 30_000 },
+            |text, _| {
+                let found = parse::redis(text)?;
+                Some(Counted {
+                    rate: found.rate,
+                    details: BTreeMap::from([("p50_ms", found.p50_ms), ("p99_ms", found.p99_ms)]),
+                })
+            },
+        )
     }
 
     fn memcached(self) -> Result<Measurement> {

@@ -1,5 +1,8 @@
-/* Much data, full connections, threads that share a socket, calls of fortified builds. */
+/* Much data, full connections, threads that share a socket, calls by other names and within the C library. */
 #include "play.h"
+#include <netdb.h>
+#include <sys/mman.h>
+#include <sys/sendfile.h>
 
 enum { MUCH = 6000000 };
 
@@ -142,6 +145,39 @@ static void fortified_calls(void)
         show_bytes("recvfrom", bytes, 10));
 }
 
+/* The names that programs with large files use. */
+static void calls_with_large_offsets(void)
+{
+    int file = memfd_create("file", 0);
+    off64_t offset = 2;
+
+    R(write(file, "0123456789", 10));
+    NEAR(R(sendfile64(s, file, &offset, 5)); say("%ld", (long)offset));
+    FAR(ALL(s, 5); R(fcntl64(s, F_SETFL, O_NONBLOCK)); GET(s, 1, 0));
+    close(file);
+}
+
+static void resolve(void)
+{
+    struct addrinfo *found = NULL, hints = {.ai_socktype = SOCK_STREAM};
+
+    R(getaddrinfo("localhost", "80", &hints, &found));
+    freeaddrinfo(found);
+}
+
+/* The resolver opens and closes sockets of its own, whose numbers were and become a program's. */
+static void names_resolved_between_connections(void)
+{
+    for (int round = 0; round < 3; round++) {
+        BOTH(resolve());
+        int fd = join();
+        BOTH(resolve());
+        talk(fd);
+        close(fd);
+    }
+    talk(s);
+}
+
 static void sent_in_any_way(void)
 {
     struct iovec part = {"c", 1};
@@ -154,4 +190,4 @@ static void sent_in_any_way(void)
 
 MAIN(JOINED(much_one_way), JOINED(much_both_ways_at_once), JOINED(one_call_sends_it_all), JOINED(part_of_it_goes_in),
      JOINED(threads_share_a_sender), JOINED(threads_share_a_receiver), JOINED(fortified_calls),
-     JOINED(sent_in_any_way))
+     JOINED(calls_with_large_offsets), JOINED(names_resolved_between_connections), JOINED(sent_in_any_way))

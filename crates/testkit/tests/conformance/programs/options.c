@@ -64,6 +64,13 @@ static void not_stream_sockets(void)
     BOTH(length = loopback(AF_INET, 0, &address); R(bind(one, (struct sockaddr *)&address, length));
          getsockname(one, (struct sockaddr *)&address, &length); R(connect(two, (struct sockaddr *)&address, length));
          R(send(two, "abc", 3, 0)); R(send(two, "", 0, 0)); GET(one, 2, 0); R(recv(one, ends, 8, 0));
+         /* A datagram has a sender even on a socket that is connected. */
+         length = sizeof address; getsockname(two, (struct sockaddr *)&address, &length);
+         R(sendto(one, "de", 2, 0, (struct sockaddr *)&address, length));
+         memset(&address, 0, sizeof address); length = sizeof address;
+         R(recvfrom(two, ends, 8, MSG_PEEK, (struct sockaddr *)&address, &length)); R(length); R(address.ss_family);
+         memset(&address, 0, sizeof address);
+         R(recvfrom(two, ends, 8, 0, (struct sockaddr *)&address, &length)); R(length); R(address.ss_family);
          socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends); R(send(ends[0], "abc", 3, 0)); GET(ends[1], 2, 0));
 }
 

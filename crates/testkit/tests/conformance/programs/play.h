@@ -6,27 +6,9 @@
 #ifndef PLAY_H
 #define PLAY_H
 
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
-#include <arpa/inet.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <pthread.h>
-#include <signal.h>
+#include "../../programs/ends.h"
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/ioctl.h>
-#include <sys/socket.h>
 #include <sys/uio.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 /* Which end this process plays, and its end of the connection that a JOINED case begins with. */
 extern bool is_near;
@@ -104,12 +86,9 @@ void talk(int fd);
 /* A socket option that is a number; -1 if there is none. */
 int number_of(int fd, int level, int name);
 
-int send_all(int fd, const void *bytes, size_t count);
-int receive_all(int fd, void *bytes, size_t count);
 /* Sends or receives `count` bytes of the pattern from place `from`; says how far it came. */
 void pour(int fd, size_t from, size_t count);
 void drink(int fd, size_t from, size_t count);
-unsigned char pattern(size_t at);
 /* Sends until nothing more goes in, and says nothing; returns how much it was. */
 size_t fill(int fd);
 /* Receives and forgets. */
@@ -117,14 +96,11 @@ void drain(int fd, size_t count);
 
 /* A system call that no library sees. */
 long unseen_call(long number, long first, long second, long third);
-pthread_t in_thread(void *(*work)(void *), void *argument);
 /* SIGUSR1 is counted in `signals`; `flags` as for sigaction. */
 extern volatile sig_atomic_t signals;
 void count_signals(int number, int flags);
 /* Has a signal sent to this process, or this thread of it, in a while. */
 void signal_in(int ms, int number);
-double now(void);
-void sleep_ms(int ms);
 /* Waits for a child, and says how it ended. */
 void reap(pid_t child);
 /* To hand a socket to others needs a peer that is in socket calls now and then: this end polls until the other says `release`. */

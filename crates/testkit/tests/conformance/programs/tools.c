@@ -225,33 +225,6 @@ int number_of(int fd, int level, int name)
     return getsockopt(fd, level, name, &value, &length) ? -1 : value;
 }
 
-int send_all(int fd, const void *bytes, size_t count)
-{
-    for (size_t done = 0; done < count;) {
-        ssize_t sent = send(fd, (const char *)bytes + done, count - done, MSG_NOSIGNAL);
-        if (sent < 0 && errno != EINTR)
-            return 0;
-        done += sent > 0 ? (size_t)sent : 0;
-    }
-    return 1;
-}
-
-int receive_all(int fd, void *bytes, size_t count)
-{
-    for (size_t done = 0; done < count;) {
-        ssize_t received = recv(fd, (char *)bytes + done, count - done, 0);
-        if (received == 0 || (received < 0 && errno != EINTR))
-            return 0;
-        done += received > 0 ? (size_t)received : 0;
-    }
-    return 1;
-}
-
-unsigned char pattern(size_t at)
-{
-    return (unsigned char)(at * 31 + at / 251 * 7 + at / 65521);
-}
-
 void pour(int fd, size_t from, size_t count)
 {
     unsigned char chunk[50021];
@@ -345,15 +318,6 @@ long unseen_call(long number, long first, long second, long third)
     return result;
 }
 
-pthread_t in_thread(void *(*work)(void *), void *argument)
-{
-    pthread_t thread;
-
-    if (pthread_create(&thread, NULL, work, argument))
-        say("no thread");
-    return thread;
-}
-
 static void count_signal(int number)
 {
     (void)number;
@@ -376,22 +340,6 @@ void signal_in(int ms, int number)
 
     if (timer_create(CLOCK_MONOTONIC, &event, &timer) || timer_settime(timer, 0, &time, NULL))
         say("no timer");
-}
-
-double now(void)
-{
-    struct timespec time;
-
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
-}
-
-void sleep_ms(int ms)
-{
-    struct timespec time = {ms / 1000, ms % 1000 * 1000000L};
-
-    while (nanosleep(&time, &time) && errno == EINTR)
-        ;
 }
 
 void reap(pid_t child)

@@ -34,7 +34,7 @@ static void settle(void)
 
 static void a_hole_is_skipped(void)
 {
-    struct pair p = make_pair();
+    struct pair p = connect_pair();
     char bytes[16] = {0};
 
     EXPECT(send(p.near, "0123456789", 10, 0) == 10);
@@ -62,7 +62,7 @@ static int polls_readable(int fd)
 
 static void readiness_knows_of_unread_bytes_only(void)
 {
-    struct pair p = make_pair();
+    struct pair p = connect_pair();
     char bytes[16] = {0};
     int set = epoll_create1(0);
     struct epoll_event event = {.events = EPOLLIN};
@@ -96,7 +96,7 @@ static void *in_two_pieces(void *fd)
 
 static void it_waits_for_what_is_not_there(void)
 {
-    struct pair p = make_pair();
+    struct pair p = connect_pair();
     char bytes[16] = {0};
     struct timeval time = {.tv_usec = 20000};
     pthread_t thread;
@@ -120,7 +120,7 @@ static void it_waits_for_what_is_not_there(void)
 
 static void the_end_of_the_stream(void)
 {
-    struct pair p = make_pair();
+    struct pair p = connect_pair();
     char bytes[16] = {0};
 
     EXPECT(send(p.near, "0123456789", 10, 0) == 10);
@@ -140,7 +140,7 @@ static void the_end_of_the_stream(void)
 
 static void bad_input_changes_nothing(void)
 {
-    struct pair p = make_pair();
+    struct pair p = connect_pair();
     char bytes[16] = {0};
     int udp = socket(AF_INET, SOCK_DGRAM, 0), fresh = socket(AF_INET, SOCK_STREAM, 0), file[2];
 
@@ -172,7 +172,7 @@ static void bad_input_changes_nothing(void)
 static void large_pieces(void)
 {
     enum { size = 60000, count = 4 };
-    struct pair p = make_pair();
+    struct pair p = connect_pair();
     static char sent[size * count], bytes[size * count];
     int room = 2 * size * count;
 
@@ -195,7 +195,7 @@ static void large_pieces(void)
 
 static void threads_and_children_share_holes(void)
 {
-    struct pair p = make_pair();
+    struct pair p = connect_pair();
     char bytes[16] = {0};
     int status = 1;
     pid_t child;
@@ -213,7 +213,7 @@ static void threads_and_children_share_holes(void)
     EXPECT(in_order(p.far, bytes, 16, 0) == 5 && !memcmp(bytes, "14589", 5));
     /* Searched for the first time in the child. */
     close_pair(p);
-    p = make_pair();
+    p = connect_pair();
     EXPECT(send(p.near, "0123456789", 10, 0) == 10);
     settle();
     if (!under_viaduct())
@@ -231,7 +231,7 @@ static void a_new_socket_has_no_holes(void)
     char bytes[16] = {0};
 
     for (int round = 0; round < 40; round++) {
-        struct pair p = make_pair();
+        struct pair p = connect_pair();
         EXPECT(send(p.near, "0123456789", 10, 0) == 10);
         settle();
         EXPECT(viaduct_seek_recv(p.far, bytes, 1, 0, 1 + round % 8) == 1);
@@ -241,7 +241,7 @@ static void a_new_socket_has_no_holes(void)
 
 static void too_many_holes_are_refused(void)
 {
-    struct pair p = make_pair();
+    struct pair p = connect_pair();
     static char sent[12000], bytes[12000];
     int taken = 0;
 
@@ -274,7 +274,7 @@ static void *flood(void *fd)
 static void holes_let_the_sender_go_on(void)
 {
     /* The first KiB stays unread while ten MiB behind it are taken away: more than any buffer here holds. */
-    struct pair p = make_pair();
+    struct pair p = connect_pair();
     static char bytes[65536];
     size_t taken = 0;
     pthread_t thread;
@@ -383,7 +383,7 @@ static void *send_pattern(void *argument)
 
 static void receive_in_random_order(unsigned seed)
 {
-    struct pair p = make_pair();
+    struct pair p = connect_pair();
     struct sender sender = {p.near, seed * 7 + 1};
     static unsigned char taken[length], bytes[window];
     size_t head = 0, missing = length;
@@ -465,7 +465,7 @@ static void *take_some(void *argument)
 
 static void threads_take_each_byte_once(void)
 {
-    struct pair p = make_pair();
+    struct pair p = connect_pair();
     struct sender sender = {p.near, 5};
     pthread_t threads[3], thread = in_thread(send_pattern, &sender);
     size_t sum = 0;

@@ -1,0 +1,116 @@
+//! The tests that published crates bring along. mio and socket2 publish no more than their unit tests and the examples of their
+//! documentation; polling and async-io publish their integration tests as well. Cargo fetches the crates, each of which names the versions
+//! of all that its tests need.
+
+use crate::{Outcomes, compare};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use viaduct_testkit::{Instance, Launch, Mode};
+
+const PATIENCE: Duration = Duration::from_secs(600);
+
+const MANIFEST: &str = r#"
+[package]
+name = "fetch"
+version = "0.0.0"
+edition = "2021"
+
+[workspace]
+exclude = ["vendor"]
+
+[lib]
+path = "lib.rs"
+
+[dependencies]
+async-io = "=2.5.0"
+mio = "=1.2.4"
+polling = "=3.10.0"
+socket2 = "=0.6.0"
+"#;
+
+/// Differences that are known, with their reasons.
+const KNOWN: &[(&str, &str)] = &[
+    (
+        "level_triggered",
+        "it asks epoll without the C library: the byte that wakes such a wait is seen once more after the data",
+    ),
+    (
+        "edge_triggered",
+        "it asks epoll without the C library: there is no further edge while bytes of the last one are unread",
+    ),
+];
+
+/// The source of a published crate.
+fn source(name: &str) -> PathBuf {
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("crates");
+    let sources = place.join("vendor");
+    if !sources.join(name).is_dir() {
+        std::fs::create_dir_all(&place).unwrap();
+        std::fs::write(place.join("Cargo.toml"), MANIFEST).unwrap();
+        std::fs::write(place.join("lib.rs"), "").unwrap();
+        cargo(Mode::Native, "vendor --quiet vendor", &place)
+            .run(PATIENCE)
+            .success();
+    }
+    sources.join(name)
+}
+
+fn cargo<'a>(mode: Mode<'a>, arguments: &str, source: &Path) -> Launch<'a> {
+    Launch::new(mode, env!("CARGO"), arguments.split_whitespace())
+        .options("--offer wait")
+        .directory(source)
+        .variable(
+            "CARGO_TARGET_DIR",
+            concat!(env!("CARGO_TARGET_TMPDIR"), "/crates/target"),
+        )
+}
+
+/// The lines `test NAME ... OUTCOME` of test programs.
+fn outcomes(text: &str) -> Outcomes {
+    let lines = text.lines().filter_map(|line| {
+        let (name, outcome) = line.strip_prefix("test ")?.split_once(" ... ")?;
+        let outcome = if outcome == "ok" { "passed" } else { outcome };
+        Some((name.to_owned(), (outcome.to_owned(), String::new())))
+    });
+    lines.collect()
+}
+
+/// Runs what `arguments` of cargo select.
+fn same(name: &str, arguments: &str) {
+    let source = source(name);
+    let run = |mode, more: &str| {
+        let all = format!("test --locked --quiet {arguments} {more}");
+        cargo(mode, &all, &source).run(PATIENCE)
+    };
+    if !arguments.contains("--doc") {
+        run(Mode::Native, "--no-run").success();
+    }
+    let tests = "--no-fail-fast -- --test-threads=1 --format=pretty";
+    let native = outcomes(&run(Mode::Native, tests).output);
+    let instance = Instance::start();
+    let fast = outcomes(&run(Mode::Accelerated(&instance), tests).output);
+    compare(name, &native, &fast, KNOWN);
+    println!("{name}: {} pairs", instance.stats().pairs);
+}
+
+#[test]
+fn polling() {
+    same("polling", "--tests");
+}
+
+#[test]
+fn async_io() {
+    same("async-io", "--tests");
+}
+
+#[test]
+fn mio() {
+    same("mio", "--features os-poll,os-ext,net --lib");
+    same("mio", "--features os-poll,os-ext,net --doc");
+}
+
+#[test]
+fn socket2() {
+    same("socket2", "--all-features --lib");
+    same("socket2", "--all-features --doc");
+}
