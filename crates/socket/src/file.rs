@@ -114,5 +114,12 @@ pub fn splice(conn: &'static Conn, output: c_int, len: usize, flags: c_uint) -> 
         Ok(moved) => moved,
         Err(errno) => return sys::fail(errno),
     };
-    receive(conn, Vector::own(&part(moved)), libc::MSG_TRUNC, none)
+    // A peek sees what the lane and the kernel connection hold together, a receive takes of one at a time.
+    let mut left = moved;
+    while left > 0 {
+        let taken = receive(conn, Vector::own(&part(left)), libc::MSG_TRUNC, none);
+        let Ok(taken @ 1..) = usize::try_from(taken) else { break };
+        left -= taken.min(left);
+    }
+    (moved - left).cast_signed()
 }
