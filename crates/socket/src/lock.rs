@@ -70,6 +70,8 @@ impl Guard<'_> {
     /// From now on the direction may have holes, or no longer.
     pub(crate) fn set_searched(&mut self, searched: bool) {
         self.idle = if searched { SEARCHED } else { 0 };
+        // At once: a thread that is killed never gives the word up.
+        self.word.store(tid() | self.idle, Release);
     }
 }
 

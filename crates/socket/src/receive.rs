@@ -468,6 +468,10 @@ pub(crate) fn readable_bytes(conn: &'static Conn, id: u64) -> c_int {
     let _ = look(conn, id);
     let Some(guard) = conn.own_receive(id) else { return 0 };
     let Some(segment) = conn.segment(&guard) else { return 0 };
+    if let Some(stretches) = search::lanes::Stretches::new(conn, &guard) {
+        let bytes = stretches.readable().unwrap_or(0);
+        return c_int::try_from(bytes).unwrap_or(c_int::MAX);
+    }
     let lane = segment.receiver(conn.side());
     let bytes = match Incoming::new(lane).source() {
         Source::Lane | Source::LaneThenRaw => lane.readable().unwrap_or(0),
@@ -477,6 +481,5 @@ pub(crate) fn readable_bytes(conn: &'static Conn, id: u64) -> c_int {
         }
         Source::Raw => kernel::queued(conn.fd()),
     };
-    let bytes = bytes.saturating_sub(search::taken(conn));
     c_int::try_from(bytes).unwrap_or(c_int::MAX)
 }

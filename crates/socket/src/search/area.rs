@@ -26,8 +26,10 @@ pub(crate) struct Area {
     pub(crate) base: AtomicU64,
     /// The socket's buffer has been made as large as it may be for so many bytes.
     pub(crate) ample: AtomicU64,
-    /// Bytes that the buffer can hold whatever packets they come in.
-    pub(crate) room: AtomicU64,
+    /// Calls that wait for bytes of the kernel's.
+    pub(crate) waiters: AtomicU32,
+    /// What they have set `SO_RCVLOWAT` to; 0: not from its usual 1.
+    pub(crate) mark: AtomicU64,
     /// 1: `SO_PEEK_OFF` of the socket is set.
     pub(crate) peeks_behind: AtomicU32,
     /// What the next call is to report: the kernel tells an error once, and a call that had received something by then did not.
@@ -108,7 +110,8 @@ pub(crate) fn claim() -> Option<u32> {
             area.base.store(0, Relaxed);
             area.identity.store(0, Relaxed);
             area.ample.store(0, Relaxed);
-            area.room.store(0, Relaxed);
+            area.waiters.store(0, Relaxed);
+            area.mark.store(0, Relaxed);
             area.peeks_behind.store(0, Relaxed);
             area.error.store(0, Relaxed);
             // Processes that share the region draw from different numbers by way of their own.

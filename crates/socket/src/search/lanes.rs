@@ -4,14 +4,14 @@
 //! its demotion; no other promotion comes before the lane's has been received. The first byte of the first part is the area's base. Bytes received at the head are given up at once, so what the rest
 //! of this crate computes of readiness stays right; blocks that lie wholly in a hole go back to the sender at once.
 
-use super::area::Area;
-use super::kernel::{peek_at_offset, peek_from};
-use super::waiting::{Mark, refuse_if_full};
-use super::{Ask, Step};
+use super::area::{Area, Peeked};
+use super::kernel::{Front, peek_at_offset, peek_from, peek_over};
+use super::waiting::{announce, lift_mark};
+use super::{Ask, Step, front};
 use crate::conn::{self, Conn};
 use crate::lock::Guard;
 use crate::marks::{Marks, look_at_marks};
-use crate::sys::memory::discard;
+use crate::sys::memory::{BUFFER, discard};
 use crate::sys::{Errno, raw};
 use crate::{counters, kernel, receive, send};
 use core::sync::atomic::Ordering::Relaxed;
@@ -73,18 +73,22 @@ impl Part {
 pub(crate) struct Stretches<'a> {
     conn: &'a Conn,
     guard: &'a Guard<'a>,
-    area: &'a Area,
+    area: &'static Area,
+    peeked: &'static Peeked,
     lane: Receiver<'a>,
     incoming: Incoming<'a>,
 }
 
 impl<'a> Stretches<'a> {
-    pub(crate) fn new(conn: &'a Conn, guard: &'a Guard<'a>, area: &'a Area) -> Option<Self> {
+    /// `None` if it has not been searched.
+    pub(crate) fn new(conn: &'a Conn, guard: &'a Guard<'a>) -> Option<Self> {
         let lane = conn.segment(guard)?.receiver(conn.side());
+        let Front { area, peeked, .. } = front(conn)?;
         Some(Self {
             conn,
             guard,
             area,
+            peeked,
             lane,
             incoming: Incoming::new(lane),
         })
@@ -183,7 +187,11 @@ impl<'a> Stretches<'a> {
         while found.is_none() && at < queued {
             let offset = c_int::try_from(at).map_err(|_| libc::ENOBUFS)?;
             if !peek_from(fd, self.area, offset) {
-                return Ok(None);
+                // Linux before 6.9: as far as the buffer reaches.
+                self.peeked.forget();
+                let seen = self.peeked.buffer.peek(fd, BUFFER).unwrap_or(0);
+                let back = self.peeked.buffer.find(MARK_BACK, narrow(at), seen);
+                return Ok(back.map(|index| index as u64 + 1));
             }
             let Ok(seen @ 1..) = raw::recv(fd, &mut marks, libc::MSG_PEEK | libc::MSG_DONTWAIT) else {
                 break;
@@ -269,7 +277,7 @@ impl<'a> Stretches<'a> {
             }
             let got = match place {
                 Place::Lane => self.copy(ask, done, into, most),
-                Place::Kernel => match peek_at_offset(self.conn.fd(), self.area, into, ask, done, most) {
+                Place::Kernel => match self.peek(into, ask, done, most) {
                     Ok(got) => got,
                     Err(libc::EAGAIN | libc::EINTR) => break,
                     Err(errno) if done > 0 => {
@@ -310,6 +318,15 @@ impl<'a> Stretches<'a> {
             needed -= part.len;
         }
         false
+    }
+
+    /// Peeks at what the kernel holds `into` bytes before.
+    fn peek(&self, into: u64, ask: &Ask<'_>, done: usize, most: usize) -> Result<usize, Errno> {
+        let fd = self.conn.fd();
+        match peek_at_offset(fd, self.area, into, ask, done, most) {
+            Err(libc::EOPNOTSUPP) => peek_over(fd, self.peeked, into, ask, done, most).map(|(_, copied)| copied),
+            other => other,
+        }
     }
 
     fn copy(&self, ask: &Ask<'_>, done: usize, into: u64, most: usize) -> usize {
@@ -386,7 +403,31 @@ impl<'a> Stretches<'a> {
                 },
             };
             self.area.base.fetch_add(gone as u64, Relaxed);
+            if first.place == Place::Kernel {
+                lift_mark(self.conn.fd(), self.area);
+            }
         }
+    }
+
+    /// Bytes that a receive would find, as far as the parts before are all there.
+    pub(crate) fn readable(&self) -> Result<u64, Errno> {
+        let mut there = 0_u64;
+        for part in self.parts()?.all {
+            there += part.ready;
+            if part.ready != part.len {
+                break;
+            }
+        }
+        let holes = &self.area.holes;
+        let owed = holes.head().saturating_sub(self.base());
+        Ok(there.saturating_sub(owed + holes.bytes()))
+    }
+
+    /// Whether what ends at `end` is in the lane and more than it can hold, and the kernel cannot stand in.
+    fn is_too_far(&self, parts: &Parts, end: u64) -> bool {
+        let (place, into, _) = self.locate(parts, end.saturating_sub(1));
+        let fits = || self.lane.can_hold(self.lane.head() + into + 1);
+        place == Place::Lane && !fits() && !self.ask_for_kernel(end)
     }
 
     /// The bytes before `end` are not all there: is that the end, too much, or just not yet?
@@ -396,10 +437,13 @@ impl<'a> Stretches<'a> {
             kernel: parts.queued,
         };
         if self.incoming.source() == Source::Lane {
-            let needed = self.lane.head() + end.saturating_sub(self.base());
-            let fits = || self.lane.can_hold(needed) || self.ask_for_kernel(end);
+            let too_far = self.is_too_far(parts, end);
+            if !last && !too_far {
+                // Who waits finds marks when it comes to sleep; who does not looks once more.
+                return Ok(not_yet);
+            }
             return match look_at_marks(self.conn, &self.incoming, &self.lane)? {
-                Marks::None if !fits() => Err(libc::ENOBUFS),
+                Marks::None if too_far => Err(libc::ENOBUFS),
                 Marks::None => Ok(not_yet),
                 Marks::End => Ok(Step::End),
                 Marks::Changed
@@ -411,7 +455,7 @@ impl<'a> Stretches<'a> {
                     true => Err(self.conn.take_error()),
                     false => Ok(Step::End),
                 },
-                Marks::Changed if !fits() => Err(libc::ENOBUFS),
+                Marks::Changed if too_far => Err(libc::ENOBUFS),
                 Marks::Changed => Ok(not_yet),
             };
         }
@@ -426,9 +470,11 @@ impl<'a> Stretches<'a> {
                 self.how_it_ended(parts.queued, not_yet)
             };
         }
+        if self.is_too_far(parts, end) {
+            return Err(libc::ENOBUFS);
+        }
         if last && let (Place::Kernel, into, _) = self.locate(parts, end - 1) {
-            let _mark = Mark::at(self.conn.fd(), self.area, into + 1);
-            refuse_if_full(self.conn.fd(), self.area, into + 1)?;
+            announce(self.conn.fd(), self.area, self.base() + into + 1)?;
         }
         Ok(not_yet)
     }

@@ -4,9 +4,8 @@
 //! see the stream with the bytes of the holes in it. Readiness, as the kernel tells it, is right for these calls.
 
 use super::area::{self, Area};
-use super::kernel::{Front, peek_from};
-use super::waiting::{Mark, has_ended, refuse_if_full};
-use super::{Ask, Searched, Step, check, run};
+use super::kernel::Front;
+use super::{Ask, Searched, Step, check, run, waiting};
 use crate::lifecycle::{is_tcp, nanoseconds};
 use crate::lock::{self, Guard};
 use crate::sys::{self, Errno, raw};
@@ -44,9 +43,7 @@ pub fn seek_receive(fd: c_int, vector: Vector<'_>, flags: c_int, offset: usize) 
 pub fn readable(fd: c_int) -> Result<usize, Errno> {
     let socket = socket(fd)?;
     let _guard = socket.own()?;
-    let area = socket.front.area;
-    let owed = area.holes.head().saturating_sub(area.base.load(Relaxed)) + area.holes.bytes();
-    Ok(crate::kernel::queued(fd).saturating_sub(usize::try_from(owed).unwrap_or(usize::MAX)))
+    Ok(socket.front.readable())
 }
 
 #[derive(Debug)]
@@ -61,11 +58,6 @@ impl Socket {
 }
 
 impl Socket {
-    fn nonblocking(&self) -> bool {
-        let flags = raw::fcntl(self.front.fd, libc::F_GETFL, 0).unwrap_or(0);
-        flags & libc::O_NONBLOCK.cast_unsigned() as usize != 0
-    }
-
     /// Nanoseconds that a receive waits; 0: for ever.
     fn timeout(&self) -> u64 {
         let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
@@ -73,28 +65,14 @@ impl Socket {
         if known { nanoseconds(time) } else { 0 }
     }
 
-    /// Sleeps until the socket holds so many bytes, which it can: in a receive, so that the kernel minds the socket's options.
-    fn sleep(&self, bytes: u64) -> Result<Woken, Errno> {
-        peek_from(self.front.fd, self.front.area, 0);
-        let want = usize::try_from(bytes).unwrap_or(usize::MAX);
-        match raw::peek_away(self.front.fd, want) {
-            Ok(got) if got >= want || has_ended(self.front.fd) => Ok(Woken::Look),
-            // Fewer than the mark: the call has not waited to the end.
-            Ok(_) if self.nonblocking() || self.timeout() > 0 => Ok(Woken::TimedOut),
-            Ok(_) | Err(libc::EINTR) => Ok(Woken::Interrupted),
-            Err(libc::EAGAIN) => Ok(Woken::TimedOut),
-            Err(errno) => Err(errno),
-        }
-    }
-
-    /// Sleeps until the socket holds as many bytes as its mark says, or is nearly full.
-    fn sleep_watchfully(&self) -> Result<Woken, Errno> {
-        if self.nonblocking() {
+    /// Sleeps until one of `events`, or so many nanoseconds have passed.
+    fn sleep(&self, events: i16, ns: u64, deadline: Deadline) -> Result<Woken, Errno> {
+        let left = deadline.left_ns();
+        if left == Some(0) {
             return Ok(Woken::TimedOut);
         }
-        let timeout = Deadline::after(self.timeout()).left();
-        match raw::poll_until(self.front.fd, libc::POLLIN | libc::POLLRDHUP, timeout) {
-            Ok(0) => Ok(Woken::TimedOut),
+        let bound = sys::timespec(left.map_or(ns, |left| left.min(ns)));
+        match raw::poll_until(self.front.fd, events, Some(bound)) {
             Ok(_) => Ok(Woken::Look),
             Err(libc::EINTR) => Ok(Woken::Interrupted),
             Err(errno) => Err(errno),
@@ -225,35 +203,33 @@ impl Searched for Socket {
     }
 
     fn is_nonblocking(&self) -> bool {
-        // Asked only when there is something to wait for.
-        false
+        let flags = raw::fcntl(self.front.fd, libc::F_GETFL, 0).unwrap_or(0);
+        flags & libc::O_NONBLOCK.cast_unsigned() as usize != 0
     }
 
     fn announce(&self, step: Step, offset: u64) -> Result<bool, Errno> {
-        if let Step::Nothing { kernel } = step
-            && offset > 0
-        {
-            let _mark = Mark::at(self.front.fd, self.front.area, kernel);
-            refuse_if_full(self.front.fd, self.front.area, kernel)?;
+        match step {
+            Step::Nothing { until } if offset > 0 => {
+                let _guard = self.own()?;
+                waiting::announce(self.front.fd, self.front.area, until)
+            }
+            _ => Ok(false),
         }
-        Ok(false)
     }
 
     fn deadline(&self) -> Deadline {
-        // The socket knows it.
-        Deadline::after(0)
+        Deadline::after(self.timeout())
     }
 
-    fn wait(&self, step: Step, _deadline: Deadline) -> Result<Woken, Errno> {
-        let (Step::Nothing { kernel }, fd) = (step, self.front.fd) else {
+    fn wait(&self, step: Step, deadline: Deadline, again: bool) -> Result<Woken, Errno> {
+        let Step::Nothing { until } = step else {
             return Ok(Woken::Look);
         };
-        let _mark = Mark::at(fd, self.front.area, kernel);
-        if kernel <= self.front.area.room.load(Relaxed) || kernel == 1 {
-            self.sleep(kernel)
-        } else {
-            self.sleep_watchfully()
-        }
+        let waiting = {
+            let _guard = self.own()?;
+            waiting::begin(self.front.fd, self.front.area, until, again)?
+        };
+        waiting::sleep(waiting, |events, ns| self.sleep(events, ns, deadline))
     }
 
     fn received(&self, _bytes: usize) {}
