@@ -93,6 +93,16 @@ pub(crate) fn acquire(word: &AtomicU32) -> Option<Guard<'_>> {
     acquire_contended(word, tid)
 }
 
+/// Takes the word of a direction that has been searched, most likely; `None` if this very thread holds it already.
+#[inline]
+pub(crate) fn acquire_searched(word: &AtomicU32) -> Option<Guard<'_>> {
+    let (tid, idle) = (tid(), SEARCHED);
+    if word.compare_exchange(idle, tid | idle, Acquire, Relaxed).is_ok() {
+        return Some(Guard { word, idle });
+    }
+    acquire_contended(word, tid)
+}
+
 /// Takes a word if it is free.
 #[inline]
 pub(crate) fn try_acquire(word: &AtomicU32) -> Option<Guard<'_>> {
@@ -190,6 +200,19 @@ mod tests {
         owner.set_searched(false);
         drop(owner);
         assert_eq!(word.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn a_direction_is_searched_even_if_its_first_searcher_is_killed() {
+        let word = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut owner = acquire(&word).unwrap();
+                owner.set_searched(true);
+                core::mem::forget(owner);
+            });
+        });
+        assert!(acquire(&word).unwrap().searched());
     }
 
     #[test]

@@ -98,26 +98,31 @@ impl<'a> Stretches<'a> {
         self.area.base.load(Relaxed)
     }
 
-    fn in_lane(&self) -> Result<u64, Errno> {
+    /// Bytes in the lane, as far as that matters: at least so many, or all.
+    fn in_lane(&self, enough: usize) -> Result<u64, Errno> {
         self.lane
-            .readable()
+            .readable_or(enough)
             .map(|bytes| bytes as u64)
             .map_err(|_| send::violated(self.conn))
     }
 
     /// The parts, by the receivers' law: bytes of the kernel's are counted before the epoch is looked at.
-    fn parts(&self) -> Result<Parts, Errno> {
+    /// `enough`: no more bytes than so many matter.
+    fn parts(&self, enough: u64) -> Result<Parts, Errno> {
         loop {
-            let published = self.lane.published();
-            let one = |part, queued| Parts {
+            let one = |part, published, queued| Parts {
                 all: [part, Part::NONE, Part::NONE],
                 published,
                 queued,
             };
             match self.incoming.source() {
-                Source::Lane => return Ok(one(Part::open(Place::Lane, self.in_lane()?), 0)),
+                Source::Lane => {
+                    let ready = self.in_lane(narrow(enough))?;
+                    return Ok(one(Part::open(Place::Lane, ready), self.lane.head() + ready, 0));
+                }
                 Source::LaneThenRaw => {
-                    let ready = self.in_lane()?;
+                    let published = self.lane.published();
+                    let ready = self.in_lane(usize::MAX)?;
                     if ready == 0 {
                         self.incoming.lane_drained();
                         self.conn.receives_on(Path::Tcp);
@@ -141,9 +146,10 @@ impl<'a> Stretches<'a> {
                 }
                 Source::Raw => {
                     self.conn.pay_ready(self.guard);
+                    let published = self.lane.published();
                     let queued = kernel::queued(self.conn.fd()) as u64;
                     if self.incoming.source() == Source::Raw {
-                        return Ok(one(Part::open(Place::Kernel, queued), queued));
+                        return Ok(one(Part::open(Place::Kernel, queued), published, queued));
                     }
                 }
             }
@@ -160,7 +166,7 @@ impl<'a> Stretches<'a> {
         };
         // The lane is looked at after the mark that ends its stretch: all of that has been published by then.
         let back = self.find_back(left, queued)?;
-        let lane = Part::open(Place::Lane, self.in_lane()?);
+        let lane = Part::open(Place::Lane, self.in_lane(usize::MAX)?);
         let all = match back {
             None => [before, lane, Part::NONE],
             Some(from) => [
@@ -220,7 +226,7 @@ impl<'a> Stretches<'a> {
         (Place::Lane, 0, 0)
     }
 
-    /// Takes in order what no hole is near, which is what most calls do; 0: it is not so simple.
+    /// Takes in order up to the next hole, which is what most calls do; 0: it is not so simple.
     fn in_order(&self, ask: &Ask<'_>) -> Result<usize, Errno> {
         let holes = &self.area.holes;
         let simple = ask.offset == 0 && ask.takes() && self.base() == holes.head();
@@ -228,14 +234,16 @@ impl<'a> Stretches<'a> {
             return Ok(0);
         }
         let want = ask.vector.len().saturating_sub(ask.skip);
-        let most = narrow((want as u64).min(self.in_lane()?));
-        if most as u64 >= holes.run() {
-            return Ok(0);
-        }
-        let got = self.copy(ask, 0, 0, most);
+        let (run, there) = (holes.run(), self.in_lane(want)?);
+        let got = self.copy(ask, 0, 0, narrow((want as u64).min(there).min(run)));
         receive::consume(self.conn, &self.lane, got);
-        holes.advance(got as u64);
-        self.area.base.store(holes.head(), Relaxed);
+        self.area.base.fetch_add(got as u64, Relaxed);
+        if (got as u64) < run {
+            holes.advance(got as u64);
+        } else {
+            let _ = holes.take(holes.head(), holes.head() + got as u64);
+            self.settle()?;
+        }
         Ok(got)
     }
 
@@ -262,7 +270,7 @@ impl<'a> Stretches<'a> {
         if ask.takes() && !holes.has_room(holes.position(ask.offset), end) {
             return Err(libc::ENOBUFS);
         }
-        let parts = self.parts()?;
+        let parts = self.parts(end.saturating_sub(self.base()))?;
         if ask.whole && !self.reaches(&parts, end) {
             return self.lacking(&parts, end, last);
         }
@@ -374,7 +382,7 @@ impl<'a> Stretches<'a> {
             if owed == 0 {
                 return Ok(());
             }
-            let [first, ..] = self.parts()?.all;
+            let [first, ..] = self.parts(owed)?.all;
             let now = narrow(owed.min(first.ready));
             if now == 0 {
                 // A mark that ends the stretch may not have been looked at yet.
@@ -412,7 +420,7 @@ impl<'a> Stretches<'a> {
     /// Bytes that a receive would find, as far as the parts before are all there.
     pub(crate) fn readable(&self) -> Result<u64, Errno> {
         let mut there = 0_u64;
-        for part in self.parts()?.all {
+        for part in self.parts(u64::MAX)?.all {
             there += part.ready;
             if part.ready != part.len {
                 break;
@@ -438,10 +446,6 @@ impl<'a> Stretches<'a> {
         };
         if self.incoming.source() == Source::Lane {
             let too_far = self.is_too_far(parts, end);
-            if !last && !too_far {
-                // Who waits finds marks when it comes to sleep; who does not looks once more.
-                return Ok(not_yet);
-            }
             return match look_at_marks(self.conn, &self.incoming, &self.lane)? {
                 Marks::None if too_far => Err(libc::ENOBUFS),
                 Marks::None => Ok(not_yet),
@@ -461,7 +465,7 @@ impl<'a> Stretches<'a> {
         }
         let over = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
         if raw::poll_now(self.conn.fd(), over) & over != 0 {
-            let now = self.parts()?;
+            let now = self.parts(u64::MAX)?;
             let grown =
                 now.queued != parts.queued || now.all.map(|part| part.ready) != parts.all.map(|part| part.ready);
             return if grown {

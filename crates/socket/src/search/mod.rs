@@ -7,6 +7,7 @@
 //! [`plain`] offers the same in a program that does not run under Viaduct.
 
 pub(crate) mod area;
+mod holders;
 pub(crate) mod kernel;
 pub(crate) mod lanes;
 pub mod plain;
@@ -188,7 +189,7 @@ impl Recorded {
         } else {
             libc::EBADF
         };
-        self.conn.own_receive(self.id).ok_or(error)
+        self.conn.own_searched(self.id).ok_or(error)
     }
 }
 
@@ -215,7 +216,8 @@ impl Searched for Recorded {
     }
 
     fn is_nonblocking(&self) -> bool {
-        self.conn.nonblocking() || self.conn.refresh_nonblocking()
+        // Whether another process has changed it is asked before a sleep.
+        self.conn.nonblocking()
     }
 
     fn announce(&self, step: Step, offset: u64) -> Result<bool, Errno> {

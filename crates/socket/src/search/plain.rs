@@ -12,7 +12,7 @@ use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{Deadline, Woken};
 use core::sync::atomic::AtomicU32;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use libc::c_int;
 
 /// Descriptors from this number on cannot be searched.
@@ -119,17 +119,17 @@ fn first(fd: c_int, identity: u64, place: &'static AtomicU32) -> Result<(), Errn
                 Some(number) => number,
                 None => {
                     sweep();
+                    area::free_orphans();
                     area::claim().ok_or(libc::ENOBUFS)?
                 }
             };
             let area = area::numbered(number).ok_or(libc::ENOBUFS)?;
-            area.holders.store(0, Relaxed);
             area.identity.store(identity, Relaxed);
             number
         }
     };
     if let Some(area) = area::numbered(number) {
-        area.holders.fetch_add(1, AcqRel);
+        area.holders.add(raw::getpid());
     }
     place.store(number, Release);
     Ok(())
@@ -156,7 +156,7 @@ fn release(place: &AtomicU32) {
     let Some(area) = area::numbered(place.load(Relaxed)) else {
         return;
     };
-    if area.holders.fetch_sub(1, AcqRel) == 1 {
+    if area.holders.remove(raw::getpid()) {
         area.identity.store(0, Relaxed);
         area::release(place);
     }
@@ -180,15 +180,18 @@ fn sweep() {
 fn start() {
     if STARTED.load(Relaxed) == 0 && STARTED.swap(1, Relaxed) == 0 {
         area::share();
-        sys::at_fork(before_fork, || {}, lock::after_fork);
+        sys::at_fork(|| area::expect_child(raw::getpid()), || {}, after_fork_in_child);
     }
 }
 
-/// There will be one more process that knows each socket.
-fn before_fork() {
+/// In a forked child: it knows each socket that its parent knew, and no thread is within [`first`].
+fn after_fork_in_child() {
+    lock::after_fork();
+    CLAIMING.store(0, Relaxed);
+    let pid = raw::getpid();
     for place in &KNOWN {
         if let Some(area) = area::numbered(place.load(Relaxed)) {
-            area.holders.fetch_add(1, AcqRel);
+            area.holders.arrive(pid);
         }
     }
 }

@@ -175,9 +175,12 @@ pub(super) fn wait(conn: &'static Conn, id: u64, step: Step, deadline: Deadline,
 /// Waits until the kernel holds bytes up to position `until`.
 fn wait_for_kernel(conn: &'static Conn, id: u64, until: u64, deadline: Deadline, again: bool) -> Result<Woken, Errno> {
     let waiting = {
-        let _guard = conn.own_receive(id).ok_or(libc::EBADF)?;
+        let _guard = conn.own_searched(id).ok_or(libc::EBADF)?;
         begin(conn.fd(), conn.area().ok_or(libc::EBADF)?, until, again)?
     };
+    if conn.refresh_nonblocking() {
+        return Ok(Woken::TimedOut);
+    }
     counters::add(conn, slot::SLEEPS, 1);
     sleep(waiting, |events, ns| Ok(wait::sleep(conn, events, deadline, ns)))
 }
@@ -193,7 +196,7 @@ fn wait_for_news(
     let mut spinner = Spinner::new();
     let area = conn.area().ok_or(libc::EBADF)?;
     let mark = loop {
-        let guard = conn.own_receive(id).ok_or(libc::EBADF)?;
+        let guard = conn.own_searched(id).ok_or(libc::EBADF)?;
         let lane = conn.segment(&guard).ok_or(libc::EBADF)?.receiver(conn.side());
         if lane.published() != published {
             spinner.paid();
