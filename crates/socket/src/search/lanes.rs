@@ -226,7 +226,7 @@ impl<'a> Stretches<'a> {
         (Place::Lane, 0, 0)
     }
 
-    /// Takes in order up to the next hole, which is what most calls do; 0: it is not so simple.
+    /// Takes in order what no hole is within, which is what most calls do; 0: it is not so simple.
     fn in_order(&self, ask: &Ask<'_>) -> Result<usize, Errno> {
         let holes = &self.area.holes;
         let simple = ask.offset == 0 && ask.takes() && self.base() == holes.head();
@@ -235,7 +235,11 @@ impl<'a> Stretches<'a> {
         }
         let want = ask.vector.len().saturating_sub(ask.skip);
         let (run, there) = (holes.run(), self.in_lane(want)?);
-        let got = self.copy(ask, 0, 0, narrow((want as u64).min(there).min(run)));
+        let most = (want as u64).min(there);
+        if most > run {
+            return Ok(0);
+        }
+        let got = self.copy(ask, 0, 0, narrow(most));
         receive::consume(self.conn, &self.lane, got);
         self.area.base.fetch_add(got as u64, Relaxed);
         if (got as u64) < run {
