@@ -131,21 +131,22 @@ impl Bench {
         self.save(&found)?;
         terminal::print(&format!("{}\n{}", self.machine.line(), found.table()))?;
         if let Some(file) = &self.args.svg {
-            found.draw(file, &self.subtitle(found.others()))?;
+            found.draw(file, &self.subtitle("median", self.runs, found.others()))?;
         }
         Ok(())
     }
 
     fn search(&self) -> Result<()> {
+        let runs = self.args.runs.map_or(if self.args.quick { 3 } else { 10 }, Into::into);
         let found = search::run(search::Plan {
-            runs: self.args.runs.map_or(if self.args.quick { 3 } else { 10 }, Into::into),
+            runs,
             quick: self.args.quick,
             only: self.args.only.as_deref(),
         })?;
         self.save(&found)?;
         terminal::print(&format!("{}\n{}", self.machine.line(), found.table()))?;
         if let Some(file) = &self.args.svg {
-            found.draw(file, &self.subtitle(found.others()))?;
+            found.draw(file, &self.subtitle("mean", runs, found.others()))?;
         }
         Ok(())
     }
@@ -159,16 +160,16 @@ impl Bench {
         self.save(&found)?;
         terminal::print(&format!("{}\n{}", self.machine.line(), found.table()))?;
         if let Some(file) = &self.args.svg {
-            found.draw(file, &self.subtitle(found.others()))?;
+            found.draw(file, &self.subtitle("median", self.runs, found.others()))?;
         }
         Ok(())
     }
 
     /// What a picture says below its title.
-    fn subtitle(&self, others: Option<f64>) -> String {
-        let runs = match self.runs {
+    fn subtitle(&self, middle: &str, runs: usize, others: Option<f64>) -> String {
+        let runs = match runs {
             1 => "one run".to_owned(),
-            runs => format!("median of {runs} runs"),
+            runs => format!("{middle} of {runs} runs"),
         };
         let others = match others {
             Some(others) if others >= 0.1 => format!("; others kept {others:.1} processors busy"),
