@@ -97,6 +97,9 @@ static struct {
     int ended;
 } hammered;
 
+/* A receive at the head takes what comes as it comes, parts of words too, so it has the stream for itself; searches take all or nothing. */
+static pthread_rwlock_t head = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
+
 /* Takes or peeks pieces of whole words, which must follow one another, each taken once. */
 static void *hammer(void *argument)
 {
@@ -111,10 +114,15 @@ static void *hammer(void *argument)
         seed = seed * 1103515245 + 12345;
         len = number == 0 ? 16384 : 1 + (seed >> 16) % 200;
         if (number > 0)
-            offset = (seed >> 8) % (number == 1 ? 30000 : 2000);
+            offset = 1 + (seed >> 8) % (number == 1 ? 30000 : 2000);
         if (number == 2)
             flags = MSG_PEEK | MSG_DONTWAIT;
+        if (offset > 0)
+            pthread_rwlock_rdlock(&head);
+        else
+            pthread_rwlock_wrlock(&head);
         got = viaduct_seek_recv(hammered.fd, words, len * 4, flags, offset * 4);
+        pthread_rwlock_unlock(&head);
         if (got == 0 && offset == 0)
             __atomic_store_n(&hammered.ended, 1, __ATOMIC_RELAXED);
         for (ssize_t at = 0; at < got / 4; at++) {
