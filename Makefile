@@ -98,7 +98,7 @@ uninstall: ## remove what install put there
 	rm -f $(BINDIR)/viaduct $(BINDIR)/viaductd $(MANDIR)/man1/viaduct.1 $(MANDIR)/man1/viaduct-*.1 $(MANDIR)/man8/viaductd.8
 	rm -f $(BASHDIR)/viaduct $(ZSHDIR)/_viaduct $(FISHDIR)/viaduct.fish $(UNITDIR)/viaductd.service
 	rm -f $(DESTDIR)$(PREFIX)/lib/libviaduct.so $(INCLUDEDIR)/viaduct.h $(PKGCONFIGDIR)/viaduct.pc
-	rm -f $(MANDIR)/man3/viaduct_seek_recv.3
+	rm -f $(patsubst docs/man/%,$(MANDIR)/man3/%,$(wildcard docs/man/*.3))
 	rm -rf $(LIBDIR) $(DOCDIR)
 
 clean: ## remove what was built

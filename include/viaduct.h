@@ -53,8 +53,11 @@ struct viaduct_msg {
 /* Sends a message, all of it; 0, or -1 with errno set. Threads that send on one socket must take turns. */
 int viaduct_msg_send(int s, uint32_t tag, const void *payload, size_t len);
 
-/* An inbox that takes payloads of at most `longest` bytes (0: 64 MiB); NULL with errno set. */
-viaduct_inbox *viaduct_inbox_open(size_t longest);
+/*
+ * An inbox that takes payloads of at most `longest` bytes and keeps at most `store` bytes of each source that its socket cannot hold (0:
+ * 64 MiB); NULL with errno set.
+ */
+viaduct_inbox *viaduct_inbox_open(size_t longest, size_t store);
 void viaduct_inbox_close(viaduct_inbox *inbox);
 /* Adds a connected stream socket; its number among the sources, or -1 with errno set. The caller keeps its descriptor. */
 int viaduct_inbox_add(viaduct_inbox *inbox, int s);
@@ -63,8 +66,9 @@ int viaduct_inbox_remove(viaduct_inbox *inbox, int source);
 /*
  * Receives the first message that matches; waits at most `timeout_ms` for it, for ever if that is negative. Returns the bytes of its
  * payload, or -1 with errno set: EMSGSIZE (it does not fit and is still there; info->len says how long it is), ETIMEDOUT, ECANCELED,
- * ENOTCONN (all sources have ended), EBADMSG (not a message), EOVERFLOW (longer than the inbox takes), EPROTO (the stream ended
- * within it), EINVAL. `info` may be NULL.
+ * ENOTCONN (all sources have ended), EINVAL. Of one source, which info->source tells: EBADMSG (not a message), EOVERFLOW (longer than
+ * the inbox takes), EPROTO (the stream ended within it), ENOBUFS (no more of it can be kept: receive others of its messages first), and
+ * what its socket reports. With VIADUCT_ANY for the source, each is told once, and the others go on. `info` may be NULL.
  */
 ssize_t viaduct_msg_recv(viaduct_inbox *inbox, int64_t tag, int source, void *buf, size_t len, int timeout_ms,
                          struct viaduct_msg *info);

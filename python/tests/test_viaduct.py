@@ -1,7 +1,9 @@
 """The Python bindings. Needs the library: VIADUCT_LIBRARY=.../libviaduct.so python -m unittest discover python/tests"""
 
 import asyncio
+import errno
 import socket
+import struct
 import threading
 import time
 import unittest
@@ -109,6 +111,88 @@ class InboxTest(unittest.TestCase):
             near.close()
             with self.assertRaises(viaduct.Ended):
                 inbox.receive(timeout=5)
+
+    def test_a_full_buffer_does_not_stop_it(self):
+        # More than buffers and lanes hold, in small messages and in one.
+        def send():
+            for _ in range(300):
+                viaduct.send(self.near, 1, b"a" * 40_000)
+            viaduct.send(self.near, 2, b"b" * 12_000_000)
+            viaduct.send(self.near, 3, b"c")
+
+        with viaduct.Inbox() as inbox:
+            inbox.add(self.far)
+            thread = threading.Thread(target=send)
+            thread.start()
+            self.assertEqual(inbox.receive(tag=3, timeout=30).payload, b"c")
+            self.assertEqual(inbox.receive(tag=2, timeout=30).payload, b"b" * 12_000_000)
+            for _ in range(300):
+                self.assertEqual(inbox.receive(timeout=30).payload, b"a" * 40_000)
+            thread.join()
+
+    def test_a_full_store_is_told(self):
+        near, far = socket.socketpair()
+        with near, far, viaduct.Inbox(longest=40_000, store=100_000) as inbox:
+            inbox.add(self.far)
+            inbox.add(far)
+            thread = threading.Thread(target=lambda: [viaduct.send(near, tag, b"x" * 40_000) for tag in range(20)])
+            thread.start()
+            with self.assertRaises(viaduct.Full) as told:
+                inbox.receive(tag=19, timeout=5)
+            self.assertEqual(told.exception.source, 1)
+            # Told once: the other source goes on.
+            viaduct.send(self.near, 19, b"other")
+            self.assertEqual(inbox.receive(tag=19, timeout=5), (19, 0, b"other"))
+            self.assertEqual([inbox.receive(timeout=5).tag for _ in range(20)], list(range(20)))
+            thread.join()
+
+    def test_a_broken_source_is_told_once(self):
+        near, far = pair()
+        with near, far, viaduct.Inbox() as inbox:
+            inbox.add(far)
+            inbox.add(self.far)
+            near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            near.close()
+            with self.assertRaises(viaduct.Failed) as told:
+                inbox.receive(timeout=5)
+            self.assertEqual(told.exception.source, 0)
+            self.assertEqual(told.exception.__cause__.errno, errno.ECONNRESET)
+            viaduct.send(self.near, 1, b"on")
+            self.assertEqual(inbox.receive(timeout=5), (1, 1, b"on"))
+            with self.assertRaises(viaduct.Failed):
+                inbox.receive(source=0)
+            with self.assertRaises(TimeoutError):
+                inbox.receive(timeout=0.01)
+            with self.assertRaises(OSError):
+                inbox.receive(tag=-7)
+            self.near.close()
+            with self.assertRaises(viaduct.Ended):
+                inbox.receive(timeout=1e20)
+
+    def test_tasks_wait_side_by_side(self):
+        async def run():
+            inbox = viaduct.AsyncInbox()
+            inbox.add(self.far)
+            tasks = [asyncio.create_task(inbox.receive_async(tag=tag)) for tag in range(20)]
+            await asyncio.sleep(0.01)
+            for tag in reversed(range(20)):
+                viaduct.send(self.near, tag, b"x" * tag)
+                await asyncio.sleep(0.001 * (tag % 3))
+            messages = await asyncio.wait_for(asyncio.gather(*tasks), 10)
+            self.assertEqual([len(message.payload) for message in messages], list(range(20)))
+            late = asyncio.create_task(inbox.receive_async())
+            await asyncio.sleep(0.01)
+            inbox.cancel()
+            with self.assertRaises(viaduct.Cancelled):
+                await asyncio.wait_for(late, 10)
+            # Waiting costs nothing.
+            before = time.process_time()
+            with self.assertRaises(asyncio.TimeoutError):
+                await asyncio.wait_for(inbox.receive_async(), 0.5)
+            self.assertLess(time.process_time() - before, 0.05)
+            inbox.close()
+
+        asyncio.run(run())
 
     def test_asyncio(self):
         async def run():

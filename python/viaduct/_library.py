@@ -27,7 +27,7 @@ def _load() -> ctypes.CDLL:
         "viaduct_seek_recv": (ctypes.c_ssize_t, [fd, ctypes.c_void_p, size, ctypes.c_int, size]),
         "viaduct_readable": (ctypes.c_ssize_t, [fd]),
         "viaduct_msg_send": (ctypes.c_int, [fd, ctypes.c_uint32, ctypes.c_char_p, size]),
-        "viaduct_inbox_open": (inbox, [size]),
+        "viaduct_inbox_open": (inbox, [size, size]),
         "viaduct_inbox_close": (None, [inbox]),
         "viaduct_inbox_add": (ctypes.c_int, [inbox, fd]),
         "viaduct_inbox_remove": (ctypes.c_int, [inbox, ctypes.c_int]),

@@ -1,7 +1,7 @@
 //! The C face, as `include/viaduct.h` declares it.
 
 use crate::call;
-use crate::message::{self, Envelope, Error, Inbox, Match};
+use crate::message::{self, Envelope, Error, Inbox, Limits, Match};
 use core::ffi::{c_int, c_void};
 use core::time::Duration;
 use libc::{size_t, ssize_t};
@@ -119,9 +119,13 @@ pub unsafe extern "C" fn viaduct_msg_send(s: c_int, tag: u32, payload: *const c_
 
 /// `viaduct_inbox_open(3)`.
 #[unsafe(no_mangle)]
-pub extern "C" fn viaduct_inbox_open(longest: size_t) -> *mut Inbox {
-    let longest = if longest == 0 { message::LONGEST } else { longest };
-    match Inbox::with_longest(longest) {
+pub extern "C" fn viaduct_inbox_open(longest: size_t, store: size_t) -> *mut Inbox {
+    let usual = Limits::default();
+    let limits = Limits {
+        longest: if longest == 0 { usual.longest } else { longest },
+        store: if store == 0 { usual.store } else { store },
+    };
+    match Inbox::with_limits(limits) {
         Ok(inbox) => Box::into_raw(Box::new(inbox)),
         Err(error) => {
             sys::set_errno(error.raw_os_error().unwrap_or(libc::EIO));
@@ -201,9 +205,19 @@ unsafe fn hand_over(found: Result<Envelope, Error>, info: *mut Message) -> ssize
             envelope.len.cast_signed()
         }
         Err(error) => {
-            if let (Error::NoRoom { len }, false) = (&error, info.is_null()) {
+            if !info.is_null() {
+                let about = Message {
+                    tag: 0,
+                    source: error
+                        .source()
+                        .map_or(-1, |source| c_int::try_from(source).unwrap_or(c_int::MAX)),
+                    len: match error {
+                        Error::NoRoom { len } | Error::TooLong { len, .. } => len,
+                        _ => 0,
+                    },
+                };
                 // SAFETY: the program's own.
-                unsafe { (*info).len = *len };
+                unsafe { info.write(about) };
             }
             sys::fail(error.errno())
         }

@@ -2,7 +2,10 @@
 //!
 //! A message is a frame of twelve bytes and the payload. An [`Inbox`] receives from one socket or several, matches by tag and source,
 //! with wildcards, and keeps the order of arrival within a tag of a source. What has not been asked for stays where it is: on a TCP
-//! socket it is passed over by direct search, on another stream socket it is kept here.
+//! socket it is passed over by direct search. What the socket cannot hold, and all that comes on another stream socket, is kept here,
+//! up to [`Limits::store`] of each source.
+//!
+//! A source that breaks does not disturb the others: one call tells of it, and after that only those that want it by name.
 //!
 //! | bytes | of the frame, little-endian |
 //! |---|---|
@@ -10,23 +13,40 @@
 //! | 4..8 | tag |
 //! | 8..12 | bytes of the payload |
 
-use crate::call::{Flags, seek_recv};
-use std::collections::VecDeque;
 use std::fmt;
-use std::io::{self, ErrorKind};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+mod source;
 mod wait;
 
+use source::{Message, Place, Source};
 use wait::Waiter;
 
 /// Bytes before each payload.
 pub const FRAME: usize = 12;
 const MAGIC: [u8; 4] = *b"VMSG";
-/// The longest payload an inbox takes, unless told otherwise: 64 MiB.
-pub const LONGEST: usize = 64 << 20;
+
+/// What an inbox takes and keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of the longest payload it takes.
+    pub longest: usize,
+    /// Bytes it keeps of each source, payloads and what surrounds them; enough for the longest message in any case.
+    pub store: usize,
+}
+
+impl Default for Limits {
+    /// 64 MiB each.
+    fn default() -> Self {
+        Self {
+            longest: 64 << 20,
+            store: 64 << 20,
+        }
+    }
+}
 
 /// Why a message could not be sent or received.
 #[derive(Debug)]
@@ -48,6 +68,19 @@ pub enum Error {
         /// The source.
         source: usize,
     },
+    /// So much of the source is kept already that no more can be, and what is wanted has not come: [`Limits::store`]. Goes on once
+    /// other messages of the source are received; the first of them always can be.
+    Full {
+        /// The source.
+        source: usize,
+    },
+    /// A call on the source's socket failed. Nothing more can be received from it.
+    Failed {
+        /// The source.
+        source: usize,
+        /// Why.
+        error: io::Error,
+    },
     /// The message does not fit the buffer. It is still there.
     NoRoom {
         /// Bytes of its payload.
@@ -61,7 +94,7 @@ pub enum Error {
     TimedOut,
     /// [`Inbox::cancel`] was called.
     Cancelled,
-    /// A socket call failed.
+    /// Another call failed.
     Io(io::Error),
 }
 
@@ -71,6 +104,8 @@ impl fmt::Display for Error {
             Self::Malformed { source } => write!(f, "source {source} sent what is no message"),
             Self::TooLong { source, len } => write!(f, "source {source} announced a message of {len} bytes"),
             Self::Truncated { source } => write!(f, "source {source} ended within a message"),
+            Self::Full { source } => write!(f, "no more of source {source} can be kept"),
+            Self::Failed { source, error } => write!(f, "source {source}: {error}"),
             Self::NoRoom { len } => write!(f, "the message has {len} bytes, more than there is room for"),
             Self::Ended => write!(f, "no source is left that could send such a message"),
             Self::NoSource => write!(f, "no such source"),
@@ -96,12 +131,25 @@ impl Error {
             Self::Malformed { .. } => libc::EBADMSG,
             Self::TooLong { .. } => libc::EOVERFLOW,
             Self::Truncated { .. } => libc::EPROTO,
+            Self::Full { .. } => libc::ENOBUFS,
             Self::NoRoom { .. } => libc::EMSGSIZE,
             Self::Ended => libc::ENOTCONN,
             Self::NoSource => libc::EINVAL,
             Self::TimedOut => libc::ETIMEDOUT,
             Self::Cancelled => libc::ECANCELED,
-            Self::Io(error) => error.raw_os_error().unwrap_or(libc::EIO),
+            Self::Failed { error, .. } | Self::Io(error) => error.raw_os_error().unwrap_or(libc::EIO),
+        }
+    }
+
+    /// The source it tells of, if it does of one.
+    pub fn source(&self) -> Option<usize> {
+        match self {
+            Self::Malformed { source }
+            | Self::TooLong { source, .. }
+            | Self::Truncated { source }
+            | Self::Full { source }
+            | Self::Failed { source, .. } => Some(*source),
+            Self::NoRoom { .. } | Self::Ended | Self::NoSource | Self::TimedOut | Self::Cancelled | Self::Io(_) => None,
         }
     }
 }
@@ -142,28 +190,6 @@ pub fn send(socket: impl AsFd, tag: u32, payload: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// A socket of an inbox.
-#[derive(Debug)]
-struct Source {
-    fd: OwnedFd,
-    /// Messages that have been seen and not received, in order of arrival.
-    waiting: VecDeque<(u32, usize)>,
-    /// Bytes of those, with their frames.
-    passed: usize,
-    /// What has been read of a socket that cannot be searched; `None` for one that can.
-    kept: Option<Vec<u8>>,
-    /// No more will come, and why.
-    over: Option<Over>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Over {
-    End,
-    Truncated,
-    Malformed,
-    TooLong(usize),
-}
-
 #[derive(Debug, Default)]
 struct Sources {
     all: Vec<Option<Source>>,
@@ -175,27 +201,30 @@ struct Sources {
 pub struct Inbox {
     sources: Mutex<Sources>,
     waiter: Waiter,
-    longest: usize,
+    limits: Limits,
 }
 
 impl Inbox {
-    /// An inbox without sources that takes payloads of at most [`LONGEST`] bytes.
+    /// An inbox without sources.
     ///
     /// # Errors
     /// No descriptors are left.
     pub fn new() -> io::Result<Self> {
-        Self::with_longest(LONGEST)
+        Self::with_limits(Limits::default())
     }
 
-    /// One that takes payloads of at most `longest` bytes.
+    /// One with limits of its own.
     ///
     /// # Errors
     /// No descriptors are left.
-    pub fn with_longest(longest: usize) -> io::Result<Self> {
+    pub fn with_limits(limits: Limits) -> io::Result<Self> {
         Ok(Self {
             sources: Mutex::default(),
             waiter: Waiter::new()?,
-            longest,
+            limits: Limits {
+                store: limits.store.max(Message::cost(limits.longest)),
+                ..limits
+            },
         })
     }
 
@@ -204,31 +233,14 @@ impl Inbox {
     /// # Errors
     /// It is no stream socket, or no descriptors are left.
     pub fn add(&self, socket: impl AsFd) -> io::Result<usize> {
-        let fd = socket.as_fd().try_clone_to_owned()?;
-        let searched = match seek_recv(&fd, &mut [0; 1], Flags::PEEK | Flags::DONT_WAIT, 0) {
-            Ok(_) => true,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => true,
-            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                if !wait::is_stream(&fd)? {
-                    return Err(error);
-                }
-                false
-            }
-            Err(error) => return Err(error),
-        };
+        let source = Source::new(socket.as_fd().try_clone_to_owned()?)?;
         let mut sources = self.sources();
-        self.waiter.add(fd.as_fd())?;
-        sources.all.push(Some(Source {
-            fd,
-            waiting: VecDeque::new(),
-            passed: 0,
-            kept: (!searched).then(Vec::new),
-            over: None,
-        }));
+        self.waiter.add(source.as_fd())?;
+        sources.all.push(Some(source));
         Ok(sources.all.len() - 1)
     }
 
-    /// Takes a source out. What it has sent and nobody has received stays in the socket, frames and all.
+    /// Takes a source out. What it has sent and nobody has received stays in the socket, frames and all, as far as it is not kept here.
     ///
     /// # Errors
     /// [`Error::NoSource`].
@@ -239,7 +251,7 @@ impl Inbox {
             .get_mut(source)
             .and_then(Option::take)
             .ok_or(Error::NoSource)?;
-        self.waiter.remove(gone.fd.as_fd());
+        self.waiter.remove(gone.as_fd());
         drop(sources);
         // Who waits for it is to know.
         self.waiter.wake();
@@ -251,9 +263,7 @@ impl Inbox {
     /// # Errors
     /// Any [`Error`].
     pub fn receive(&self, wanted: Match, buffer: &mut [u8], limit: Option<Duration>) -> Result<Envelope, Error> {
-        self.find(wanted, limit, |source, number, index| {
-            source.take(number, index, Some(buffer))
-        })
+        self.find(wanted, limit, &mut Place::Slice(buffer))
     }
 
     /// Receives the first message that matches into a vector of its length.
@@ -262,10 +272,7 @@ impl Inbox {
     /// Any [`Error`] but [`Error::NoRoom`].
     pub fn receive_vec(&self, wanted: Match, limit: Option<Duration>) -> Result<(Envelope, Vec<u8>), Error> {
         let mut payload = Vec::new();
-        let envelope = self.find(wanted, limit, |source, number, index| {
-            payload.resize(source.waiting.get(index).map_or(0, |message| message.1), 0);
-            source.take(number, index, Some(&mut payload))
-        })?;
+        let envelope = self.find(wanted, limit, &mut Place::Vector(&mut payload))?;
         Ok((envelope, payload))
     }
 
@@ -274,7 +281,7 @@ impl Inbox {
     /// # Errors
     /// Any [`Error`] but [`Error::NoRoom`].
     pub fn probe(&self, wanted: Match, limit: Option<Duration>) -> Result<Envelope, Error> {
-        self.find(wanted, limit, |source, number, index| source.take(number, index, None))
+        self.find(wanted, limit, &mut Place::Nowhere)
     }
 
     /// Has every call that waits now give up with [`Error::Cancelled`].
@@ -292,13 +299,9 @@ impl Inbox {
         self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn find(
-        &self,
-        wanted: Match,
-        limit: Option<Duration>,
-        mut take: impl FnMut(&mut Source, usize, usize) -> Result<Option<Envelope>, Error>,
-    ) -> Result<Envelope, Error> {
-        let until = limit.map(|limit| Instant::now() + limit);
+    fn find(&self, wanted: Match, limit: Option<Duration>, place: &mut Place<'_>) -> Result<Envelope, Error> {
+        // A time too far away to be told is for ever.
+        let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         let cancelled = self.sources().cancelled;
         loop {
             // Before the look: what comes after it counts as news for the wait.
@@ -308,7 +311,7 @@ impl Inbox {
                 if sources.cancelled != cancelled {
                     return Err(Error::Cancelled);
                 }
-                if let Some(found) = self.look(&mut sources, wanted, &mut take)? {
+                if let Some(found) = self.look(&mut sources, wanted, place)? {
                     return Ok(found);
                 }
             }
@@ -320,18 +323,13 @@ impl Inbox {
         }
     }
 
-    fn look(
-        &self,
-        sources: &mut Sources,
-        wanted: Match,
-        take: &mut impl FnMut(&mut Source, usize, usize) -> Result<Option<Envelope>, Error>,
-    ) -> Result<Option<Envelope>, Error> {
+    fn look(&self, sources: &mut Sources, wanted: Match, place: &mut Place<'_>) -> Result<Option<Envelope>, Error> {
         if let Some(number) = wanted.source
             && sources.all.get(number).is_none_or(Option::is_none)
         {
             return Err(Error::NoSource);
         }
-        let (mut alive, mut broken) = (false, None);
+        let (mut open, mut full) = (false, None);
         for (number, source) in sources.all.iter_mut().enumerate() {
             let Some(source) = source
                 .as_mut()
@@ -339,125 +337,26 @@ impl Inbox {
             else {
                 continue;
             };
-            source.scan(self.longest)?;
-            let matching = |message: &(u32, usize)| wanted.tag.is_none_or(|tag| tag == message.0);
-            if let Some(index) = source.waiting.iter().position(matching)
-                && let Some(found) = take(source, number, index)?
-            {
-                return Ok(Some(found));
+            if let Some((tag, len)) = source.receive(wanted.tag, place, self.limits)? {
+                return Ok(Some(Envelope {
+                    source: number,
+                    tag,
+                    len,
+                }));
             }
-            match source.over {
-                None => alive = true,
-                Some(Over::End) => {}
-                Some(over) => broken = broken.or(Some((number, over))),
+            if let Some(error) = source.trouble(number, wanted.source.is_some()) {
+                return Err(error);
             }
-        }
-        match broken {
-            // A broken source hides nothing that others can still send.
-            Some((source, over)) if wanted.source.is_some() || !alive => Err(match over {
-                Over::Malformed => Error::Malformed { source },
-                Over::TooLong(len) => Error::TooLong { source, len },
-                Over::Truncated | Over::End => Error::Truncated { source },
-            }),
-            _ if alive => Ok(None),
-            _ => Err(Error::Ended),
-        }
-    }
-}
-
-impl Source {
-    /// Copies bytes that stand `offset` bytes after the head without taking them; fewer where no more have come.
-    fn peek(&mut self, buffer: &mut [u8], offset: usize) -> io::Result<Option<usize>> {
-        if let Some(kept) = &mut self.kept {
-            let over = wait::read_all(self.fd.as_fd(), kept)?;
-            let there = kept.get(offset..).unwrap_or_default();
-            let len = there.len().min(buffer.len());
-            buffer.iter_mut().zip(there).for_each(|(place, byte)| *place = *byte);
-            return Ok((len > 0 || !over).then_some(len));
-        }
-        match seek_recv(&self.fd, buffer, Flags::PEEK | Flags::DONT_WAIT, offset) {
-            Ok(0) => Ok(None),
-            Ok(len) => Ok(Some(len)),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(Some(0)),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Looks at the frames that have come since the last look.
-    fn scan(&mut self, longest: usize) -> Result<(), Error> {
-        while self.over.is_none() {
-            let mut frame = [0; FRAME];
-            let len = match self.peek(&mut frame, self.passed)? {
-                Some(len) => len,
-                None => {
-                    self.over = Some(Over::End);
-                    return Ok(());
-                }
-            };
-            let known = len.min(MAGIC.len());
-            if frame.get(..known) != MAGIC.get(..known) {
-                self.over = Some(Over::Malformed);
-                return Ok(());
-            }
-            if len < FRAME {
-                if len > 0 && wait::has_ended(self.fd.as_fd()) && self.peek(&mut frame, self.passed)? == Some(len) {
-                    self.over = Some(Over::Truncated);
-                }
-                return Ok(());
-            }
-            let word = |from: usize| {
-                let bytes = frame.get(from..).and_then(|bytes| bytes.first_chunk());
-                u32::from_le_bytes(bytes.copied().unwrap_or_default())
-            };
-            let (tag, payload) = (word(4), word(8) as usize);
-            if payload > longest {
-                self.over = Some(Over::TooLong(payload));
-                return Ok(());
-            }
-            self.waiting.push_back((tag, payload));
-            self.passed += FRAME + payload;
-        }
-        Ok(())
-    }
-
-    /// Receives message `index`, if all of it has come, or only tells of it without a buffer.
-    fn take(&mut self, number: usize, index: usize, buffer: Option<&mut [u8]>) -> Result<Option<Envelope>, Error> {
-        let Some((tag, len)) = self.waiting.get(index).copied() else {
-            return Ok(None);
-        };
-        let offset: usize = self.waiting.iter().take(index).map(|message| FRAME + message.1).sum();
-        // The last byte tells of all before it.
-        let mut last = [0; 1];
-        match self.peek(&mut last, offset + FRAME + len - 1)? {
-            Some(1) => {}
-            Some(_) => return Ok(None),
-            None => {
-                self.over = Some(Over::Truncated);
-                return Err(Error::Truncated { source: number });
+            open |= source.is_open();
+            if source.is_full() {
+                full = full.or(Some(number));
             }
         }
-        let envelope = Envelope {
-            source: number,
-            tag,
-            len,
-        };
-        let Some(buffer) = buffer else {
-            return Ok(Some(envelope));
-        };
-        let place = buffer.get_mut(..len).ok_or(Error::NoRoom { len })?;
-        if let Some(kept) = &mut self.kept {
-            let bytes = kept.drain(offset..offset + FRAME + len).skip(FRAME);
-            place.iter_mut().zip(bytes).for_each(|(place, byte)| *place = byte);
-        } else {
-            let now = Flags::DONT_WAIT | Flags::WAIT_ALL;
-            seek_recv(&self.fd, &mut [0; FRAME], now | Flags::DISCARD, offset)?;
-            if len > 0 && seek_recv(&self.fd, place, now, offset)? != len {
-                return Err(Error::Truncated { source: number });
-            }
+        match full {
+            _ if open => Ok(None),
+            Some(source) => Err(Error::Full { source }),
+            None => Err(Error::Ended),
         }
-        self.waiting.remove(index);
-        self.passed -= FRAME + len;
-        Ok(Some(envelope))
     }
 }
 

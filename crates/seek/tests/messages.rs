@@ -2,10 +2,11 @@
 
 use std::io::Write;
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use viaduct::message::{Error, Inbox, Match, send};
+use viaduct::message::{Error, Inbox, Limits, Match, send};
 
 fn tcp() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -179,5 +180,184 @@ fn many_messages_in_random_order() {
         assert_eq!((envelope.tag, got), (next[choice] % 10, payload(next[choice])));
         next[choice] += 10;
     }
+    thread.join().unwrap();
+}
+
+fn reset(socket: TcpStream) {
+    let now = libc::linger {
+        l_onoff: 1,
+        l_linger: 0,
+    };
+    let len = libc::socklen_t::try_from(size_of_val(&now)).unwrap();
+    // SAFETY: the option is of this type.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&raw const now).cast(),
+            len,
+        )
+    };
+    assert_eq!(done, 0);
+    drop(socket);
+}
+
+fn from(source: usize) -> Match {
+    Match {
+        source: Some(source),
+        ..ANY
+    }
+}
+
+#[test]
+fn a_full_buffer_is_no_end() {
+    let (sender, receiver) = tcp();
+    let inbox = Inbox::new().unwrap();
+    inbox.add(&receiver).unwrap();
+    let thread = std::thread::spawn(move || {
+        // More than any buffer holds: in messages that nobody asks for, in tiny ones, and in one.
+        for number in 0..400_u32 {
+            send(&sender, 1, &number.to_le_bytes().repeat(10_000)).unwrap();
+        }
+        for number in 0..5000_u32 {
+            send(&sender, 2, &number.to_le_bytes()).unwrap();
+        }
+        send(&sender, 3, &[3; 20 << 20]).unwrap();
+        send(&sender, 4, b"").unwrap();
+    });
+    assert_eq!(inbox.receive_vec(tag(4), SOON).unwrap().1, b"");
+    assert_eq!(inbox.probe(tag(3), SOON).unwrap().len, 20 << 20);
+    assert_eq!(inbox.receive_vec(tag(3), SOON).unwrap().1, [3; 20 << 20]);
+    for number in 0..5000_u32 {
+        assert_eq!(inbox.receive_vec(tag(2), SOON).unwrap().1, number.to_le_bytes());
+    }
+    for number in 0..400_u32 {
+        assert_eq!(
+            inbox.receive_vec(ANY, SOON).unwrap().1,
+            number.to_le_bytes().repeat(10_000)
+        );
+    }
+    thread.join().unwrap();
+    assert!(matches!(inbox.receive_vec(ANY, SOON), Err(Error::Ended)));
+}
+
+/// Every second of so many messages makes a hole of its own, of which there may be 2047.
+#[test]
+fn too_many_holes_are_no_end() {
+    let (sender, receiver) = tcp();
+    let inbox = Inbox::new().unwrap();
+    inbox.add(&receiver).unwrap();
+    for number in 0..6000_u32 {
+        send(&sender, number % 2, &number.to_le_bytes()).unwrap();
+    }
+    for parity in [1, 0] {
+        for number in (parity..6000_u32).step_by(2) {
+            assert_eq!(inbox.receive_vec(tag(parity), SOON).unwrap().1, number.to_le_bytes());
+        }
+    }
+}
+
+#[test]
+fn the_store_is_bounded_and_tells() {
+    let limits = Limits {
+        longest: 10_000,
+        store: 50_000,
+    };
+    let inbox = Inbox::with_limits(limits).unwrap();
+    let (near, far) = UnixStream::pair().unwrap();
+    let (other, unix) = UnixStream::pair().unwrap();
+    inbox.add(&far).unwrap();
+    inbox.add(&unix).unwrap();
+    let thread = std::thread::spawn(move || {
+        for number in 0..1000 {
+            send(&near, number, &[1; 10_000]).unwrap();
+        }
+        near
+    });
+    assert!(matches!(
+        inbox.receive_vec(tag(999), SOON),
+        Err(Error::Full { source: 0 })
+    ));
+    // Whoever asks for it by name is told each time.
+    let last = Match {
+        tag: Some(999),
+        source: Some(0),
+    };
+    assert!(matches!(inbox.probe(last, SOON), Err(Error::Full { source: 0 })));
+    // Others wait for the other source, and get what is there.
+    let soon = Some(Duration::from_millis(20));
+    assert!(matches!(inbox.probe(tag(999), soon), Err(Error::TimedOut)));
+    send(&other, 999, b"other").unwrap();
+    assert_eq!(inbox.receive_vec(tag(999), SOON).unwrap().0.source, 1);
+    assert!(!thread.is_finished(), "all of it was kept");
+    // The program can always go on in order.
+    for number in 0..999 {
+        assert_eq!(inbox.receive_vec(from(0), SOON).unwrap().0.tag, number);
+    }
+    assert_eq!(inbox.receive_vec(tag(999), SOON).unwrap().1, [1; 10_000]);
+    drop(thread.join().unwrap());
+    assert!(matches!(inbox.probe(from(0), SOON), Err(Error::Ended)));
+    // Where nothing else is left to wait for, it is told again.
+    drop(other);
+    let (near, far) = tcp();
+    inbox.add(&far).unwrap();
+    let thread = std::thread::spawn(move || {
+        for number in 0..2000 {
+            send(&near, number, &[1; 10_000]).unwrap();
+        }
+    });
+    for _ in 0..3 {
+        assert!(matches!(inbox.probe(tag(1999), SOON), Err(Error::Full { source: 2 })));
+    }
+    for number in 0..2000 {
+        assert_eq!(inbox.receive_vec(ANY, SOON).unwrap().0.tag, number);
+    }
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_broken_source_leaves_the_others_alone() {
+    let inbox = Inbox::new().unwrap();
+    let (mut first, far) = tcp();
+    inbox.add(&far).unwrap();
+    let (second, far) = tcp();
+    inbox.add(&far).unwrap();
+    first.write_all(b"no message at all").unwrap();
+    assert!(matches!(
+        inbox.receive_vec(ANY, SOON),
+        Err(Error::Malformed { source: 0 })
+    ));
+    for number in 0..5 {
+        send(&second, number, b"good").unwrap();
+        assert_eq!(inbox.receive_vec(ANY, SOON).unwrap().0.source, 1);
+        assert!(matches!(
+            inbox.receive_vec(from(0), SOON),
+            Err(Error::Malformed { source: 0 })
+        ));
+    }
+    // A reset is an error of its source too.
+    let (third, far) = tcp();
+    inbox.add(&far).unwrap();
+    reset(third);
+    let error = inbox.receive_vec(ANY, SOON).unwrap_err();
+    assert!(matches!(error, Error::Failed { source: 2, .. }) && error.errno() == libc::ECONNRESET);
+    assert_eq!(error.source(), Some(2));
+    send(&second, 9, b"").unwrap();
+    assert_eq!(inbox.receive_vec(ANY, SOON).unwrap().0.tag, 9);
+    drop(second);
+    assert!(matches!(inbox.receive_vec(ANY, SOON), Err(Error::Ended)));
+}
+
+#[test]
+fn the_longest_time_is_for_ever() {
+    let (sender, receiver) = tcp();
+    let inbox = Inbox::new().unwrap();
+    inbox.add(&receiver).unwrap();
+    let thread = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(20));
+        send(&sender, 1, b"late").unwrap();
+    });
+    assert_eq!(inbox.receive_vec(ANY, Some(Duration::MAX)).unwrap().1, b"late");
     thread.join().unwrap();
 }

@@ -254,6 +254,13 @@ impl Conn {
         self.own(id, |locks| &locks.receive)
     }
 
+    /// The same where it most likely has been searched.
+    #[inline]
+    pub(crate) fn own_searched(&self, id: u64) -> Option<Guard<'static>> {
+        let guard = lock::acquire_searched(&self.locks()?.receive)?;
+        if self.id() == id { Some(guard) } else { None }
+    }
+
     #[inline]
     fn own(&self, id: u64, word: impl FnOnce(&'static Locks) -> &'static AtomicU32) -> Option<Guard<'static>> {
         let guard = lock::acquire(word(self.locks()?))?;

@@ -70,6 +70,8 @@ impl Guard<'_> {
     /// From now on the direction may have holes, or no longer.
     pub(crate) fn set_searched(&mut self, searched: bool) {
         self.idle = if searched { SEARCHED } else { 0 };
+        // At once: a thread that is killed never gives the word up.
+        self.word.store(tid() | self.idle, Release);
     }
 }
 
@@ -87,6 +89,16 @@ pub(crate) fn acquire(word: &AtomicU32) -> Option<Guard<'_>> {
     let tid = tid();
     if word.compare_exchange(0, tid, Acquire, Relaxed).is_ok() {
         return Some(Guard { word, idle: 0 });
+    }
+    acquire_contended(word, tid)
+}
+
+/// Takes the word of a direction that has been searched, most likely; `None` if this very thread holds it already.
+#[inline]
+pub(crate) fn acquire_searched(word: &AtomicU32) -> Option<Guard<'_>> {
+    let (tid, idle) = (tid(), SEARCHED);
+    if word.compare_exchange(idle, tid | idle, Acquire, Relaxed).is_ok() {
+        return Some(Guard { word, idle });
     }
     acquire_contended(word, tid)
 }
@@ -188,6 +200,19 @@ mod tests {
         owner.set_searched(false);
         drop(owner);
         assert_eq!(word.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn a_direction_is_searched_even_if_its_first_searcher_is_killed() {
+        let word = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut owner = acquire(&word).unwrap();
+                owner.set_searched(true);
+                core::mem::forget(owner);
+            });
+        });
+        assert!(acquire(&word).unwrap().searched());
     }
 
     #[test]

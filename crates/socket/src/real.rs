@@ -157,14 +157,6 @@ pub(crate) fn test_cancel() {
     unsafe { pthread_testcancel() };
 }
 
-/// `recv` that peeks `len` bytes and throws them away, waiting as the socket's options say. A cancellation point.
-pub(crate) fn peek_away(fd: c_int, len: usize) -> Result<usize, Errno> {
-    let mut nothing = [0_u8; 1];
-    // SAFETY: with MSG_TRUNC the kernel writes nothing.
-    let got = unsafe { recv(fd, nothing.as_mut_ptr().cast(), len, libc::MSG_PEEK | libc::MSG_TRUNC) };
-    usize::try_from(got).map_err(|_| errno())
-}
-
 /// `ppoll` on entries of our own. A cancellation point.
 pub(crate) fn ppoll_wait(entries: &mut [pollfd], timeout: Option<&libc::timespec>) -> Result<usize, Errno> {
     let timeout = timeout.map_or(core::ptr::null(), core::ptr::from_ref);

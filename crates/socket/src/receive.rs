@@ -469,11 +469,14 @@ const END: Errno = 0;
 pub(crate) fn readable_bytes(conn: &'static Conn, id: u64) -> c_int {
     let Some(guard) = conn.own_receive(id) else { return 0 };
     let Some(segment) = conn.segment(&guard) else { return 0 };
-    let peek = Peek::new(conn, &guard, segment.receiver(conn.side()));
-    let bytes = peek.readable().unwrap_or_else(|errno| {
+    let lane = segment.receiver(conn.side());
+    let bytes = match search::lanes::Stretches::new(conn, &guard) {
+        Some(stretches) => stretches.readable(),
+        None => Peek::new(conn, &guard, lane).readable().map(|bytes| bytes as u64),
+    };
+    let bytes = bytes.unwrap_or_else(|errno| {
         conn.set_error(errno);
         0
     });
-    let bytes = bytes.saturating_sub(search::taken(conn));
     c_int::try_from(bytes).unwrap_or(c_int::MAX)
 }

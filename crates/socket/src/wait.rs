@@ -36,20 +36,8 @@ impl Deadline {
         }
     }
 
-    /// What is left, as the kernel takes it; `None`: for ever.
-    pub(crate) fn left(self) -> Option<libc::timespec> {
-        self.left_ns().map(sys::timespec)
-    }
-
-    pub(crate) fn is_over(self) -> bool {
-        self.left_ns() == Some(0)
-    }
-
-    pub(crate) fn is_set(self) -> bool {
-        self.at_ns != u64::MAX
-    }
-
-    fn left_ns(self) -> Option<u64> {
+    /// Nanoseconds that are left; `None`: for ever.
+    pub(crate) fn left_ns(self) -> Option<u64> {
         (self.at_ns != u64::MAX).then(|| self.at_ns.saturating_sub(sys::now_ns()))
     }
 }

@@ -110,6 +110,9 @@ pub(crate) struct Plan<'a> {
 
 /// What experiments have found.
 pub(crate) trait Findings: Serialize {
+    /// What stands for the runs of an experiment.
+    const MIDDLE: &str = "median";
+
     /// Processors' worth of time that other programs used meanwhile.
     fn others(&self) -> Option<f64>;
 
@@ -157,20 +160,20 @@ struct Bench {
 }
 
 impl Bench {
-    fn show(&self, found: &impl Findings) -> Result<()> {
+    fn show<F: Findings>(&self, found: &F) -> Result<()> {
         self.save(found)?;
         terminal::print(&format!("{}\n{}", self.machine.line(), found.table()))?;
         if let Some(file) = &self.args.svg {
-            found.draw(file, &self.subtitle(found.others()))?;
+            found.draw(file, &self.subtitle(F::MIDDLE, found.others()))?;
         }
         Ok(())
     }
 
     /// What a picture says below its title.
-    fn subtitle(&self, others: Option<f64>) -> String {
+    fn subtitle(&self, middle: &str, others: Option<f64>) -> String {
         let runs = match self.runs {
             1 => "one run".to_owned(),
-            runs => format!("median of {runs} runs"),
+            runs => format!("{middle} of {runs} runs"),
         };
         let others = match others {
             Some(others) if others >= 0.1 => format!("; others kept {others:.1} processors busy"),

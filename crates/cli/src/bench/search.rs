@@ -253,6 +253,8 @@ impl Found {
 }
 
 impl Findings for Found {
+    const MIDDLE: &str = "mean";
+
     fn others(&self) -> Option<f64> {
         self.others
     }

@@ -137,33 +137,6 @@ pub(super) fn has_ended(fd: BorrowedFd<'_>) -> bool {
     entry.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
 }
 
-/// Reads what there is behind what `kept` has; true at the end of the stream.
-pub(super) fn read_all(fd: BorrowedFd<'_>, kept: &mut Vec<u8>) -> io::Result<bool> {
-    loop {
-        let from = kept.len();
-        kept.resize(from + (16 << 10), 0);
-        let place = kept.get_mut(from..).unwrap_or_default();
-        // SAFETY: the place is ours for its length.
-        let got = unsafe {
-            libc::recv(
-                fd.as_raw_fd(),
-                place.as_mut_ptr().cast(),
-                place.len(),
-                libc::MSG_DONTWAIT,
-            )
-        };
-        let error = io::Error::last_os_error();
-        kept.truncate(from + usize::try_from(got).unwrap_or(0));
-        match got {
-            0 => return Ok(true),
-            1.. => {}
-            _ if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-            _ if error.kind() == ErrorKind::Interrupted => {}
-            _ => return Err(error),
-        }
-    }
-}
-
 /// Sends both, all of it, waiting for room where the socket does not.
 pub(super) fn send_all(fd: BorrowedFd<'_>, first: &[u8], second: &[u8]) -> io::Result<()> {
     let mut done = 0;

@@ -1,5 +1,6 @@
 //! Where holes live: in anonymous memory that a process and its forked children share, out of the peer's reach.
 
+use super::holders::Holders;
 use crate::lock;
 use crate::sys::memory::Buffer;
 use crate::sys::{self, raw};
@@ -21,13 +22,15 @@ pub(crate) struct Area {
     pub(crate) generation: AtomicU64,
     /// What tells the socket from all others, and the descriptors by which it is known, where there is no record of the connection.
     pub(crate) identity: AtomicU64,
-    pub(crate) holders: AtomicU32,
+    pub(crate) holders: Holders,
     /// Stream position of the first byte that the kernel or the lane still has.
     pub(crate) base: AtomicU64,
     /// The socket's buffer has been made as large as it may be for so many bytes.
     pub(crate) ample: AtomicU64,
-    /// Bytes that the buffer can hold whatever packets they come in.
-    pub(crate) room: AtomicU64,
+    /// Calls that wait for bytes of the kernel's.
+    pub(crate) waiters: AtomicU32,
+    /// What they have set `SO_RCVLOWAT` to; 0: not from its usual 1.
+    pub(crate) mark: AtomicU64,
     /// 1: `SO_PEEK_OFF` of the socket is set.
     pub(crate) peeks_behind: AtomicU32,
     /// What the next call is to report: the kernel tells an error once, and a call that had received something by then did not.
@@ -107,8 +110,10 @@ pub(crate) fn claim() -> Option<u32> {
             area.holes.clear();
             area.base.store(0, Relaxed);
             area.identity.store(0, Relaxed);
+            area.holders.clear();
             area.ample.store(0, Relaxed);
-            area.room.store(0, Relaxed);
+            area.waiters.store(0, Relaxed);
+            area.mark.store(0, Relaxed);
             area.peeks_behind.store(0, Relaxed);
             area.error.store(0, Relaxed);
             // Processes that share the region draw from different numbers by way of their own.
@@ -133,6 +138,34 @@ pub(crate) fn find(identity: u64) -> Option<u32> {
             area.used.load(Acquire) != 0 && area.identity.load(Relaxed) == identity
         })
         .and_then(|index| u32::try_from(index + 1).ok())
+}
+
+/// The process is about to have a child, which will know what it knows.
+pub(crate) fn expect_child(pid: u32) {
+    each(|area| area.holders.expect_child(pid));
+}
+
+/// Frees the areas of sockets that only processes knew which are no more.
+pub(crate) fn free_orphans() {
+    each(|area| {
+        if area.identity.load(Relaxed) != 0 && area.holders.are_gone() {
+            area.identity.store(0, Relaxed);
+            area.used.store(0, Release);
+        }
+    });
+}
+
+fn each(mut act: impl FnMut(&'static Area)) {
+    let region = REGION.load(Acquire);
+    if region.is_null() {
+        return;
+    }
+    for index in 0..used(region).load(Acquire) as usize {
+        let area = sys::shared_record(region, index);
+        if area.used.load(Acquire) != 0 {
+            act(area);
+        }
+    }
 }
 
 /// Gives up the area whose number stands in `place`, if one does.

@@ -7,7 +7,7 @@
 //! nothing unread is known to stand behind them. So readiness, as the kernel tells it, is right without anybody's help.
 
 use super::area::{Area, Peeked};
-use super::waiting::look_around;
+use super::waiting::lift_mark;
 use super::{Ask, Step};
 use crate::kernel;
 use crate::sys::memory::{BUFFER, discard};
@@ -16,7 +16,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 
 /// Pieces at least this long are not peeked in bulk.
-const LARGE: usize = 6 << 10;
+const LARGE: usize = 16 << 10;
 /// Pieces of the present size to be peeked in one go.
 const BULK: usize = 64;
 /// The least that is peeked in one go.
@@ -33,6 +33,13 @@ pub(crate) struct Front<'a> {
 impl Front<'_> {
     fn base(&self) -> u64 {
         self.area.base.load(Relaxed)
+    }
+
+    /// Bytes that a receive would find.
+    pub(crate) fn readable(&self) -> usize {
+        let holes = &self.area.holes;
+        let taken = holes.head().saturating_sub(self.base()) + holes.bytes();
+        kernel::queued(self.fd).saturating_sub(narrow(taken))
     }
 
     /// Takes what is there now. `last`: the caller has waited for more, so that too little may be the end.
@@ -52,12 +59,16 @@ impl Front<'_> {
         let mut ended = false;
         // What ends further away than is ever peeked in bulk is not looked for there at all.
         let small = want < LARGE && !ask.shared && end.saturating_sub(self.base()) <= BUFFER as u64;
-        // Counting costs less than to peek in vain.
-        if ask.whole && self.there(end) < end {
+        let short = || self.peeked.range(self.area).1 < end;
+        // Counting costs less than to peek in vain, which a bulk is not after a wait.
+        if ask.whole && !(small && last) && self.there(end) < end {
             return self.lacking(ask, end, last, ended);
         }
-        if small && self.peeked.range(self.area).1 < end {
+        if small && short() {
             ended = self.fill(end, want)?;
+            if ask.whole && short() {
+                return self.lacking(ask, end, last, ended);
+            }
         }
         let mut done = 0;
         while done < want {
@@ -66,7 +77,7 @@ impl Front<'_> {
             let most = usize::try_from(room).unwrap_or(usize::MAX).min(want - done);
             let (from, to) = self.peeked.range(self.area);
             let got = if at >= from && at < to {
-                self.copy_peeked(ask, done, at - from, most.min(narrow(to - at)))
+                copy_peeked(self.peeked, ask, done, narrow(at - from), most.min(narrow(to - at)))
             } else if small {
                 // More than was peeked has not arrived.
                 0
@@ -109,17 +120,11 @@ impl Front<'_> {
             return match self.peek_at(self.there(end), ask, 0, 1) {
                 Ok(0) => Ok(Step::End),
                 Ok(_) => Ok(Step::Again),
-                Err(libc::EAGAIN | libc::EINTR) => Ok(Step::Nothing {
-                    kernel: end - self.base(),
-                }),
+                Err(libc::EAGAIN | libc::EINTR) => Ok(Step::Nothing { until: end }),
                 Err(errno) => Err(errno),
             };
         }
-        let kernel = end - self.base();
-        if last && ask.flags & libc::MSG_DONTWAIT == 0 {
-            look_around(self.fd, self.area, kernel)?;
-        }
-        Ok(Step::Nothing { kernel })
+        Ok(Step::Nothing { until: end })
     }
 
     /// Position up to which bytes are in the kernel or at least `enough`.
@@ -152,17 +157,6 @@ impl Front<'_> {
         }
     }
 
-    fn copy_peeked(&self, ask: &Ask<'_>, done: usize, from: u64, most: usize) -> usize {
-        if ask.truncates() {
-            return most;
-        }
-        let mut copied = 0;
-        for dest in ask.vector.dests(ask.skip + done, most) {
-            copied += self.peeked.buffer.copy_out(narrow(from) + copied, dest);
-        }
-        copied
-    }
-
     /// Receives at the head as the kernel does.
     fn in_order(&self, ask: &Ask<'_>, done: usize, most: usize, ended: &mut bool) -> Result<usize, Errno> {
         self.settle(true)?;
@@ -170,7 +164,7 @@ impl Front<'_> {
         match kernel::receive(self.fd, ask.vector, ask.skip + done, most, flags) {
             Ok(got) => {
                 *ended = got == 0;
-                self.area.base.fetch_add(got as u64, Relaxed);
+                self.gone(got);
                 Ok(got)
             }
             Err(libc::EAGAIN | libc::EINTR) => Ok(0),
@@ -200,27 +194,23 @@ impl Front<'_> {
         Ok(0)
     }
 
+    /// So many bytes have left the kernel: whoever waits for others counts from another place now.
+    fn gone(&self, bytes: usize) {
+        self.area.base.fetch_add(bytes as u64, Relaxed);
+        lift_mark(self.fd, self.area);
+    }
+
     fn peek_at(&self, at: u64, ask: &Ask<'_>, done: usize, most: usize) -> Result<usize, Errno> {
         let offset = at - self.base();
         match peek_at_offset(self.fd, self.area, offset, ask, done, most) {
-            Err(libc::EOPNOTSUPP) => self.peek_over(at, ask, done, most),
+            Err(libc::EOPNOTSUPP) => {
+                self.settle(true)?;
+                let (got, copied) = peek_over(self.fd, self.peeked, at - self.base(), ask, done, most)?;
+                self.peeked.set(self.area, self.base(), got);
+                Ok(copied)
+            }
             other => other,
         }
-    }
-
-    /// The same where the kernel cannot: Linux before 6.9. What lies before is peeked too, as far as the buffer reaches.
-    #[cold]
-    fn peek_over(&self, at: u64, ask: &Ask<'_>, done: usize, most: usize) -> Result<usize, Errno> {
-        self.settle(true)?;
-        let offset = narrow(at.saturating_sub(self.base()));
-        if offset >= BUFFER {
-            return Err(libc::ENOBUFS);
-        }
-        peek_from(self.fd, self.area, 0);
-        let got = self.peeked.buffer.peek(self.fd, BUFFER)?;
-        self.peeked.set(self.area, self.base(), got as u64);
-        let there = got.saturating_sub(offset).min(most);
-        Ok(self.copy_peeked(ask, done, offset as u64, there))
     }
 
     /// Throws away what has been received at the front; unless `all`, only if no unread bytes are known behind it.
@@ -237,9 +227,7 @@ impl Front<'_> {
             }
             match discard(self.fd, owed) {
                 Ok(0) => return Ok(()),
-                Ok(gone) => {
-                    self.area.base.fetch_add(gone as u64, Relaxed);
-                }
+                Ok(gone) => self.gone(gone),
                 Err(libc::EAGAIN | libc::EINTR) => return Ok(()),
                 Err(errno) => return Err(errno),
             }
@@ -263,6 +251,38 @@ pub(crate) fn peek_at_offset(
     }
     let flags = libc::MSG_PEEK | (ask.flags & libc::MSG_TRUNC);
     kernel::receive(fd, ask.vector, ask.skip + done, most, flags)
+}
+
+/// The same where the kernel cannot: Linux before 6.9. What lies before is peeked too, as far as the buffer reaches: how much that
+/// was, and how much of it was copied.
+#[cold]
+pub(crate) fn peek_over(
+    fd: c_int,
+    peeked: &Peeked,
+    offset: u64,
+    ask: &Ask<'_>,
+    done: usize,
+    most: usize,
+) -> Result<(u64, usize), Errno> {
+    peeked.forget();
+    let offset = narrow(offset);
+    if offset >= BUFFER {
+        return Err(libc::ENOBUFS);
+    }
+    let got = peeked.buffer.peek(fd, BUFFER)?;
+    let there = got.saturating_sub(offset).min(most);
+    Ok((got as u64, copy_peeked(peeked, ask, done, offset, there)))
+}
+
+fn copy_peeked(peeked: &Peeked, ask: &Ask<'_>, done: usize, from: usize, most: usize) -> usize {
+    if ask.truncates() {
+        return most;
+    }
+    let mut copied = 0;
+    for dest in ask.vector.dests(ask.skip + done, most) {
+        copied += peeked.buffer.copy_out(from + copied, dest);
+    }
+    copied
 }
 
 /// Has the next peek begin at an offset; false where the kernel cannot. The option moves with what is peeked and received, so it

@@ -4,87 +4,46 @@
 //! its demotion; no other promotion comes before the lane's has been received. The first byte of the first part is the area's base. Bytes received at the head are given up at once, so what the rest
 //! of this crate computes of readiness stays right; blocks that lie wholly in a hole go back to the sender at once.
 
-use super::area::Area;
-use super::kernel::{peek_at_offset, peek_from};
-use super::waiting::{Mark, refuse_if_full};
-use super::{Ask, Step};
+mod parts;
+
+use super::area::{Area, Peeked};
+use super::kernel::{Front, peek_at_offset, peek_from, peek_over};
+use super::waiting::{announce, lift_mark};
+use super::{Ask, Step, front};
 use crate::conn::{self, Conn};
 use crate::lock::Guard;
 use crate::marks::{Marks, look_at_marks};
 use crate::sys::memory::discard;
 use crate::sys::{Errno, raw};
-use crate::{counters, kernel, receive, send};
+use crate::{counters, kernel, receive};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
+use parts::{Parts, Place};
 use viaduct_channel::Receiver;
-use viaduct_control::counters::{Path, slot};
-use viaduct_stream::{Incoming, MARK_BACK, Source};
-
-/// Where one part's bytes are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    Kernel,
-    Lane,
-}
-
-/// A part of what is unreceived.
-#[derive(Clone, Copy, Debug)]
-struct Part {
-    place: Place,
-    /// Bytes of it that are there.
-    ready: u64,
-    /// Bytes of it that there will ever be; `u64::MAX` for the last.
-    len: u64,
-    /// What its place holds before it.
-    from: u64,
-}
-
-/// What is unreceived, in the stream's order; whatever is not in it raises one of the counts, which were taken first.
-#[derive(Clone, Copy, Debug)]
-struct Parts {
-    all: [Part; 3],
-    /// What the lane had published.
-    published: u64,
-    /// Bytes that the kernel held, if that matters.
-    queued: u64,
-}
-
-impl Part {
-    const NONE: Self = Self {
-        place: Place::Lane,
-        ready: 0,
-        len: 0,
-        from: 0,
-    };
-
-    /// A part that more may follow to.
-    fn open(place: Place, ready: u64) -> Self {
-        Self {
-            place,
-            ready,
-            len: u64::MAX,
-            from: 0,
-        }
-    }
-}
+use viaduct_control::counters::slot;
+use viaduct_stream::{Incoming, Source};
 
 /// The receiving direction of an attached connection, owned.
 #[derive(Debug)]
 pub(crate) struct Stretches<'a> {
     conn: &'a Conn,
     guard: &'a Guard<'a>,
-    area: &'a Area,
+    area: &'static Area,
+    peeked: &'static Peeked,
     lane: Receiver<'a>,
     incoming: Incoming<'a>,
 }
 
 impl<'a> Stretches<'a> {
-    pub(crate) fn new(conn: &'a Conn, guard: &'a Guard<'a>, area: &'a Area) -> Option<Self> {
+    /// `None` if it has not been searched.
+    pub(crate) fn new(conn: &'a Conn, guard: &'a Guard<'a>) -> Option<Self> {
         let lane = conn.segment(guard)?.receiver(conn.side());
+        let Front { area, peeked, .. } = front(conn)?;
         Some(Self {
             conn,
             guard,
             area,
+            peeked,
             lane,
             incoming: Incoming::new(lane),
         })
@@ -94,125 +53,7 @@ impl<'a> Stretches<'a> {
         self.area.base.load(Relaxed)
     }
 
-    fn in_lane(&self) -> Result<u64, Errno> {
-        self.lane
-            .readable()
-            .map(|bytes| bytes as u64)
-            .map_err(|_| send::violated(self.conn))
-    }
-
-    /// The parts, by the receivers' law: bytes of the kernel's are counted before the epoch is looked at.
-    fn parts(&self) -> Result<Parts, Errno> {
-        loop {
-            let published = self.lane.published();
-            let one = |part, queued| Parts {
-                all: [part, Part::NONE, Part::NONE],
-                published,
-                queued,
-            };
-            match self.incoming.source() {
-                Source::Lane => return Ok(one(Part::open(Place::Lane, self.in_lane()?), 0)),
-                Source::LaneThenRaw => {
-                    let ready = self.in_lane()?;
-                    if ready == 0 {
-                        self.incoming.lane_drained();
-                        self.conn.receives_on(Path::Tcp);
-                        continue;
-                    }
-                    let rest = Part {
-                        len: ready,
-                        ..Part::open(Place::Lane, ready)
-                    };
-                    let queued = kernel::queued(self.conn.fd()) as u64;
-                    return Ok(Parts {
-                        all: [rest, Part::open(Place::Kernel, queued), Part::NONE],
-                        published,
-                        queued,
-                    });
-                }
-                Source::RawUntil(until) => {
-                    if !receive::approach(self.conn, &self.incoming, until)? {
-                        return self.around_promotion(until.saturating_sub(receive::position(self.conn)));
-                    }
-                }
-                Source::Raw => {
-                    self.conn.pay_ready(self.guard);
-                    let queued = kernel::queued(self.conn.fd()) as u64;
-                    if self.incoming.source() == Source::Raw {
-                        return Ok(one(Part::open(Place::Kernel, queued), queued));
-                    }
-                }
-            }
-        }
-    }
-
-    /// The parts while `left` raw bytes stand before a promotion.
-    fn around_promotion(&self, left: u64) -> Result<Parts, Errno> {
-        let published = self.lane.published();
-        let queued = kernel::queued(self.conn.fd()) as u64;
-        let before = Part {
-            len: left,
-            ..Part::open(Place::Kernel, left.min(queued))
-        };
-        // The lane is looked at after the mark that ends its stretch: all of that has been published by then.
-        let back = self.find_back(left, queued)?;
-        let lane = Part::open(Place::Lane, self.in_lane()?);
-        let all = match back {
-            None => [before, lane, Part::NONE],
-            Some(from) => [
-                before,
-                Part {
-                    len: lane.ready,
-                    ..lane
-                },
-                Part {
-                    from,
-                    ..Part::open(Place::Kernel, queued.saturating_sub(from))
-                },
-            ],
-        };
-        Ok(Parts { all, published, queued })
-    }
-
-    /// How many of the `queued` bytes of the kernel's stand before what is raw again, if the lane's stretch has ended; the first `left` are raw and
-    /// marks follow.
-    fn find_back(&self, left: u64, queued: u64) -> Result<Option<u64>, Errno> {
-        let (fd, mut at) = (self.conn.fd(), left);
-        let mut marks = [0; 512];
-        let mut found = None;
-        while found.is_none() && at < queued {
-            let offset = c_int::try_from(at).map_err(|_| libc::ENOBUFS)?;
-            if !peek_from(fd, self.area, offset) {
-                return Ok(None);
-            }
-            let Ok(seen @ 1..) = raw::recv(fd, &mut marks, libc::MSG_PEEK | libc::MSG_DONTWAIT) else {
-                break;
-            };
-            let ends = |mark: &u8| *mark == MARK_BACK;
-            found = marks
-                .iter()
-                .take(seen)
-                .position(ends)
-                .map(|index| at + index as u64 + 1);
-            at += seen as u64;
-        }
-        peek_from(fd, self.area, 0);
-        Ok(found)
-    }
-
-    /// The part that position `at` is in, how far into its place, and how many bytes are there from it on.
-    fn locate(&self, parts: &Parts, at: u64) -> (Place, u64, u64) {
-        let mut into = at.saturating_sub(self.base());
-        for part in &parts.all {
-            if into < part.len {
-                return (part.place, part.from + into, part.ready.saturating_sub(into));
-            }
-            into -= part.len;
-        }
-        (Place::Lane, 0, 0)
-    }
-
-    /// Takes in order what no hole is near, which is what most calls do; 0: it is not so simple.
+    /// Takes in order what no hole is within, which is what most calls do; 0: it is not so simple.
     fn in_order(&self, ask: &Ask<'_>) -> Result<usize, Errno> {
         let holes = &self.area.holes;
         let simple = ask.offset == 0 && ask.takes() && self.base() == holes.head();
@@ -220,14 +61,20 @@ impl<'a> Stretches<'a> {
             return Ok(0);
         }
         let want = ask.vector.len().saturating_sub(ask.skip);
-        let most = narrow((want as u64).min(self.in_lane()?));
-        if most as u64 >= holes.run() {
+        let (run, there) = (holes.run(), self.in_lane(want)?);
+        let most = (want as u64).min(there);
+        if most > run {
             return Ok(0);
         }
-        let got = self.copy(ask, 0, 0, most);
+        let got = self.copy(ask, 0, 0, narrow(most));
         receive::consume(self.conn, &self.lane, got);
-        holes.advance(got as u64);
-        self.area.base.store(holes.head(), Relaxed);
+        self.area.base.fetch_add(got as u64, Relaxed);
+        if (got as u64) < run {
+            holes.advance(got as u64);
+        } else {
+            let _ = holes.take(holes.head(), holes.head() + got as u64);
+            self.settle()?;
+        }
         Ok(got)
     }
 
@@ -254,7 +101,7 @@ impl<'a> Stretches<'a> {
         if ask.takes() && !holes.has_room(holes.position(ask.offset), end) {
             return Err(libc::ENOBUFS);
         }
-        let parts = self.parts()?;
+        let parts = self.parts(end.saturating_sub(self.base()))?;
         if ask.whole && !self.reaches(&parts, end) {
             return self.lacking(&parts, end, last);
         }
@@ -269,7 +116,7 @@ impl<'a> Stretches<'a> {
             }
             let got = match place {
                 Place::Lane => self.copy(ask, done, into, most),
-                Place::Kernel => match peek_at_offset(self.conn.fd(), self.area, into, ask, done, most) {
+                Place::Kernel => match self.peek(into, ask, done, most) {
                     Ok(got) => got,
                     Err(libc::EAGAIN | libc::EINTR) => break,
                     Err(errno) if done > 0 => {
@@ -296,20 +143,13 @@ impl<'a> Stretches<'a> {
         self.lacking(&parts, holes.position(ask.offset).saturating_add(1), last)
     }
 
-    /// Whether everything before `end` that is not in a hole is there.
-    fn reaches(&self, parts: &Parts, end: u64) -> bool {
-        let mut needed = end.saturating_sub(self.base());
-        for part in &parts.all {
-            if needed <= part.len {
-                return needed <= part.ready;
-            }
-            // Kernel bytes before the lane's may still be on their way.
-            if part.ready != part.len {
-                return false;
-            }
-            needed -= part.len;
+    /// Peeks at what the kernel holds `into` bytes before.
+    fn peek(&self, into: u64, ask: &Ask<'_>, done: usize, most: usize) -> Result<usize, Errno> {
+        let fd = self.conn.fd();
+        match peek_at_offset(fd, self.area, into, ask, done, most) {
+            Err(libc::EOPNOTSUPP) => peek_over(fd, self.peeked, into, ask, done, most).map(|(_, copied)| copied),
+            other => other,
         }
-        false
     }
 
     fn copy(&self, ask: &Ask<'_>, done: usize, into: u64, most: usize) -> usize {
@@ -357,7 +197,7 @@ impl<'a> Stretches<'a> {
             if owed == 0 {
                 return Ok(());
             }
-            let [first, ..] = self.parts()?.all;
+            let [first, ..] = self.parts(owed)?.all;
             let now = narrow(owed.min(first.ready));
             if now == 0 {
                 // A mark that ends the stretch may not have been looked at yet.
@@ -386,7 +226,31 @@ impl<'a> Stretches<'a> {
                 },
             };
             self.area.base.fetch_add(gone as u64, Relaxed);
+            if first.place == Place::Kernel {
+                lift_mark(self.conn.fd(), self.area);
+            }
         }
+    }
+
+    /// Bytes that a receive would find, as far as the parts before are all there.
+    pub(crate) fn readable(&self) -> Result<u64, Errno> {
+        let mut there = 0_u64;
+        for part in self.parts(u64::MAX)?.all {
+            there += part.ready;
+            if part.ready != part.len {
+                break;
+            }
+        }
+        let holes = &self.area.holes;
+        let owed = holes.head().saturating_sub(self.base());
+        Ok(there.saturating_sub(owed + holes.bytes()))
+    }
+
+    /// Whether what ends at `end` is in the lane and more than it can hold, and the kernel cannot stand in.
+    fn is_too_far(&self, parts: &Parts, end: u64) -> bool {
+        let (place, into, _) = self.locate(parts, end.saturating_sub(1));
+        let fits = || self.lane.can_hold(self.lane.head() + into + 1);
+        place == Place::Lane && !fits() && !self.ask_for_kernel(end)
     }
 
     /// The bytes before `end` are not all there: is that the end, too much, or just not yet?
@@ -396,10 +260,9 @@ impl<'a> Stretches<'a> {
             kernel: parts.queued,
         };
         if self.incoming.source() == Source::Lane {
-            let needed = self.lane.head() + end.saturating_sub(self.base());
-            let fits = || self.lane.can_hold(needed) || self.ask_for_kernel(end);
+            let too_far = self.is_too_far(parts, end);
             return match look_at_marks(self.conn, &self.incoming, &self.lane)? {
-                Marks::None if !fits() => Err(libc::ENOBUFS),
+                Marks::None if too_far => Err(libc::ENOBUFS),
                 Marks::None => Ok(not_yet),
                 Marks::End => Ok(Step::End),
                 Marks::Changed
@@ -411,13 +274,13 @@ impl<'a> Stretches<'a> {
                     true => Err(self.conn.take_error()),
                     false => Ok(Step::End),
                 },
-                Marks::Changed if !fits() => Err(libc::ENOBUFS),
+                Marks::Changed if too_far => Err(libc::ENOBUFS),
                 Marks::Changed => Ok(not_yet),
             };
         }
         let over = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
         if raw::poll_now(self.conn.fd(), over) & over != 0 {
-            let now = self.parts()?;
+            let now = self.parts(u64::MAX)?;
             let grown =
                 now.queued != parts.queued || now.all.map(|part| part.ready) != parts.all.map(|part| part.ready);
             return if grown {
@@ -426,9 +289,11 @@ impl<'a> Stretches<'a> {
                 self.how_it_ended(parts.queued, not_yet)
             };
         }
+        if self.is_too_far(parts, end) {
+            return Err(libc::ENOBUFS);
+        }
         if last && let (Place::Kernel, into, _) = self.locate(parts, end - 1) {
-            let _mark = Mark::at(self.conn.fd(), self.area, into + 1);
-            refuse_if_full(self.conn.fd(), self.area, into + 1)?;
+            announce(self.conn.fd(), self.area, self.base() + into + 1)?;
         }
         Ok(not_yet)
     }

@@ -7,6 +7,7 @@
 //! [`plain`] offers the same in a program that does not run under Viaduct.
 
 pub(crate) mod area;
+mod holders;
 pub(crate) mod kernel;
 pub(crate) mod lanes;
 pub mod plain;
@@ -62,8 +63,8 @@ impl Ask<'_> {
 pub(crate) enum Step {
     /// So many bytes were received.
     Bytes(usize),
-    /// Too few are there; the kernel must hold so many for it to be worth another attempt.
-    Nothing { kernel: u64 },
+    /// Too few are there; the kernel must hold bytes up to this position for it to be worth another attempt.
+    Nothing { until: u64 },
     /// Too few are there; the lane has published so far, and the kernel holds so many that are known.
     Stretches { lane: u64, kernel: u64 },
     /// Something has changed meanwhile.
@@ -82,8 +83,8 @@ trait Searched {
     fn announce(&self, step: Step, offset: u64) -> Result<bool, Errno>;
     /// How long a call waits.
     fn deadline(&self) -> Deadline;
-    /// Waits for news. Nothing is owned.
-    fn wait(&self, step: Step, deadline: Deadline) -> Result<Woken, Errno>;
+    /// Waits for news. `again`: the last wait brought too little. Nothing is owned.
+    fn wait(&self, step: Step, deadline: Deadline, again: bool) -> Result<Woken, Errno>;
     /// So many bytes were received.
     fn received(&self, bytes: usize);
     /// The connection broke after part of a call was served: the next is to tell.
@@ -155,7 +156,7 @@ fn run(end: &impl Searched, vector: Vector<'_>, flags: c_int, offset: u64) -> Re
             continue;
         }
         let deadline = *deadline.get_or_insert_with(|| end.deadline());
-        match end.wait(step, deadline) {
+        match end.wait(step, deadline, last) {
             Ok(Woken::Look) => last = true,
             Ok(Woken::Restarted) if ask.skip == 0 => last = true,
             // Part of it is better than nothing.
@@ -188,7 +189,7 @@ impl Recorded {
         } else {
             libc::EBADF
         };
-        self.conn.own_receive(self.id).ok_or(error)
+        self.conn.own_searched(self.id).ok_or(error)
     }
 }
 
@@ -201,7 +202,7 @@ impl Searched for Recorded {
             return Err(libc::ECONNRESET);
         }
         if self.conn.phase() == Phase::Attached {
-            let stretches = Stretches::new(self.conn, &guard, area).ok_or(libc::EBADF)?;
+            let stretches = Stretches::new(self.conn, &guard).ok_or(libc::EBADF)?;
             return stretches.attempt(ask, last);
         }
         // Read in the order that makes a call that ends meanwhile count as one.
@@ -210,22 +211,22 @@ impl Searched for Recorded {
         if shared && ask.offset > 0 {
             return Err(libc::EBUSY);
         }
-        let front = front(self.conn, area).ok_or(libc::EBADF)?;
+        let front = front(self.conn).ok_or(libc::EBADF)?;
         front.attempt(&Ask { shared, ..*ask }, last)
     }
 
     fn is_nonblocking(&self) -> bool {
-        self.conn.nonblocking() || self.conn.refresh_nonblocking()
+        // Whether another process has changed it is asked before a sleep.
+        self.conn.nonblocking()
     }
 
     fn announce(&self, step: Step, offset: u64) -> Result<bool, Errno> {
         self.conn.set_flag(conn::IN_WANTED, true);
         match step {
-            Step::Nothing { kernel } if offset > 0 => {
+            Step::Nothing { until } if offset > 0 => {
+                let _guard = self.own()?;
                 let area = self.conn.area().ok_or(libc::EBADF)?;
-                let _mark = waiting::Mark::at(self.conn.fd(), area, kernel);
-                waiting::refuse_if_full(self.conn.fd(), area, kernel)?;
-                Ok(false)
+                waiting::announce(self.conn.fd(), area, until)
             }
             Step::Stretches { lane, .. } => {
                 if epoll::covers(self.conn) {
@@ -244,8 +245,8 @@ impl Searched for Recorded {
         Deadline::after(self.conn.receive_timeout_ns.load(Relaxed))
     }
 
-    fn wait(&self, step: Step, deadline: Deadline) -> Result<Woken, Errno> {
-        waiting::wait(self.conn, self.id, step, deadline)
+    fn wait(&self, step: Step, deadline: Deadline, again: bool) -> Result<Woken, Errno> {
+        waiting::wait(self.conn, self.id, step, deadline, again)
     }
 
     fn received(&self, bytes: usize) {
@@ -276,11 +277,11 @@ impl Conn {
     }
 }
 
-fn front(conn: &Conn, area: &'static Area) -> Option<Front<'static>> {
+fn front(conn: &Conn) -> Option<Front<'static>> {
     let number = conn.locks()?.area.load(Relaxed);
     Some(Front {
         fd: conn.fd(),
-        area,
+        area: area::numbered(number)?,
         peeked: area::peeked(number)?,
     })
 }
@@ -295,11 +296,12 @@ fn begin(conn: &Conn, guard: &mut Guard<'_>) -> Result<&'static Area, Errno> {
         return Err(libc::EOPNOTSUPP);
     }
     let number = area::claim().ok_or(libc::ENOBUFS)?;
+    // First of all: if this process is killed now, others that share the connection are to look for holes.
+    guard.set_searched(true);
     locks.area.store(number, Release);
     conn.set_flag(conn::SEARCHED, true);
     // Pairs with `DirectCall::receive`: either its second look finds the flag, or we find the call.
     fence(SeqCst);
-    guard.set_searched(true);
     area::numbered(number).ok_or(libc::ENOBUFS)
 }
 
@@ -377,18 +379,9 @@ fn check(len: usize, flags: c_int, offset: usize) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Bytes that have been received of those the kernel or the lane still has.
-pub(crate) fn taken(conn: &Conn) -> usize {
-    conn.area().map_or(0, |area| {
-        let owed = area.holes.head().saturating_sub(area.base.load(Relaxed));
-        usize::try_from(owed + area.holes.bytes()).unwrap_or(usize::MAX)
-    })
-}
-
 /// `FIONREAD` on a connection without a lane; `None` unless it has been searched.
 pub(crate) fn readable_bytes(conn: &'static Conn) -> Option<c_int> {
-    conn.area()?;
+    let front = front(conn)?;
     let _guard = conn.own_receive(conn.id())?;
-    let bytes = crate::kernel::queued(conn.fd()).saturating_sub(taken(conn));
-    Some(c_int::try_from(bytes).unwrap_or(c_int::MAX))
+    Some(c_int::try_from(front.readable()).unwrap_or(c_int::MAX))
 }

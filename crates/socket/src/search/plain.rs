@@ -4,16 +4,15 @@
 //! see the stream with the bytes of the holes in it. Readiness, as the kernel tells it, is right for these calls.
 
 use super::area::{self, Area};
-use super::kernel::{Front, peek_from};
-use super::waiting::{Mark, has_ended, refuse_if_full};
-use super::{Ask, Searched, Step, check, run};
+use super::kernel::Front;
+use super::{Ask, Searched, Step, check, run, waiting};
 use crate::lifecycle::{is_tcp, nanoseconds};
 use crate::lock::{self, Guard};
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{Deadline, Woken};
 use core::sync::atomic::AtomicU32;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use libc::c_int;
 
 /// Descriptors from this number on cannot be searched.
@@ -44,9 +43,7 @@ pub fn seek_receive(fd: c_int, vector: Vector<'_>, flags: c_int, offset: usize) 
 pub fn readable(fd: c_int) -> Result<usize, Errno> {
     let socket = socket(fd)?;
     let _guard = socket.own()?;
-    let area = socket.front.area;
-    let owed = area.holes.head().saturating_sub(area.base.load(Relaxed)) + area.holes.bytes();
-    Ok(crate::kernel::queued(fd).saturating_sub(usize::try_from(owed).unwrap_or(usize::MAX)))
+    Ok(socket.front.readable())
 }
 
 #[derive(Debug)]
@@ -61,11 +58,6 @@ impl Socket {
 }
 
 impl Socket {
-    fn nonblocking(&self) -> bool {
-        let flags = raw::fcntl(self.front.fd, libc::F_GETFL, 0).unwrap_or(0);
-        flags & libc::O_NONBLOCK.cast_unsigned() as usize != 0
-    }
-
     /// Nanoseconds that a receive waits; 0: for ever.
     fn timeout(&self) -> u64 {
         let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
@@ -73,28 +65,14 @@ impl Socket {
         if known { nanoseconds(time) } else { 0 }
     }
 
-    /// Sleeps until the socket holds so many bytes, which it can: in a receive, so that the kernel minds the socket's options.
-    fn sleep(&self, bytes: u64) -> Result<Woken, Errno> {
-        peek_from(self.front.fd, self.front.area, 0);
-        let want = usize::try_from(bytes).unwrap_or(usize::MAX);
-        match raw::peek_away(self.front.fd, want) {
-            Ok(got) if got >= want || has_ended(self.front.fd) => Ok(Woken::Look),
-            // Fewer than the mark: the call has not waited to the end.
-            Ok(_) if self.nonblocking() || self.timeout() > 0 => Ok(Woken::TimedOut),
-            Ok(_) | Err(libc::EINTR) => Ok(Woken::Interrupted),
-            Err(libc::EAGAIN) => Ok(Woken::TimedOut),
-            Err(errno) => Err(errno),
-        }
-    }
-
-    /// Sleeps until the socket holds as many bytes as its mark says, or is nearly full.
-    fn sleep_watchfully(&self) -> Result<Woken, Errno> {
-        if self.nonblocking() {
+    /// Sleeps until one of `events`, or so many nanoseconds have passed.
+    fn sleep(&self, events: i16, ns: u64, deadline: Deadline) -> Result<Woken, Errno> {
+        let left = deadline.left_ns();
+        if left == Some(0) {
             return Ok(Woken::TimedOut);
         }
-        let timeout = Deadline::after(self.timeout()).left();
-        match raw::poll_until(self.front.fd, libc::POLLIN | libc::POLLRDHUP, timeout) {
-            Ok(0) => Ok(Woken::TimedOut),
+        let bound = sys::timespec(left.map_or(ns, |left| left.min(ns)));
+        match raw::poll_until(self.front.fd, events, Some(bound)) {
             Ok(_) => Ok(Woken::Look),
             Err(libc::EINTR) => Ok(Woken::Interrupted),
             Err(errno) => Err(errno),
@@ -141,17 +119,17 @@ fn first(fd: c_int, identity: u64, place: &'static AtomicU32) -> Result<(), Errn
                 Some(number) => number,
                 None => {
                     sweep();
+                    area::free_orphans();
                     area::claim().ok_or(libc::ENOBUFS)?
                 }
             };
             let area = area::numbered(number).ok_or(libc::ENOBUFS)?;
-            area.holders.store(0, Relaxed);
             area.identity.store(identity, Relaxed);
             number
         }
     };
     if let Some(area) = area::numbered(number) {
-        area.holders.fetch_add(1, AcqRel);
+        area.holders.add(raw::getpid());
     }
     place.store(number, Release);
     Ok(())
@@ -178,7 +156,7 @@ fn release(place: &AtomicU32) {
     let Some(area) = area::numbered(place.load(Relaxed)) else {
         return;
     };
-    if area.holders.fetch_sub(1, AcqRel) == 1 {
+    if area.holders.remove(raw::getpid()) {
         area.identity.store(0, Relaxed);
         area::release(place);
     }
@@ -202,15 +180,18 @@ fn sweep() {
 fn start() {
     if STARTED.load(Relaxed) == 0 && STARTED.swap(1, Relaxed) == 0 {
         area::share();
-        sys::at_fork(before_fork, || {}, lock::after_fork);
+        sys::at_fork(|| area::expect_child(raw::getpid()), || {}, after_fork_in_child);
     }
 }
 
-/// There will be one more process that knows each socket.
-fn before_fork() {
+/// In a forked child: it knows each socket that its parent knew, and no thread is within [`first`].
+fn after_fork_in_child() {
+    lock::after_fork();
+    CLAIMING.store(0, Relaxed);
+    let pid = raw::getpid();
     for place in &KNOWN {
         if let Some(area) = area::numbered(place.load(Relaxed)) {
-            area.holders.fetch_add(1, AcqRel);
+            area.holders.arrive(pid);
         }
     }
 }
@@ -225,35 +206,33 @@ impl Searched for Socket {
     }
 
     fn is_nonblocking(&self) -> bool {
-        // Asked only when there is something to wait for.
-        false
+        let flags = raw::fcntl(self.front.fd, libc::F_GETFL, 0).unwrap_or(0);
+        flags & libc::O_NONBLOCK.cast_unsigned() as usize != 0
     }
 
     fn announce(&self, step: Step, offset: u64) -> Result<bool, Errno> {
-        if let Step::Nothing { kernel } = step
-            && offset > 0
-        {
-            let _mark = Mark::at(self.front.fd, self.front.area, kernel);
-            refuse_if_full(self.front.fd, self.front.area, kernel)?;
+        match step {
+            Step::Nothing { until } if offset > 0 => {
+                let _guard = self.own()?;
+                waiting::announce(self.front.fd, self.front.area, until)
+            }
+            _ => Ok(false),
         }
-        Ok(false)
     }
 
     fn deadline(&self) -> Deadline {
-        // The socket knows it.
-        Deadline::after(0)
+        Deadline::after(self.timeout())
     }
 
-    fn wait(&self, step: Step, _deadline: Deadline) -> Result<Woken, Errno> {
-        let (Step::Nothing { kernel }, fd) = (step, self.front.fd) else {
+    fn wait(&self, step: Step, deadline: Deadline, again: bool) -> Result<Woken, Errno> {
+        let Step::Nothing { until } = step else {
             return Ok(Woken::Look);
         };
-        let _mark = Mark::at(fd, self.front.area, kernel);
-        if kernel <= self.front.area.room.load(Relaxed) || kernel == 1 {
-            self.sleep(kernel)
-        } else {
-            self.sleep_watchfully()
-        }
+        let waiting = {
+            let _guard = self.own()?;
+            waiting::begin(self.front.fd, self.front.area, until, again)?
+        };
+        waiting::sleep(waiting, |events, ns| self.sleep(events, ns, deadline))
     }
 
     fn received(&self, _bytes: usize) {}

@@ -6,15 +6,15 @@ use super::kernel::peek_from;
 use crate::conn::Conn;
 use crate::direct::DirectCall;
 use crate::spin::Spinner;
-use crate::sys::{self, Errno, raw};
+use crate::sys::{Errno, raw};
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, counters, kernel, real, send, signals};
-use core::sync::atomic::Ordering::Relaxed;
+use crate::{agent, counters, kernel, send};
+use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use libc::c_int;
 use viaduct_control::counters::slot;
 use viaduct_stream::{Incoming, Source};
 
-/// A connection without a lane may get one while a call waits, and then its bytes come another way.
+/// A wait looks this often whether it still is for the right thing, in nanoseconds.
 const LOOK_AGAIN_NS: u64 = 50_000_000;
 
 /// How much larger than what is waited for a buffer should be: packets that are not full take more room than their bytes.
@@ -25,41 +25,56 @@ const LEAST: u64 = 512 << 10;
 /// In a buffer that is nearly full the kernel calls a socket readable at once: a wait looks this often, in nanoseconds.
 const NAP_NS: u64 = 200_000;
 
-/// Until dropped, a socket counts as readable once it holds so many bytes. The kernel makes its buffer large enough, within limits, and
-/// calls it readable also when the buffer is nearly full.
+/// Until dropped, a call waits for a socket to hold so many bytes, and the socket counts as readable once it holds as many as the most modest
+/// of all who wait asks for: the socket has one `SO_RCVLOWAT` for all of them. Whatever makes a count wrong lifts the mark, so that everybody
+/// looks again. The kernel makes the socket's buffer large enough, within limits, and calls it readable also when that is nearly full.
 #[derive(Debug)]
 pub(super) struct Mark {
     fd: c_int,
-    set: bool,
+    area: &'static Area,
+}
+
+fn set_mark(fd: c_int, bytes: u64) {
+    let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
+    let _ = raw::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &bytes);
+}
+
+/// Has all who wait on the socket look again when something comes.
+#[inline]
+pub(super) fn lift_mark(fd: c_int, area: &Area) {
+    if area.mark.load(Relaxed) != 0 && area.mark.swap(0, AcqRel) != 0 {
+        set_mark(fd, 1);
+    }
 }
 
 impl Mark {
-    pub(super) fn at(fd: c_int, area: &Area, bytes: u64) -> Self {
-        let set = |bytes: u64| {
-            let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
-            raw::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &bytes).is_ok()
-        };
+    /// The caller owns the direction.
+    pub(super) fn at(fd: c_int, area: &'static Area, bytes: u64) -> Self {
+        let others = area.waiters.fetch_add(1, AcqRel) != 0;
+        let present = area.mark.load(Relaxed);
+        // Where others wait without a mark, they are to look at whatever comes.
+        let mark = if others { bytes.min(present) } else { bytes };
+        let mark = if mark > 1 { mark } else { 0 };
         let ample = bytes.saturating_mul(AMPLE);
-        if bytes > 1 && ample > area.ample.load(Relaxed) {
+        let enlarge = bytes > 1 && ample > area.ample.load(Relaxed);
+        if enlarge {
             // The buffer stays as large as this makes it.
             let ample = ample.max(LEAST);
-            set(ample);
+            set_mark(fd, ample);
             area.ample.store(ample, Relaxed);
-            let room = u64::try_from(kernel::buffer_size(fd)).unwrap_or(0) / (2 * AMPLE);
-            area.room.store(room, Relaxed);
         }
-        Self {
-            fd,
-            set: bytes > 1 && set(bytes),
+        if enlarge || mark != present {
+            set_mark(fd, mark.max(1));
+            area.mark.store(mark, Release);
         }
+        Self { fd, area }
     }
 }
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        if self.set {
-            let _ = raw::setsockopt(self.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &(1 as c_int));
-        }
+        self.area.waiters.fetch_sub(1, AcqRel);
+        lift_mark(self.fd, self.area);
     }
 }
 
@@ -95,71 +110,81 @@ fn enlarge(fd: c_int, bytes: u64) -> bool {
     kernel::buffer_size(fd) > before
 }
 
-/// After a wait that has not brought `bytes`: naps if the buffer is nearly full, since the next wait would not be one.
-pub(super) fn look_around(fd: c_int, area: &Area, bytes: u64) -> Result<(), Errno> {
-    let _mark = Mark::at(fd, area, bytes);
-    if raw::poll_now(fd, libc::POLLIN) == 0 {
-        return Ok(());
-    }
-    refuse_if_full(fd, area, bytes)?;
-    raw::nap(NAP_NS);
-    Ok(())
+/// What a call that waits is to do.
+#[derive(Debug)]
+pub(super) enum Waiting {
+    /// Look: what it waits for may be there.
+    Not,
+    /// Sleep until the socket is readable.
+    Sleep(Mark),
+    /// Sleep for [`NAP_NS`]: the socket is called readable all the time.
+    Nap,
 }
 
-pub(super) fn wait(conn: &'static Conn, id: u64, step: Step, deadline: Deadline) -> Result<Woken, Errno> {
+/// Begins to wait for bytes up to position `until`. `again`: a wait has brought too little. The caller owns the direction.
+pub(super) fn begin(fd: c_int, area: &'static Area, until: u64, again: bool) -> Result<Waiting, Errno> {
+    let bytes = until.saturating_sub(area.base.load(Relaxed));
+    if bytes == 0 {
+        return Ok(Waiting::Not);
+    }
+    let mark = Mark::at(fd, area, bytes);
+    if again && raw::poll_now(fd, libc::POLLIN) != 0 {
+        refuse_if_full(fd, area, bytes)?;
+        return Ok(Waiting::Nap);
+    }
+    Ok(Waiting::Sleep(mark))
+}
+
+/// A call that does not wait found too little before position `until`: tells if there is no room for so much. The caller owns the
+/// direction.
+pub(super) fn announce(fd: c_int, area: &'static Area, until: u64) -> Result<bool, Errno> {
+    let bytes = until.saturating_sub(area.base.load(Relaxed));
+    let _mark = Mark::at(fd, area, bytes);
+    refuse_if_full(fd, area, bytes)?;
+    Ok(false)
+}
+
+/// Sleeps as `waiting` says; `sleep` waits for input for at most so many nanoseconds, or for nothing.
+pub(super) fn sleep(waiting: Waiting, sleep: impl FnOnce(i16, u64) -> Result<Woken, Errno>) -> Result<Woken, Errno> {
+    match waiting {
+        Waiting::Not => Ok(Woken::Look),
+        Waiting::Sleep(_mark) => sleep(wait::FOR_INPUT, LOOK_AGAIN_NS),
+        Waiting::Nap => sleep(0, NAP_NS),
+    }
+}
+
+pub(super) fn wait(conn: &'static Conn, id: u64, step: Step, deadline: Deadline, again: bool) -> Result<Woken, Errno> {
     match step {
-        Step::Nothing { kernel } => {
-            let area = conn.area().ok_or(libc::EBADF)?;
-            counters::add(conn, slot::SLEEPS, 1);
-            if kernel == 1 || kernel <= area.room.load(Relaxed) {
-                return sleep_inside(conn, area, kernel, deadline);
-            }
-            let woken = {
-                let _mark = Mark::at(conn.fd(), area, kernel);
-                wait::sleep(
-                    conn,
-                    wait::bit_for(conn),
-                    wait::FOR_INPUT,
-                    deadline,
-                    Some(LOOK_AGAIN_NS),
-                )
+        Step::Nothing { until } => {
+            // The peer does not go over to the lane meanwhile.
+            let Some(call) = DirectCall::peek(conn) else {
+                return Ok(Woken::Look);
             };
+            let woken = wait_for_kernel(conn, id, until, deadline, again);
+            call.end_peek(conn);
             if agent::has_mail() {
                 agent::deliver();
             }
-            Ok(woken)
+            woken
         }
         Step::Stretches { lane, kernel } => wait_for_news(conn, id, lane, kernel, deadline),
         _ => Ok(Woken::Look),
     }
 }
 
-/// Sleeps until the socket holds so many bytes, which it can, in a receive that takes nothing. The peer does not go over to the lane
-/// meanwhile.
-fn sleep_inside(conn: &'static Conn, area: &Area, bytes: u64, deadline: Deadline) -> Result<Woken, Errno> {
-    let Some(call) = DirectCall::peek(conn) else {
-        return Ok(Woken::Look);
+/// Waits until the kernel holds bytes up to position `until`.
+fn wait_for_kernel(conn: &'static Conn, id: u64, until: u64, deadline: Deadline, again: bool) -> Result<Woken, Errno> {
+    let waiting = {
+        let _guard = conn.own_searched(id).ok_or(libc::EBADF)?;
+        begin(conn.fd(), conn.area().ok_or(libc::EBADF)?, until, again)?
     };
-    let errno = sys::errno();
-    let want = usize::try_from(bytes).unwrap_or(usize::MAX);
-    peek_from(conn.fd(), area, 0);
-    let result = {
-        let _mark = Mark::at(conn.fd(), area, bytes);
-        real::peek_away(conn.fd(), want)
-    };
-    sys::set_errno(errno);
-    call.end_peek(conn);
-    if agent::has_mail() {
-        agent::deliver();
+    if conn.refresh_nonblocking() {
+        return Ok(Woken::TimedOut);
     }
-    match result {
-        Ok(got) if got >= want || has_ended(conn.fd()) => Ok(Woken::Look),
-        Ok(_) | Err(libc::EINTR) if deadline.is_over() => Ok(Woken::TimedOut),
-        Ok(_) | Err(libc::EINTR) if signals::all_restart(deadline.is_set()) => Ok(Woken::Look),
-        Ok(_) | Err(libc::EINTR) => Ok(Woken::Interrupted),
-        Err(libc::EAGAIN) => Ok(Woken::TimedOut),
-        Err(errno) => Err(errno),
-    }
+    counters::add(conn, slot::SLEEPS, 1);
+    sleep(waiting, |events, ns| {
+        Ok(wait::sleep(conn, wait::bit_for(conn), events, deadline, Some(ns)))
+    })
 }
 
 /// Waits until the lane has published beyond `published`, or the kernel holds more than `queued` bytes.
@@ -172,8 +197,9 @@ fn wait_for_news(
 ) -> Result<Woken, Errno> {
     let mut spinner = Spinner::new();
     let bit = wait::bit_for(conn);
-    loop {
-        let guard = conn.own_receive(id).ok_or(libc::EBADF)?;
+    let area = conn.area().ok_or(libc::EBADF)?;
+    let mark = loop {
+        let guard = conn.own_searched(id).ok_or(libc::EBADF)?;
         let lane = conn.segment(&guard).ok_or(libc::EBADF)?.receiver(conn.side());
         if lane.published() != published {
             spinner.paid();
@@ -183,21 +209,21 @@ fn wait_for_news(
             continue;
         }
         lane.arm(bit);
-        if lane.published() != published {
+        let mark = Mark::at(conn.fd(), area, queued + 1);
+        // Fewer than were counted: another thread has taken some.
+        if lane.published() != published || queued > 0 && (kernel::queued(conn.fd()) as u64) < queued {
             return Ok(Woken::Look);
         }
-        break;
-    }
+        break mark;
+    };
     if conn.refresh_nonblocking() {
         return Ok(Woken::TimedOut);
     }
     counters::add(conn, slot::SLEEPS, 1);
     let owed = if send::owes(conn) { wait::FOR_OUTPUT } else { 0 };
-    let woken = {
-        let area = conn.area().ok_or(libc::EBADF)?;
-        let _mark = Mark::at(conn.fd(), area, queued + 1);
-        wait::sleep(conn, bit, wait::FOR_INPUT | owed, deadline, None)
-    };
+    // Bounded: without a bound it may peek, and where a peek begins is the owner's to say.
+    let woken = wait::sleep(conn, bit, wait::FOR_INPUT | owed, deadline, Some(LOOK_AGAIN_NS));
+    drop(mark);
     send::serve(conn);
     if agent::has_mail() {
         agent::deliver();

@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire};
 use viaduct_channel::Dest;
 
 /// Bytes of a [`Buffer`].
-pub(crate) const BUFFER: usize = 128 << 10;
+pub(crate) const BUFFER: usize = 256 << 10;
 
 /// A buffer of [`BUFFER`] bytes that is mapped when it is first needed. One user at a time.
 #[derive(Debug)]
@@ -60,6 +60,16 @@ impl Buffer {
                 ],
             )
         }
+    }
+
+    /// Where the first byte of this value is among those from place `from` up to `to`.
+    pub(crate) fn find(&self, byte: u8, from: usize, to: usize) -> Option<usize> {
+        let at = self.0.load(Acquire);
+        if at.is_null() {
+            return None;
+        }
+        // SAFETY: within the mapping.
+        (from..to.min(BUFFER)).find(|place| unsafe { at.add(*place).read() } == byte)
     }
 
     /// Copies bytes from place `from` on to the program; answers how many: what both sides have.

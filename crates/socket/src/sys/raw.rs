@@ -206,15 +206,6 @@ pub fn recv(fd: c_int, buffer: &mut [u8], flags: c_int) -> Result<usize, Errno> 
     }
 }
 
-/// `recv` that peeks `len` bytes and throws them away, waiting as the socket's options say.
-pub fn peek_away(fd: c_int, len: usize) -> Result<usize, Errno> {
-    let mut nothing = [0_u8; 1];
-    let place = nothing.as_mut_ptr().expose_provenance();
-    let flags = libc::MSG_PEEK | libc::MSG_TRUNC;
-    // SAFETY: with MSG_TRUNC the kernel writes nothing.
-    unsafe { call(libc::SYS_recvfrom, [fd_arg(fd), place, len, flags as usize, 0, 0]) }
-}
-
 /// `send` of memory of our own.
 #[inline]
 pub fn send(fd: c_int, buffer: &[u8], flags: c_int) -> Result<usize, Errno> {

@@ -80,7 +80,7 @@ fn check(name: &str) {
     let mode = Mode::Accelerated(&instance);
     let mut failures = Vec::new();
     for check in &names {
-        for options in ["--offer now", "--offer now --spin never"] {
+        for options in ["--offer now", "--offer now --spin never", "--path tcp"] {
             let (failed, _) = run(mode, &program, Some(check), options);
             failures.extend(failed.into_iter().map(|line| format!("{options}: {line}")));
         }
@@ -91,6 +91,12 @@ fn check(name: &str) {
 #[test]
 fn direct_search() {
     check("search");
+}
+
+/// Several threads, processes and waits on one socket.
+#[test]
+fn searches_beside_one_another() {
+    check("waits");
 }
 
 /// Receives in random order while the connection is moved between paths all the time.

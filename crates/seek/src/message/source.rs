@@ -1,0 +1,419 @@
+//! One socket of an inbox.
+//!
+//! Messages that have been seen and not received stay in the socket while it can hold them. Where it cannot, they are taken off the
+//! head of the stream and kept here: the buffer is full of messages that nobody has asked for, one is larger than it, there are
+//! too many holes, or the socket cannot be searched. What is kept has a bound.
+//!
+//! So [`Source::messages`] has three runs, in order of arrival: those kept whole, at most one of which a part is kept, and those in
+//! the socket.
+
+use super::{Error, FRAME, Limits, MAGIC, wait};
+use crate::call::{Flags, seek_recv};
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Bytes to take off the head of a stream at once, so that its sender may go on.
+const WAY: usize = 64 << 10;
+
+/// A message that has been seen and not received.
+#[derive(Debug)]
+pub(super) struct Message {
+    tag: u32,
+    len: usize,
+    /// What has been taken off the socket of its payload; `None`: not even its frame.
+    kept: Option<Vec<u8>>,
+}
+
+impl Message {
+    /// What keeping a message of so many bytes counts: no less than it takes, so that empty ones have a bound too.
+    pub(super) const fn cost(len: usize) -> usize {
+        size_of::<Self>() + len
+    }
+
+    /// Bytes of it in the socket.
+    fn outside(&self) -> usize {
+        self.kept
+            .as_ref()
+            .map_or(FRAME + self.len, |kept| self.len.saturating_sub(kept.len()))
+    }
+
+    fn is_kept(&self) -> bool {
+        self.kept.is_some() && self.outside() == 0
+    }
+}
+
+/// Whether a call may find more another time.
+fn is_not_now(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+/// What can be expected of a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// More messages.
+    Open,
+    /// None before one of those kept is received.
+    Full,
+    /// None beyond those that have been seen.
+    Ended,
+    Truncated,
+    Malformed,
+    TooLong(usize),
+    /// With this error number.
+    Failed(i32),
+}
+
+/// Where a payload is to go.
+#[derive(Debug)]
+pub(super) enum Place<'a> {
+    /// It stays.
+    Nowhere,
+    /// Here, if it fits.
+    Slice(&'a mut [u8]),
+    /// Here, in place of what there is.
+    Vector(&'a mut Vec<u8>),
+}
+
+/// A socket, and what is known of its messages.
+#[derive(Debug)]
+pub(super) struct Source {
+    fd: OwnedFd,
+    searched: bool,
+    messages: VecDeque<Message>,
+    /// Bytes of those in the socket.
+    outside: usize,
+    /// What those kept count.
+    stored: usize,
+    state: State,
+    /// The state has been reported.
+    told: bool,
+}
+
+impl Source {
+    /// # Errors
+    /// It is no connected stream socket.
+    pub(super) fn new(fd: OwnedFd) -> io::Result<Self> {
+        let searched = match seek_recv(&fd, &mut [0; 1], Flags::PEEK | Flags::DONT_WAIT, 0) {
+            Ok(_) => true,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => true,
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                if !wait::is_stream(&fd)? {
+                    return Err(error);
+                }
+                false
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(Self {
+            fd,
+            searched,
+            messages: VecDeque::new(),
+            outside: 0,
+            stored: 0,
+            state: State::Open,
+            told: false,
+        })
+    }
+
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Whether messages may come that have not been seen.
+    pub(super) fn is_open(&self) -> bool {
+        self.state == State::Open
+    }
+
+    /// Why none come, other than that the stream has ended in order. Unless `again`, only if that has not been asked for yet.
+    pub(super) fn trouble(&mut self, source: usize, again: bool) -> Option<Error> {
+        let error = match self.state {
+            State::Open | State::Ended => return None,
+            State::Full => Error::Full { source },
+            State::Truncated => Error::Truncated { source },
+            State::Malformed => Error::Malformed { source },
+            State::TooLong(len) => Error::TooLong { source, len },
+            State::Failed(errno) => Error::Failed {
+                source,
+                error: io::Error::from_raw_os_error(errno),
+            },
+        };
+        (!core::mem::replace(&mut self.told, true) || again).then_some(error)
+    }
+
+    /// Whether room in the store is all it lacks.
+    pub(super) fn is_full(&self) -> bool {
+        self.state == State::Full
+    }
+
+    fn turn(&mut self, state: State) {
+        if matches!(self.state, State::Open | State::Full | State::Ended) && self.state != state {
+            self.state = state;
+            self.told = false;
+        }
+    }
+
+    fn fail(&mut self, error: &io::Error) {
+        self.turn(State::Failed(error.raw_os_error().unwrap_or(libc::EIO)));
+    }
+
+    /// Hands over the first message of a tag, or of any, if all of it has come: its tag and its length.
+    ///
+    /// # Errors
+    /// [`Error::NoRoom`].
+    pub(super) fn receive(
+        &mut self,
+        tag: Option<u32>,
+        place: &mut Place<'_>,
+        limits: Limits,
+    ) -> Result<Option<(u32, usize)>, Error> {
+        let wanted = |message: &Message| tag.is_none_or(|tag| tag == message.tag);
+        let mut index = self.messages.iter().position(wanted);
+        if index.is_none() {
+            let seen = self.messages.len();
+            self.scan(limits);
+            index = self.messages.iter().skip(seen).position(wanted).map(|new| seen + new);
+        }
+        index.map_or(Ok(None), |index| self.take(index, place, limits))
+    }
+
+    /// Bytes that stand `offset` bytes after the head, fewer where no more have come; `None` at the end of the stream.
+    fn peek(&self, buffer: &mut [u8], offset: usize) -> io::Result<Option<usize>> {
+        let flags = Flags::PEEK | Flags::DONT_WAIT;
+        let got = if self.searched {
+            seek_recv(&self.fd, buffer, flags, offset)
+        } else {
+            crate::recv(&self.fd, buffer, flags)
+        };
+        match got {
+            Ok(0) => Ok(None),
+            Ok(len) => Ok(Some(len)),
+            Err(error) if is_not_now(&error) => Ok(Some(0)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Looks at the frames that have come since the last look.
+    fn scan(&mut self, limits: Limits) {
+        while self.state == State::Open {
+            let partly = self
+                .first_outside()
+                .is_some_and(|(_, message)| message.kept.is_some() || !self.searched);
+            if partly && !self.keep(limits) {
+                return;
+            }
+            let mut frame = [0; FRAME];
+            let len = match self.peek(&mut frame, self.outside) {
+                Ok(Some(len)) => len,
+                Ok(None) => return self.turn(State::Ended),
+                Err(error) => match self.recover(&error, limits) {
+                    true => continue,
+                    false => return,
+                },
+            };
+            let known = len.min(MAGIC.len());
+            if frame.get(..known) != MAGIC.get(..known) {
+                return self.turn(State::Malformed);
+            }
+            if len < FRAME {
+                let ended = len > 0 && wait::has_ended(self.fd.as_fd());
+                if ended && matches!(self.peek(&mut frame, self.outside), Ok(Some(still)) if still == len) {
+                    self.turn(State::Truncated);
+                }
+                return;
+            }
+            let word = |from: usize| {
+                let bytes = frame.get(from..).and_then(|bytes| bytes.first_chunk());
+                u32::from_le_bytes(bytes.copied().unwrap_or_default())
+            };
+            let (tag, len) = (word(4), word(8) as usize);
+            if len > limits.longest {
+                return self.turn(State::TooLong(len));
+            }
+            let message = Message { tag, len, kept: None };
+            self.outside += message.outside();
+            self.messages.push_back(message);
+        }
+    }
+
+    /// The first message of which the socket has bytes.
+    fn first_outside(&self) -> Option<(usize, &Message)> {
+        let index = self.messages.partition_point(Message::is_kept);
+        self.messages.get(index).map(|message| (index, message))
+    }
+
+    /// Takes the first message that is in the socket off it, as far as it has come. Whether all of it is kept now.
+    fn keep(&mut self, limits: Limits) -> bool {
+        let Some((index, message)) = self.first_outside() else {
+            return true;
+        };
+        let (len, cost) = (message.len, Message::cost(message.len));
+        if message.kept.is_none() {
+            if self.stored + cost > limits.store {
+                self.turn(State::Full);
+                return false;
+            }
+            // It has been peeked.
+            match self.read(&mut [0; FRAME]) {
+                Ok(FRAME) => {}
+                Ok(_) => {
+                    self.lose(State::Truncated);
+                    return false;
+                }
+                Err(error) if is_not_now(&error) => return false,
+                Err(error) => {
+                    self.fail(&error);
+                    return false;
+                }
+            }
+            self.stored += cost;
+            self.outside -= FRAME;
+        }
+        let mut kept = self
+            .messages
+            .get_mut(index)
+            .and_then(|message| message.kept.take())
+            .unwrap_or_default();
+        while kept.len() < len {
+            let from = kept.len();
+            kept.resize((from + WAY).min(len), 0);
+            let got = self.read(kept.get_mut(from..).unwrap_or_default());
+            let bytes = got.as_ref().map_or(0, |bytes| *bytes);
+            kept.truncate(from + bytes);
+            self.outside -= bytes;
+            match got {
+                Ok(0) => self.turn(State::Truncated),
+                Ok(_) => continue,
+                Err(error) if is_not_now(&error) => {}
+                Err(error) => self.fail(&error),
+            }
+            break;
+        }
+        let whole = kept.len() == len;
+        if let Some(message) = self.messages.get_mut(index) {
+            message.kept = Some(kept);
+        }
+        whole
+    }
+
+    /// Takes bytes off the head.
+    fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.searched {
+            seek_recv(&self.fd, buffer, Flags::DONT_WAIT, 0)
+        } else {
+            crate::recv(&self.fd, buffer, Flags::DONT_WAIT)
+        }
+    }
+
+    /// A search has failed: whether there is something to be had from another. Takes messages off the head if the buffer is what it
+    /// lacked.
+    fn recover(&mut self, error: &io::Error, limits: Limits) -> bool {
+        let before = self.outside;
+        if error.raw_os_error() != Some(libc::ENOBUFS) || before == 0 {
+            self.fail(error);
+            return false;
+        }
+        while self.outside > 0 && before - self.outside < WAY && self.keep(limits) {}
+        self.outside != before
+    }
+
+    /// Whether all of message `index` has come.
+    fn is_whole(&mut self, index: usize, limits: Limits) -> bool {
+        loop {
+            let Some(message) = self.messages.get(index) else {
+                return false;
+            };
+            let len = message.len;
+            if message.is_kept() {
+                return true;
+            }
+            if message.kept.is_some() || !self.searched {
+                // All before it are kept.
+                return self.keep(limits);
+            }
+            // The last byte tells of all before it.
+            match self.peek(&mut [0; 1], self.offset(index) + FRAME + len - 1) {
+                Ok(Some(there)) => return there == 1,
+                Ok(None) => self.turn(State::Truncated),
+                Err(error) if self.recover(&error, limits) => continue,
+                Err(_) => {}
+            }
+            return false;
+        }
+    }
+
+    /// Bytes in the socket before message `index`.
+    fn offset(&self, index: usize) -> usize {
+        self.messages.iter().take(index).map(Message::outside).sum()
+    }
+
+    fn take(&mut self, index: usize, place: &mut Place<'_>, limits: Limits) -> Result<Option<(u32, usize)>, Error> {
+        while self.is_whole(index, limits) {
+            let offset = self.offset(index);
+            let Some(message) = self.messages.get_mut(index) else {
+                break;
+            };
+            let (tag, len) = (message.tag, message.len);
+            match place {
+                Place::Nowhere => return Ok(Some((tag, len))),
+                Place::Slice(slice) if slice.len() < len => return Err(Error::NoRoom { len }),
+                _ => {}
+            }
+            if let Some(kept) = message.kept.take() {
+                match place {
+                    Place::Vector(vector) => **vector = kept,
+                    Place::Slice(slice) => slice.iter_mut().zip(&kept).for_each(|(to, from)| *to = *from),
+                    Place::Nowhere => {}
+                }
+                self.stored -= Message::cost(len);
+            } else {
+                let room = match place {
+                    Place::Vector(vector) => {
+                        vector.resize(len, 0);
+                        vector.as_mut_slice()
+                    }
+                    Place::Slice(slice) => slice,
+                    Place::Nowhere => &mut [],
+                };
+                match self.search(offset, room.get_mut(..len).unwrap_or_default()) {
+                    Ok(()) => self.outside -= FRAME + len,
+                    Err(error) if self.recover(&error, limits) => continue,
+                    Err(_) => break,
+                }
+            }
+            self.messages.remove(index);
+            if self.state == State::Full {
+                self.state = State::Open;
+            }
+            return Ok(Some((tag, len)));
+        }
+        Ok(None)
+    }
+
+    /// Receives the message at `offset`, all of which is there.
+    fn search(&mut self, offset: usize, payload: &mut [u8]) -> io::Result<()> {
+        let now = Flags::DONT_WAIT | Flags::WAIT_ALL;
+        seek_recv(&self.fd, &mut [0; FRAME], now | Flags::DISCARD, offset)?;
+        if payload.is_empty() {
+            return Ok(());
+        }
+        match seek_recv(&self.fd, payload, now, offset) {
+            Ok(got) if got == payload.len() => Ok(()),
+            Ok(_) => {
+                self.lose(State::Truncated);
+                Err(ErrorKind::UnexpectedEof.into())
+            }
+            Err(error) => {
+                self.lose(State::Failed(error.raw_os_error().unwrap_or(libc::EIO)));
+                Err(error)
+            }
+        }
+    }
+
+    /// The stream has been left within a message: nothing more of the socket is received.
+    fn lose(&mut self, state: State) {
+        self.messages.truncate(self.messages.partition_point(Message::is_kept));
+        self.outside = 0;
+        self.turn(state);
+    }
+}
