@@ -42,7 +42,7 @@ static int send_words(int fd, uint32_t from, uint32_t count)
 static void waits_of_different_depth(void)
 {
     for (int round = 0; round < 6; round++) {
-        struct pair p = make_pair();
+        struct pair p = connect_pair();
         struct wait deep = {p.far, MSG_WAITALL, 4000 * sizeof(uint32_t), 40, {0}, 0, 0};
         struct wait shallow = {p.far, MSG_WAITALL, round % 3 ? 400 : 0, 40, {0}, 0, 0};
         uint32_t first;
@@ -70,7 +70,7 @@ static void waits_of_different_depth(void)
 /* What one thread takes off the head must not let another wait for bytes that have come. */
 static void the_head_moves_under_a_wait(void)
 {
-    struct pair p = make_pair();
+    struct pair p = connect_pair();
     struct wait deep = {p.far, MSG_WAITALL, 4000, 40, {0}, 0, 0};
     char bytes[2000];
     uint32_t first;
@@ -143,7 +143,7 @@ static void *send_all_words(void *fd)
 
 static void threads_take_the_right_bytes(void)
 {
-    struct pair p = make_pair();
+    struct pair p = connect_pair();
     pthread_t sender = in_thread(send_all_words, &p.near), workers[WORKERS];
     unsigned numbers[WORKERS];
 
@@ -174,7 +174,7 @@ static void *drip(void *fd)
 /* The time of a receive is not counted anew whenever something comes. */
 static void arrivals_do_not_lengthen_a_wait(void)
 {
-    struct pair p = make_pair();
+    struct pair p = connect_pair();
     struct timeval time = {.tv_usec = 100000};
     struct wait deep = {p.far, 0, 1000, 1, {0}, 0, 0};
     pthread_t thread;
