@@ -8,7 +8,7 @@ use crate::conn::{self, Conn, Phase};
 use crate::policy::{directory, policy};
 use crate::records;
 use crate::sys::{self, raw};
-use crate::{bell, counters, epoll, lifecycle, lock, peer_bells, table};
+use crate::{bell, counters, epoll, lifecycle, lock, peer_bells, table, unseen};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 use std::os::fd::AsFd;
@@ -239,6 +239,10 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<Optio
     }
     if is_behind() {
         return Ok(None);
+    }
+    if unseen::has_set(conn.fd()) {
+        conn.set_flag(conn::BANNED, true);
+        return Err(Reason::UnseenWait);
     }
     if let Err(reason) = lifecycle::recall_options(conn) {
         conn.set_flag(conn::BANNED, true);

@@ -60,6 +60,7 @@ mod spin;
 )]
 pub mod sys;
 pub mod table;
+mod unseen;
 #[expect(unsafe_code, reason = "the program's buffers, on its word")]
 mod vector;
 mod wait;

@@ -32,11 +32,11 @@ socket2 = "=0.6.0"
 const KNOWN: &[(&str, &str)] = &[
     (
         "level_triggered",
-        "it asks epoll without the C library: the byte that wakes such a wait is seen once more after the data",
+        "it makes an epoll set without the C library, after its connection is accelerated: the byte that wakes such a wait is seen once more after the data",
     ),
     (
         "edge_triggered",
-        "it asks epoll without the C library: there is no further edge while bytes of the last one are unread",
+        "it makes an epoll set without the C library, after its connection is accelerated: there is no further edge while bytes of the last one are unread",
     ),
 ];
 

@@ -22,6 +22,9 @@ use work::Run;
 
 /// Experiments that take long and vary little run no more often than this.
 const SELDOM: usize = 3;
+/// Experiments that ask what Viaduct costs where it gains nothing run so many times as often: the answer is smaller than the difference between
+/// two runs of one program.
+const FINE: usize = 4;
 
 /// What the programs have shown.
 #[derive(Debug, Serialize)]
@@ -81,10 +84,14 @@ fn measure(experiment: &Experiment, plan: Plan<'_>, instance: &Instance, progres
         )];
     }
     let seldom = matches!(experiment.work, Work::IdleCpu | Work::IdleMemory | Work::Connections);
-    let count = if seldom { plan.runs.min(SELDOM) } else { plan.runs };
+    let count = match experiment.ends {
+        _ if seldom => plan.runs.min(SELDOM),
+        Ends::Both => plan.runs,
+        Ends::BothShort | Ends::Client => plan.runs * FINE,
+    };
     let mut runs = Runs::default();
     for number in 0..count {
-        if let Err(error) = once(experiment, plan, instance, &mut runs) {
+        if let Err(error) = once(experiment, plan, instance, number, &mut runs) {
             progress.say(&format!("{}, run {}: {error:#}", experiment.name, number + 1));
             // One failure may be the machine's; where nothing works the row says so.
             if runs.native.is_empty() || runs.accelerated.is_empty() {
@@ -95,8 +102,8 @@ fn measure(experiment: &Experiment, plan: Plan<'_>, instance: &Instance, progres
     row::rows(experiment, runs)
 }
 
-/// Runs an experiment once each way.
-fn once(experiment: &Experiment, plan: Plan<'_>, instance: &Instance, runs: &mut Runs) -> Result<()> {
+/// Runs an experiment once each way, the accelerated first in every other turn, so that what the first run leaves behind meets both.
+fn once(experiment: &Experiment, plan: Plan<'_>, instance: &Instance, turn: usize, runs: &mut Runs) -> Result<()> {
     let plain = Run {
         instance,
         server: How::Plain,
@@ -116,8 +123,14 @@ fn once(experiment: &Experiment, plan: Plan<'_>, instance: &Instance, runs: &mut
         fast: experiment.ends == Ends::Both,
         ..plain
     };
-    let native = plain.measure(experiment.work)?;
-    let fast = accelerated.measure(experiment.work)?;
+    let (native, fast);
+    if turn.is_multiple_of(2) {
+        native = plain.measure(experiment.work)?;
+        fast = accelerated.measure(experiment.work)?;
+    } else {
+        fast = accelerated.measure(experiment.work)?;
+        native = plain.measure(experiment.work)?;
+    }
     // Only whole pairs count.
     runs.native.push(native);
     runs.accelerated.push(fast);

@@ -272,7 +272,54 @@ static void connections_in_tiny_stacks(void)
     step();
 }
 
+#ifdef __x86_64__
+/* A system call that no library sees. */
+static long unseen(long number, long first, long second, long third, long fourth)
+{
+    register long r10 __asm__("r10") = fourth;
+    long result;
+
+    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(first), "S"(second), "d"(third), "r"(r10) : "rcx", "r11", "memory");
+    return result;
+}
+
+/* Level-triggered, and never reading until there is nothing. */
+static void sets_made_unseen(void)
+{
+    int port, fd, set;
+
+    if (is_near) {
+        port = ask();
+        fd = dial(AF_INET, port);
+        for (int round = 0; round < 40; round++) {
+            send(fd, "xy", 2, 0);
+            receive_all(fd, &(char){0}, 1);
+        }
+        close(fd);
+    } else {
+        struct epoll_event event = {.events = EPOLLIN};
+        int listening = listener(AF_INET, &port);
+        set = (int)unseen(SYS_epoll_create1, 0, 0, 0, 0);
+        tell(port);
+        fd = accept(listening, NULL, NULL);
+        R(unseen(SYS_epoll_ctl, set, EPOLL_CTL_ADD, fd, (long)&event));
+        for (int round = 0; round < 80; round++) {
+            R(unseen(SYS_epoll_wait, set, (long)&event, 1, 1000));
+            GET(fd, 1, 0);
+            if (round % 2)
+                send(fd, "z", 1, 0);
+        }
+        R(unseen(SYS_epoll_wait, set, (long)&event, 1, 1000));
+        GET(fd, 1, 0);
+    }
+    step();
+}
+#define UNSEEN , BARE(sets_made_unseen)
+#else
+#define UNSEEN
+#endif
+
 MAIN(JOINED(calls_by_number), JOINED(waits_by_number), JOINED(system_calls_of_no_meaning), JOINED(rings_with_another_way),
      JOINED(symbols_of_a_deep_scope), JOINED(symbols_looked_up_by_name), JOINED(chrooted), JOINED(without_privileges),
      JOINED(sandboxed_refusing), JOINED(sandboxed_killing), BARE(sandboxed_before_the_first_socket),
-     JOINED(without_memory_to_spare), BARE(connections_in_tiny_stacks))
+     JOINED(without_memory_to_spare), BARE(connections_in_tiny_stacks) UNSEEN)
