@@ -165,13 +165,11 @@ impl<'a> Receiver<'a> {
 
     /// Before sleeping for lack of bytes: leaves bits for the sender to take once it has
     /// published. The caller must look at [`readable`](Self::readable) again afterwards.
-    /// Returns the bits that stood before.
-    pub fn arm(&self, bits: u32) -> u32 {
-        let before = self.lane.receiver.wait.fetch_or(bits, AcqRel);
+    pub fn arm(&self, bits: u32) {
+        self.lane.receiver.wait.fetch_or(bits, AcqRel);
         // Pairs with the fence in `Sender::take_wait`: either the sender finds these bits,
         // or the look at the tail after this fence finds what the sender published.
         fence(SeqCst);
-        before
     }
 
     /// Takes bits back. Returns those that were still there; for the others a bell has

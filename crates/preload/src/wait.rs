@@ -4,7 +4,7 @@ use core::ffi::{c_int, c_long};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use viaduct_socket::epoll_wait::Timeout;
 use viaduct_socket::poll::{self, Wait};
-use viaduct_socket::sys::{self, Events};
+use viaduct_socket::sys::{self, Events, raw};
 use viaduct_socket::{epoll, epoll_wait as waiting, is_nowhere, real, table};
 
 /// Nanoseconds of a timeout in milliseconds; negative: for ever.
@@ -37,8 +37,8 @@ pub(crate) unsafe fn telling_what_is_left(time: *mut timespec, wait: impl FnOnce
     let result = wait(time);
     if let Ok(Some(ns @ 1..)) = ns {
         let left = ns.saturating_sub(sys::now_ns().saturating_sub(from));
-        // SAFETY: the program's time, which is not null.
-        unsafe { *time = sys::timespec(left) };
+        // As the kernel: where the time cannot be written, the program is not told.
+        let _ = raw::write_if_possible(time, &sys::timespec(left));
     }
     result
 }

@@ -23,15 +23,11 @@ fn ask(conn: &'static Conn, id: u64) -> bool {
     let Some(guard) = conn.own_receive(id) else {
         return false;
     };
-    let asked = ready::arm_for(&guard, conn, bell::ANNOUNCED);
+    let bytes = ready::arm_for(&guard, conn, bell::ANNOUNCED);
     let tid = lock::tid();
-    let known = conn.announcer.load(Relaxed);
-    if asked.before & bell::ANNOUNCED == 0 {
-        conn.announcer.store(tid, Relaxed);
-    } else if known != tid {
-        conn.announcer.store(SEVERAL, Relaxed);
-    }
-    asked.bytes
+    let alone = matches!(conn.announcer.load(Relaxed) & !TAKEN_BACK, known if known == 0 || known == tid);
+    conn.announcer.store(if alone { tid } else { SEVERAL }, Relaxed);
+    bytes
 }
 
 /// The calling thread begins a wait that looks at the lane.

@@ -115,7 +115,8 @@ fn from_kernel(set: &'static Set, owner: Option<&Guard<'_>>, events: &mut Events
         let (from, room) = (events.used(), events.room());
         let full = room > 0 && events.fetch(|room| raw::epoll_now(set.fd(), room)) == room;
         let ours = events.used() > from && translate(set, owner, events, from);
-        if !(full && ours) {
+        // Not where something is kept: the kernel might tell of it again.
+        if !(full && ours && events.used() == from) {
             return;
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::agent;
 use crate::conn::{Conn, Phase};
-use crate::receive::receive;
+use crate::receive;
 use crate::send as sending;
 use crate::sys::{self, raw};
 use crate::vector::Vector;
@@ -10,6 +10,8 @@ use libc::{c_int, c_uint, iovec, off_t};
 
 /// Bytes read from the file in one step, on the stack.
 const STEP: usize = 16 << 10;
+/// So often what has been seen of the stream is looked for before another thread must have taken it.
+const LOOKS: u32 = 8;
 
 /// `sendfile(conn, input, offset, count)`; `direct` is the program's own call.
 pub fn send(
@@ -53,7 +55,7 @@ pub fn send(
             iov_base: buffer.as_mut_ptr().cast(),
             iov_len: read,
         }];
-        let sent = sending::send(conn, Vector::own(&part), 0, || sys::fail(libc::EAGAIN));
+        let sent = sending::attached(conn, Vector::own(&part), 0, || sys::fail(libc::EAGAIN));
         let Ok(sent) = usize::try_from(sent) else {
             errno = sys::errno();
             break;
@@ -106,7 +108,7 @@ pub fn splice(conn: &'static Conn, output: c_int, len: usize, flags: c_uint) -> 
     place[0].iov_base = buffer.as_mut_ptr().cast();
     let none = || sys::fail(libc::EAGAIN);
     let peek = libc::MSG_PEEK | if asked { libc::MSG_DONTWAIT } else { 0 };
-    let seen = receive(conn, Vector::own(&place), peek, none);
+    let seen = receive::receive(conn, Vector::own(&place), peek, none);
     let Ok(seen @ 1..) = usize::try_from(seen) else {
         return seen;
     };
@@ -115,11 +117,21 @@ pub fn splice(conn: &'static Conn, output: c_int, len: usize, flags: c_uint) -> 
         Err(errno) => return sys::fail(errno),
     };
     // A peek sees what the lane and the kernel connection hold together, a receive takes of one at a time.
-    let mut left = moved;
-    while left > 0 {
-        let taken = receive(conn, Vector::own(&part(left)), libc::MSG_TRUNC, none);
-        let Ok(taken @ 1..) = usize::try_from(taken) else { break };
-        left -= taken.min(left);
+    let (mut left, mut looks) = (moved, 0);
+    while left > 0 && looks < LOOKS {
+        let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
+        match usize::try_from(receive::attached(conn, Vector::own(&part(left)), flags, none)) {
+            Ok(taken @ 1..) => left -= taken.min(left),
+            // What comes next is behind a mark that nobody has looked at lately.
+            _ => {
+                looks += 1;
+                let _ = receive::look(conn, conn.id());
+            }
+        }
     }
-    (moved - left).cast_signed()
+    if left == moved {
+        sys::fail(libc::EAGAIN)
+    } else {
+        (moved - left).cast_signed()
+    }
 }

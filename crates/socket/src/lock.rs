@@ -21,6 +21,8 @@ pub(crate) struct Locks {
     /// Processes that hold the connection: a forked child counts until it lets go. One that was killed counts for ever, which only
     /// keeps the connection from being offered again.
     pub(crate) holders: AtomicU32,
+    /// Threads that sleep in a receive until a mark comes. One that was cancelled or left by a jump counts for ever, which only costs marks.
+    pub(crate) asleep: AtomicU32,
     /// One more than the number of the [`Area`](crate::search::area::Area) with the holes of the receiving direction; 0 for none.
     pub(crate) area: AtomicU32,
     /// See [`crate::conn::Conn::position`].
@@ -158,6 +160,7 @@ pub(crate) fn claim(count: usize) -> Option<&'static Locks> {
         if locks.holders.load(Relaxed) == 0 && locks.holders.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
             // The words are free already, or held for a moment by a thread that came too late for the last connection.
             crate::search::area::release(&locks.area);
+            locks.asleep.store(0, Relaxed);
             let _ = locks.receive.compare_exchange(SEARCHED, 0, Relaxed, Relaxed);
             return Some(locks);
         }

@@ -57,6 +57,13 @@ fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leaves: bool)
                 if incoming.source() != Source::Lane {
                     return Ok(Marks::Changed);
                 }
+                if conn.has_sleepers() {
+                    // The mark may have been for another, whose wait bit went with it.
+                    lane.arm(bell::BY_SOCKET);
+                    if lane.published() != lane.head() {
+                        return Ok(Marks::Changed);
+                    }
+                }
             }
             Err(libc::EAGAIN | libc::EINTR) => {
                 let errno = conn.take_error();

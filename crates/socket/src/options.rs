@@ -42,8 +42,11 @@ const STAMPS: [c_int; 6] = [
 
 /// What the record must know of options that were set before it began. An error if only the kernel can do what they ask for.
 pub(crate) fn recall(conn: &Conn) -> Result<(), Reason> {
-    recall_flag(conn, libc::TCP_NODELAY, conn::NAGLE, false);
-    recall_flag(conn, libc::TCP_CORK, conn::CORK, true);
+    // On an attached connection these are as lanes need them, and the program's are known.
+    if conn.phase() != Phase::Attached {
+        recall_flag(conn, libc::TCP_NODELAY, conn::NAGLE, false);
+        recall_flag(conn, libc::TCP_CORK, conn::CORK, true);
+    }
     recall_timeouts(conn);
     // What `setting` sends back to TCP.
     let others = [

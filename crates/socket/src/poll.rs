@@ -91,6 +91,9 @@ pub fn poll(entries: &mut [pollfd], how: Wait) -> Result<usize, sys::Errno> {
 }
 
 fn wait_loop(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> Result<usize, sys::Errno> {
+    if how.timeout_ns == Some(0) {
+        return look_and_sleep(entries, shadow, how);
+    }
     for (conn, _) in receivers(entries) {
         announce::take_back(conn);
     }

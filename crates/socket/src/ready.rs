@@ -189,33 +189,19 @@ pub(crate) fn disarm(set: &Set, owner: &Guard<'_>, conn: &'static Conn) {
 
 /// Arms a member that nobody polls any more to be woken by a mark; true if it has bytes after all.
 pub(crate) fn arm_cold<P>(proof: &P, conn: &'static Conn) -> bool {
-    arm_for(proof, conn, bell::BY_SOCKET).bytes
+    arm_for(proof, conn, bell::BY_SOCKET)
 }
 
-/// What arming found.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Armed {
-    /// The wait bits that stood.
-    pub(crate) before: u32,
-    /// Whether the lane has bytes after all.
-    pub(crate) bytes: bool,
-}
-
-/// Leaves the wait bit `bit` where bytes come by the lane, now or next.
-pub(crate) fn arm_for<P>(proof: &P, conn: &'static Conn, bit: u32) -> Armed {
+/// Leaves the wait bit `bit` where bytes come by the lane, now or next; true if it has bytes after all.
+pub(crate) fn arm_for<P>(proof: &P, conn: &'static Conn, bit: u32) -> bool {
     let Some(segment) = conn.segment(proof) else {
-        return Armed::default();
+        return false;
     };
     let lane = segment.receiver(conn.side());
-    let before = if Incoming::new(lane).source() == Source::LaneThenRaw {
-        0
-    } else {
-        lane.arm(bit)
-    };
-    Armed {
-        before,
-        bytes: Incoming::new(lane).source() == Source::Lane && lane.published() != lane.head(),
+    if Incoming::new(lane).source() != Source::LaneThenRaw {
+        lane.arm(bit);
     }
+    Incoming::new(lane).source() == Source::Lane && lane.published() != lane.head()
 }
 
 /// Takes the wait bit `bit` back.

@@ -60,11 +60,12 @@ pub fn receive(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: im
         }
         return received;
     }
+    cancel::point();
     attached(conn, vector, flags, direct)
 }
 
-fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl FnOnce() -> isize) -> isize {
-    cancel::point();
+/// Receives on a connection that was attached when the call began. No point of cancellation before there is nothing to receive.
+pub(crate) fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl FnOnce() -> isize) -> isize {
     let total = vector.len();
     if flags & libc::MSG_ERRQUEUE != 0 {
         return direct();
@@ -421,35 +422,39 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
         return Ok(Woken::TimedOut);
     }
     let bit = wait::bit_for(conn);
-    {
-        let Some(guard) = conn.own_receive(id) else {
-            return Err(libc::EBADF);
-        };
-        let Some(segment) = conn.segment(&guard) else {
-            return Err(libc::EBADF);
-        };
-        let lane = segment.receiver(conn.side());
-        let incoming = Incoming::new(lane);
-        // In a raw stretch too: another waiter may take the mark that tells of the lane's.
-        lane.arm(bit);
-        if incoming.source() == Source::Lane {
-            let marks = match lane.readable() {
-                Ok(0) => look_past_bells(conn, &incoming, &lane),
-                _ => Ok(Marks::Changed),
-            };
-            match marks {
-                Ok(Marks::None) => {}
-                Ok(_) => {
-                    return if marks == Ok(Marks::End) {
-                        Err(END)
-                    } else {
-                        Ok(Woken::Look)
-                    };
-                }
-                Err(errno) => return Err(errno),
-            }
-        }
+    // Counted before it is armed: who takes the mark meanwhile must know.
+    conn.count_asleep(bit, true);
+    let armed = arm(conn, id, bit);
+    let woken = match armed {
+        Ok(Marks::None) => sleep(conn, bit, deadline),
+        Ok(Marks::Changed) => Ok(Woken::Look),
+        Ok(Marks::End) => Err(END),
+        Err(errno) => Err(errno),
+    };
+    conn.count_asleep(bit, false);
+    woken
+}
+
+/// Asks to be woken by `bit`; [`Marks::None`] if there is nothing yet.
+fn arm(conn: &Conn, id: u64, bit: u32) -> Result<Marks, Errno> {
+    let Some(guard) = conn.own_receive(id) else {
+        return Err(libc::EBADF);
+    };
+    let Some(segment) = conn.segment(&guard) else {
+        return Err(libc::EBADF);
+    };
+    let lane = segment.receiver(conn.side());
+    let incoming = Incoming::new(lane);
+    // In a raw stretch too: another waiter may take the mark that tells of the lane's.
+    lane.arm(bit);
+    match incoming.source() {
+        Source::Lane if lane.readable() != Ok(0) => Ok(Marks::Changed),
+        Source::Lane => look_past_bells(conn, &incoming, &lane),
+        _ => Ok(Marks::None),
     }
+}
+
+fn sleep(conn: &Conn, bit: u32, deadline: Deadline) -> Result<Woken, Errno> {
     counters::add(conn, slot::SLEEPS, 1);
     // What is owed to the peer may wait for room in the kernel.
     let owed = if send::owes(conn) { wait::FOR_OUTPUT } else { 0 };
@@ -467,6 +472,10 @@ const END: Errno = 0;
 
 /// Bytes that receives would find.
 pub(crate) fn readable_bytes(conn: &'static Conn, id: u64) -> c_int {
+    if conn.searched() {
+        // A search counts what is behind a mark only once the mark has been looked at.
+        let _ = look(conn, id);
+    }
     let Some(guard) = conn.own_receive(id) else { return 0 };
     let Some(segment) = conn.segment(&guard) else { return 0 };
     let lane = segment.receiver(conn.side());

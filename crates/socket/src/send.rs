@@ -41,6 +41,7 @@ pub fn send(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl 
             return sent;
         }
     }
+    cancel::point();
     attached(conn, vector, flags, direct)
 }
 
@@ -53,8 +54,8 @@ pub fn send_with_control(conn: &'static Conn, direct: impl FnOnce() -> isize) ->
     }
 }
 
-fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl FnOnce() -> isize) -> isize {
-    cancel::point();
+/// Sends on a connection that was attached when the call began. No point of cancellation before there is no room.
+pub(crate) fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl FnOnce() -> isize) -> isize {
     let total = vector.len();
     if total == 0 {
         return direct();

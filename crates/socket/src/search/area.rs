@@ -9,7 +9,9 @@ use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use viaduct_stream::Holes;
 
 /// Connections of a family of processes that can be searched at one time.
-const AREAS: usize = 4096;
+///
+/// Their memory is address space of every process that forks, which some limit (vsftpd: 200 MiB).
+const AREAS: usize = 2048;
 
 /// What is kept of one receiving direction that is searched. Used while the direction is owned.
 #[derive(Debug)]

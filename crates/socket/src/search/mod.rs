@@ -19,7 +19,7 @@ use crate::lock::Guard;
 use crate::sys::{self, Errno};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, counters, epoll, lifecycle, ready, receive, table};
+use crate::{agent, announce, counters, lifecycle, receive, table};
 use area::Area;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::fence;
@@ -229,11 +229,8 @@ impl Searched for Recorded {
                 waiting::announce(self.conn.fd(), area, until)
             }
             Step::Stretches { lane, .. } => {
-                if epoll::covers(self.conn) {
-                    return Ok(false);
-                }
+                let _ = announce::announce(self.conn, self.id);
                 let guard = self.own()?;
-                let _ = ready::arm_cold(&guard, self.conn);
                 let segment = self.conn.segment(&guard).ok_or(libc::EBADF)?;
                 Ok(segment.receiver(self.conn.side()).published() != lane)
             }

@@ -219,6 +219,8 @@ pub(crate) fn at_thread_exit(action: fn()) {
     }
     static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
     extern "C" fn run(action: *mut c_void) {
+        // Another destructor may need it again.
+        KNOWN.set(false);
         // SAFETY: only actions, of this type, are the key's values, and never null ones.
         unsafe { core::mem::transmute::<*mut c_void, fn()>(action)() };
     }

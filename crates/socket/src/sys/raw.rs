@@ -275,6 +275,21 @@ pub fn inode(fd: c_int) -> Result<u64, Errno> {
     }
 }
 
+/// Writes to the program's memory where that can be written; the kernel checks.
+pub fn write_if_possible(place: *mut libc::timespec, time: &libc::timespec) -> Result<(), Errno> {
+    let part = |base: *mut libc::c_void| libc::iovec {
+        iov_base: base,
+        iov_len: size_of::<libc::timespec>(),
+    };
+    let (from, to) = (part(core::ptr::from_ref(time).cast_mut().cast()), part(place.cast()));
+    let (from, to) = (
+        (&raw const from).expose_provenance(),
+        (&raw const to).expose_provenance(),
+    );
+    // SAFETY: the kernel reads the time and answers EFAULT where it cannot write.
+    unsafe { call(libc::SYS_process_vm_writev, [getpid() as usize, from, 1, to, 1, 0]) }.map(drop)
+}
+
 /// `epoll_ctl`.
 pub fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, events: u32, data: u64) -> Result<(), Errno> {
     let event = libc::epoll_event { events, u64: data };
