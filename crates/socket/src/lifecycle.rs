@@ -380,13 +380,13 @@ pub fn exiting() {
     // A child that runs on its parent's memory ends nothing of its parent's. Not asked for nothing: programs forbid themselves system calls.
     let is_ours = core::cell::LazyCell::new(|| PROCESS.load(Relaxed) == raw::getpid());
     for conn in records::all() {
-        let attached = conn.phase() == Phase::Attached;
-        let shared = conn.locks().is_some_and(|locks| locks.holders.load(Relaxed) > 1);
-        if (attached || shared) && !*is_ours {
-            return;
-        }
-        if attached && let Some(guard) = conn.own_receive(conn.id()) {
-            crate::marks::settle(conn, &guard);
+        if conn.phase() == Phase::Attached {
+            if !*is_ours {
+                return;
+            }
+            if let Some(guard) = conn.own_receive(conn.id()) {
+                crate::marks::settle(conn, &guard);
+            }
         }
         conn.leave();
     }

@@ -2,8 +2,8 @@
 
 use crate::conn::Conn;
 use crate::records;
+use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicI32, AtomicU32};
 
 /// Descriptors at or above this number are not looked after: they stay plain.
 const DESCRIPTORS: usize = 1 << 20;
@@ -99,11 +99,7 @@ pub(crate) fn set_epoll(fd: i32, index: usize) -> bool {
 /// Notes that `fd` is Viaduct's own.
 pub(crate) fn set_private(fd: i32) {
     set(fd, PRIVATE, 0);
-    HIGHEST_PRIVATE.fetch_max(fd, AcqRel);
 }
-
-/// The highest number that one of Viaduct's own has had.
-static HIGHEST_PRIVATE: AtomicI32 = AtomicI32::new(0);
 
 /// Forgets `fd`; answers what it was.
 pub(crate) fn take(fd: i32) -> Entry {
@@ -150,8 +146,7 @@ fn highest() -> usize {
 /// kernel stops where its table of descriptors ends, which grows with the highest of them.
 pub fn reach(count: usize) -> usize {
     let theirs = |fd: usize| i32::try_from(fd).is_ok_and(|fd| !is_private(fd) && crate::sys::is_open(fd));
-    let ours = usize::try_from(HIGHEST_PRIVATE.load(Relaxed)).unwrap_or(0);
-    if count <= libc::FD_SETSIZE || ours < libc::FD_SETSIZE || theirs(count - 1) {
+    if count <= libc::FD_SETSIZE || theirs(count - 1) {
         return count;
     }
     let highest = crate::sys::listing::open_descriptors()
