@@ -62,7 +62,8 @@ impl Conn {
             if asleep {
                 locks.asleep.fetch_add(1, SeqCst);
             } else {
-                locks.asleep.fetch_sub(1, SeqCst);
+                // The connection may have ended meanwhile, and its words be another's.
+                let _ = locks.asleep.fetch_update(SeqCst, SeqCst, |count| count.checked_sub(1));
             }
         }
     }

@@ -192,19 +192,24 @@ static void *answer_again_and_again(void *fd)
     return NULL;
 }
 
-/* Whoever looks at what has come takes nobody's waking away. */
-static void others_look_while_one_receives(void)
+static void ask_again_and_again(void)
 {
     char byte = 'x';
 
+    for (int round = 0; round < 1500; round++) {
+        if (round % 3 == 0)
+            usleep((useconds_t)(round % 200));
+        if (!send_all(s, &byte, 1) || !receive_all(s, &byte, 1))
+            say("no answer");
+    }
+    send_all(s, "e", 1);
+}
+
+/* Whoever looks at what has come takes nobody's waking away. */
+static void others_look_while_one_receives(void)
+{
     if (is_near) {
-        for (int round = 0; round < 1500; round++) {
-            if (round % 3 == 0)
-                usleep((useconds_t)(round % 200));
-            if (!send_all(s, &byte, 1) || !receive_all(s, &byte, 1))
-                say("no answer");
-        }
-        send_all(s, "e", 1);
+        ask_again_and_again();
     } else {
         pthread_t looker, answerer;
         looking = 1;
@@ -220,16 +225,8 @@ static void others_look_while_one_receives(void)
 
 static void another_process_looks_while_one_receives(void)
 {
-    char byte = 'x';
-
     if (is_near) {
-        for (int round = 0; round < 1500; round++) {
-            if (round % 3 == 0)
-                usleep((useconds_t)(round % 200));
-            if (!send_all(s, &byte, 1) || !receive_all(s, &byte, 1))
-                say("no answer");
-        }
-        send_all(s, "e", 1);
+        ask_again_and_again();
     } else {
         pid_t child = fork();
         if (child == 0) {
