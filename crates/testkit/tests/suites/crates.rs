@@ -16,7 +16,6 @@ version = "0.0.0"
 edition = "2021"
 
 [workspace]
-exclude = ["vendor"]
 
 [lib]
 path = "lib.rs"
@@ -52,7 +51,18 @@ fn source(name: &str) -> PathBuf {
             .run(PATIENCE)
             .success();
     }
-    sources.join(name)
+    let source = sources.join(name);
+    stands_alone(&source.join("Cargo.toml"));
+    source
+}
+
+/// Makes the package of `manifest` a workspace of its own: where the target folder is within this project, cargo would look for it among
+/// this project's members.
+fn stands_alone(manifest: &Path) {
+    let text = std::fs::read_to_string(manifest).unwrap();
+    if !text.lines().any(|line| line == "[workspace]") {
+        std::fs::write(manifest, text + "\n[workspace]\n").unwrap();
+    }
 }
 
 fn cargo<'a>(mode: Mode<'a>, arguments: &str, source: &Path) -> Launch<'a> {
