@@ -4,7 +4,8 @@
 //! is read with `pread` so that no fault is possible, and a row is shown only if the process really has that socket. So the worst it can
 //! do is to tell lies about connections of its own.
 
-use crate::proc::{self, Descriptors, Ends, Memfd, Memfds, TcpTables, printable};
+use crate::proc::{self, Descriptors, Memfd, Memfds, printable};
+use crate::tcp_tables::{Ends, TcpTables};
 use rustix::fd::OwnedFd;
 use rustix::io::pread;
 use std::collections::{BTreeMap, HashMap, HashSet};

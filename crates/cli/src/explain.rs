@@ -3,7 +3,8 @@
 use crate::counters::{self, End, Process, why};
 use crate::daemon::{self, Answer};
 use crate::presence::{self, Presence};
-use crate::proc::{self, Descriptors, TcpTables};
+use crate::proc::{self, Descriptors};
+use crate::tcp_tables::TcpTables;
 use crate::target::Target;
 use crate::terminal::{self, Style, bytes, duration, styled};
 use crate::{config, doctor};

@@ -22,6 +22,7 @@ mod proc;
 mod run;
 mod status;
 mod target;
+mod tcp_tables;
 mod terminal;
 
 use clap::{CommandFactory, Parser, Subcommand};

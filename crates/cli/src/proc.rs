@@ -3,7 +3,6 @@
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, openat, readlinkat, statx};
 use std::collections::HashMap;
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use viaduct_control::counters::MEMFD_NAME;
@@ -171,90 +170,9 @@ impl Memfd {
     }
 }
 
-/// The two ends of a TCP socket as the kernel has them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ends {
-    /// Own end.
-    pub(crate) local: SocketAddr,
-    /// The other; port 0 where there is none.
-    pub(crate) remote: SocketAddr,
-}
-
-/// TCP sockets by inode, one table for each network namespace that was asked about.
-#[derive(Debug, Default)]
-pub(crate) struct TcpTables {
-    tables: HashMap<u64, HashMap<u64, Ends>>,
-}
-
-impl TcpTables {
-    /// The socket `inode` in namespace `netns`, which is that of process `pid`.
-    pub(crate) fn find(&mut self, netns: u64, pid: u32, inode: u64) -> Option<Ends> {
-        self.of(netns, pid).get(&inode).copied()
-    }
-
-    /// Every socket of namespace `netns`, which is that of process `pid`.
-    pub(crate) fn of(&mut self, netns: u64, pid: u32) -> &HashMap<u64, Ends> {
-        self.tables.entry(netns).or_insert_with(|| {
-            ["tcp", "tcp6"]
-                .iter()
-                .filter_map(|table| fs::read_to_string(format!("/proc/{pid}/net/{table}")).ok())
-                .flat_map(|text| text.lines().skip(1).filter_map(parse_socket).collect::<Vec<_>>())
-                .collect()
-        })
-    }
-}
-
-/// A line of `/proc/net/tcp`: inode and ends.
-fn parse_socket(line: &str) -> Option<(u64, Ends)> {
-    let mut words = line.split_ascii_whitespace().skip(1);
-    let ends = Ends {
-        local: parse_address(words.next()?)?,
-        remote: parse_address(words.next()?)?,
-    };
-    let inode = words.nth(6)?.parse().ok()?;
-    // Sockets that no process holds any more all have inode 0.
-    (inode != 0).then_some((inode, ends))
-}
-
-fn parse_address(text: &str) -> Option<SocketAddr> {
-    let (ip, port) = text.split_once(':')?;
-    let port = u16::from_str_radix(port, 16).ok()?;
-    // Each 32-bit word is printed as a number of the machine's byte order.
-    let word = |at: usize| Some(u32::from_str_radix(ip.get(at..at + 8)?, 16).ok()?.to_ne_bytes());
-    let ip = match ip.len() {
-        8 => IpAddr::V4(Ipv4Addr::from(word(0)?)),
-        32 => {
-            let mut bytes = [0; 16];
-            for (at, place) in (0..32).step_by(8).zip(bytes.chunks_exact_mut(4)) {
-                place.copy_from_slice(&word(at)?);
-            }
-            Ipv6Addr::from(bytes).to_canonical()
-        }
-        _ => return None,
-    };
-    Some(SocketAddr::new(ip, port))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lines_of_the_kernel_are_understood() {
-        let v4 =
-            "   0: 0100007F:18EB 0200007F:C350 01 00000000:00000000 00:00000000 00000000  1000        0 4711 1 0000 20";
-        let (inode, ends) = parse_socket(v4).unwrap();
-        assert_eq!(inode, 4711);
-        assert_eq!(ends.local, "127.0.0.1:6379".parse().unwrap());
-        assert_eq!(ends.remote, "127.0.0.2:50000".parse().unwrap());
-        let v6 = "0: 00000000000000000000000001000000:0050 0000000000000000FFFF00000100000A:0051 01 0:0 0:0 0 0 0 9 1";
-        let (inode, ends) = parse_socket(v6).unwrap();
-        assert_eq!(inode, 9);
-        assert_eq!(ends.local, "[::1]:80".parse().unwrap());
-        assert_eq!(ends.remote, "10.0.0.1:81".parse().unwrap());
-        assert_eq!(parse_socket("  sl  local_address rem_address   st"), None);
-        assert_eq!(parse_socket(""), None);
-    }
 
     #[test]
     fn names_cannot_disturb_a_terminal() {
