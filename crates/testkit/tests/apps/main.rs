@@ -53,6 +53,7 @@ mod soak;
 mod sockperf;
 mod ssh;
 mod telnet;
+mod valgrind;
 
 use results::Results;
 use std::time::Duration;
