@@ -49,7 +49,9 @@ soak: setup build ## half an hour of mixed load with random faults, as root
 	VIADUCT_TEST_REQUIRE=1 VIADUCT_SOAK_SECONDS=$${VIADUCT_SOAK_SECONDS:-1800} \
 		$(CARGO) test --package viaduct-testkit --locked --test apps soak -- --nocapture
 
-demo: setup build ## Redis and its own benchmark, plain and accelerated in turn, with proof of the path
+demo: ## Redis and its own benchmark, plain and accelerated in turn, with proof of the path
+	scripts/setup demo
+	$(CARGO) build --workspace --release --locked
 	$(CARGO) run --quiet --release --locked --package viaduct-testkit --example demo
 
 bench: build ## every experiment of `viaduct bench`

@@ -159,14 +159,20 @@ impl Settings {
     }
 }
 
-/// The runtime directory, where only that is needed: `flag`, else as [`Settings::resolve`] finds it.
+/// Names a configuration file on top of the machine's and the user's.
+pub(crate) const CONFIG_VARIABLE: &str = "VIADUCT_CONFIG";
+
+/// The runtime directory, where only that is needed: `flag`, else as `viaduct run` without options finds it.
 ///
 /// # Errors
 /// As [`Settings::resolve`].
 pub(crate) fn runtime_dir(flag: Option<PathBuf>) -> Result<PathBuf> {
     match flag {
         Some(dir) => canonical(&dir),
-        None => Ok(Settings::resolve(Layer::default(), None)?.dir),
+        None => {
+            let config = env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty());
+            Ok(Settings::resolve(Layer::default(), config.map(PathBuf::from))?.dir)
+        }
     }
 }
 

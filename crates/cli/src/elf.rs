@@ -62,6 +62,15 @@ pub(crate) fn obstacle(path: &Path) -> Result<Option<Obstacle>> {
     Ok(None)
 }
 
+/// Whether the file is a binary, be it damaged or another machine's. One that cannot be read is not known to be.
+pub(crate) fn is_elf(path: &Path) -> bool {
+    let mut start = [0; 4];
+    File::open(path)
+        .and_then(|mut file| file.read_exact(&mut start))
+        .is_ok()
+        && start == elf::ELFMAG
+}
+
 /// The interpreter named in a first line `#!...`; where that is `env`, the program that `env` would find.
 fn interpreter_of_script(mut file: &File) -> Result<Option<PathBuf>> {
     let mut start = Vec::new();

@@ -31,6 +31,13 @@ pub(crate) fn run(args: &Args, mut command: clap::Command) -> Result<()> {
     fs::create_dir_all(&args.dir).with_context(|| args.dir.display().to_string())?;
     match args.what {
         What::Completions => {
+            // Hidden commands would be offered as well.
+            let shown = command
+                .get_subcommands()
+                .filter(|subcommand| !subcommand.is_hide_set())
+                .cloned();
+            let options = clap::Command::new("viaduct").version(env!("CARGO_PKG_VERSION"));
+            let mut command = options.subcommand_required(true).subcommands(shown.collect::<Vec<_>>());
             for shell in [Shell::Bash, Shell::Fish, Shell::Zsh] {
                 clap_complete::generate_to(shell, &mut command, "viaduct", &args.dir)?;
             }

@@ -55,7 +55,8 @@ EXIT STATUS
 
 FILES
     /etc/viaduct.toml                    configuration of the machine
-    $XDG_CONFIG_HOME/viaduct.toml        configuration of the user (~/.config where unset)
+    $XDG_CONFIG_HOME/viaduct.toml        configuration of the user
+                                         (~/.config where unset)
     /run/viaduct, $XDG_RUNTIME_DIR/viaduct
                                          runtime directory of root, of a user";
 

@@ -50,6 +50,7 @@ EXIT STATUS
     2   the command line was not understood
     3   not moved within 2 seconds; the wish stands";
 
+const NOT_UNDERSTOOD: u8 = 2;
 const NOT_YET: u8 = 3;
 const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(2);
@@ -88,7 +89,14 @@ struct Subject<'a> {
 
 /// Writes the wish and waits for it.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let (processes, target, wish) = find(args)?;
+    let (target, wish) = match parse(&args.words) {
+        Ok(asked) => asked,
+        Err(error) => {
+            eprintln!("viaduct: {error:#}");
+            return Ok(NOT_UNDERSTOOD.into());
+        }
+    };
+    let processes = candidates(target, args.dir.clone())?;
     let mut subjects = Vec::new();
     for process in &processes {
         for end in process.ends.iter().filter(|end| is_meant(target, process, end)) {
@@ -148,19 +156,16 @@ fn is_meant(meant: Meant, process: &Process, end: &End) -> bool {
     }
 }
 
-fn find(args: &Args) -> Result<(Vec<Process>, Meant, Wish)> {
+/// What the command line asks for.
+fn parse(words: &[String]) -> Result<(Meant, Wish)> {
     let wish = |word: &str| {
         Wish::from_str(word, false).map_err(|_| anyhow::anyhow!("{word:?} is no path; expected tcp, shm or auto"))
     };
-    match args.words.as_slice() {
+    match words {
         [pid, fd, path] => {
             let pid: u32 = pid.parse().with_context(|| format!("{pid:?} is no process number"))?;
             let fd: i32 = fd.parse().with_context(|| format!("{fd:?} is no descriptor"))?;
-            let wish = wish(path)?;
-            if proc::name(pid).is_none() {
-                bail!("there is no process {pid}");
-            }
-            Ok((counters::read_some(&[pid], None)?, Meant::Descriptor(pid, fd), wish))
+            Ok((Meant::Descriptor(pid, fd), wish(path)?))
         }
         [connection, path] => {
             let target: Target = connection.parse().map_err(anyhow::Error::msg)?;
@@ -168,11 +173,25 @@ fn find(args: &Args) -> Result<(Vec<Process>, Meant, Wish)> {
             if let Target::Process(pid) = target {
                 bail!("which descriptor of process {pid}? expected PID FD PATH");
             }
-            let dir = config::runtime_dir(args.dir.clone())?;
-            let instance = instance_id(dir.as_os_str().as_encoded_bytes());
-            Ok((counters::read_all(Some(instance))?, Meant::Target(target), wish))
+            Ok((Meant::Target(target), wish))
         }
         _ => bail!("expected PID FD PATH or ADDR:PORT PATH"),
+    }
+}
+
+/// The processes among whose connections to look.
+fn candidates(meant: Meant, dir: Option<PathBuf>) -> Result<Vec<Process>> {
+    match meant {
+        Meant::Descriptor(pid, _) => {
+            if proc::name(pid).is_none() {
+                bail!("there is no process {pid}");
+            }
+            Ok(counters::read_some(&[pid], None)?)
+        }
+        Meant::Target(_) => {
+            let dir = config::runtime_dir(dir)?;
+            Ok(counters::read_all(Some(instance_id(dir.as_os_str().as_encoded_bytes())))?)
+        }
     }
 }
 

@@ -39,7 +39,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Configuration file to read on top of the machine's and the user's
-    #[arg(long, value_name = "FILE", env = "VIADUCT_CONFIG")]
+    #[arg(long, value_name = "FILE", env = config::CONFIG_VARIABLE)]
     config: Option<PathBuf>,
     /// Say on standard error what is done, and why the program runs as plain TCP if it does
     #[arg(short, long)]
@@ -60,8 +60,8 @@ const AFTER_HELP: &str = r#"EXAMPLES
     viaduct run --offer now --dir /tmp/test -- ./server
 
 CONFIGURATION
-    Read in rising order: /etc/viaduct.toml, $XDG_CONFIG_HOME/viaduct.toml, --config FILE, the
-    environment, the options above. An unknown key is an error.
+    Read in rising order: /etc/viaduct.toml, $XDG_CONFIG_HOME/viaduct.toml,
+    --config FILE, the environment, the options above. Unknown keys are errors.
 
         path = "auto"                # auto, tcp, shm
         spin = "auto"                # auto, never, always
@@ -69,7 +69,7 @@ CONFIGURATION
         dir = "/run/viaduct"
 
         [[rules]]                    # the first rule that matches decides
-        action = "tcp"               # tcp: never accelerate; auto, now, wait: when to offer
+        action = "tcp"               # never accelerate; or auto, now, wait
         program = "ssh*"             # a trailing * matches any rest
 
         [[rules]]
@@ -80,14 +80,16 @@ CONFIGURATION
 ENVIRONMENT
     VIADUCT_PATH, VIADUCT_SPIN, VIADUCT_OFFER, VIADUCT_DIR
                         as the options
-    VIADUCT_RULES       rules as ACTION[,program=NAME][,addr=NET][,port=PORTS], separated by ;
+    VIADUCT_RULES       rules, separated by ;, each
+                        ACTION[,program=NAME][,addr=NET][,port=PORTS]
     VIADUCT_CONFIG      as --config
     VIADUCT_PRELOAD     the library to preload instead of the installed one
     VIADUCT_DAEMON      the viaductd to start instead of the installed one
 
 EXIT STATUS
-    That of PROGRAM, which takes this process over. 127: PROGRAM was not found. 126: it was found but
-    cannot be executed. 125: Viaduct's own configuration is wrong."#;
+    That of PROGRAM, which takes this process over. 127: PROGRAM was not found.
+    126: it cannot be executed. 125: Viaduct's own configuration is
+    wrong."#;
 
 /// Exit status when Viaduct itself fails, so that it is not taken for the program's.
 const OWN_FAILURE: u8 = 125;
@@ -126,7 +128,10 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         }
     }
     inherit::as_found(&mut command);
-    let error = command.exec();
+    let error = match elf::is_elf(&file) {
+        true => inherit::without_shell(&mut command, program).map_or_else(|error| error, |()| command.exec()),
+        false => command.exec(),
+    };
     eprintln!("viaduct: {}: {error}", program.display());
     Ok(match error.kind() {
         std::io::ErrorKind::NotFound => 127,
@@ -158,11 +163,12 @@ fn preload_for(file: &Path) -> Result<PathBuf, String> {
     if let Ok(Some(obstacle)) = elf::obstacle(file) {
         return Err(obstacle.text().to_owned());
     }
-    let library = locate::preload().ok_or_else(|| {
-        format!(
+    let library = locate::preload().ok_or_else(|| match env::var(locate::PRELOAD_VARIABLE) {
+        Ok(named) if !named.is_empty() => format!("{}: there is no file {named}", locate::PRELOAD_VARIABLE),
+        _ => format!(
             "{} was not found beside viaduct or where it is installed",
             locate::PRELOAD_NAME
-        )
+        ),
     })?;
     if library.as_os_str().as_bytes().contains(&b':') || library.as_os_str().as_bytes().contains(&b' ') {
         return Err(format!(

@@ -42,16 +42,17 @@ const AFTER_HELP: &str = "\
 JSON
     pid, program, fd        the process, its name and its descriptor
     local, remote           addresses as ADDR:PORT
-    netns                   inode of the process's network namespace, null if unknown
-    netns_cookie            the kernel's cookie of the socket's namespace, null if unknown
+    netns                   inode of the process's network namespace, or null
+    netns_cookie            the kernel's cookie of that namespace, or null
     path                    tcp, shm, or sending/receiving where they differ
     sending, receiving      the path of each direction
-    reason                  why not faster, as a word; `accelerated` if nothing is in the way
+    reason                  why not faster, as a word; else `accelerated`
     bytes_sent, bytes_received
                             stream bytes
     fast_bytes_sent, fast_bytes_received
                             those of them that a fast path carried
-    bells_sent              bells rung; bells_by_socket of them by a byte on the connection
+    bells_sent              bells rung
+    bells_by_socket         those of them rung by a byte on the connection
     switches                how often a direction changed its path
     sleeps                  how often the end went to sleep
     peer_pid                the other end's process, null if unknown
@@ -65,13 +66,13 @@ JSON
     bytes_sent, bytes_received, fast_bytes_sent, fast_bytes_received
                             as above, of open and ended ones together
     offers, pairs           offers made to viaductd; pairs that came of them
-    unshown                 connections that found no room in the counters and are in no sum
+    unshown                 connections without room in the counters, in no sum
 
 EXAMPLES
     viaduct status
     viaduct status --totals
     viaduct status --watch
-    viaduct status --json | jq '.[] | select(.path != \"shm\") | {pid, local, reason}'";
+    viaduct status --json | jq '.[] | select(.path != \"shm\") | {pid, reason}'";
 
 /// Shows the table or the JSON.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {

@@ -37,6 +37,22 @@ fn without_any_source_the_defaults_hold() {
 }
 
 #[test]
+fn a_file_named_in_the_environment_counts_for_every_command() {
+    let home = Dir::new();
+    let elsewhere = home.path.join("elsewhere");
+    let file = home.file("given.toml", &format!("dir = {:?}\n", elsewhere));
+    let doctor = |file: &Path| {
+        let mut command = viaduct(&home.path);
+        let command = command.env_remove("VIADUCT_DIR").env("VIADUCT_CONFIG", file);
+        let output = command.args(["doctor"]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(doctor(&file).contains(elsewhere.to_str().unwrap()), "{}", doctor(&file));
+    let wrong = home.file("wrong.toml", "\nspinn = 'never'\n");
+    assert!(doctor(&wrong).contains("wrong.toml:2:"), "{}", doctor(&wrong));
+}
+
+#[test]
 fn a_higher_source_wins() {
     let home = Dir::new();
     let dir = home.path.to_str().unwrap();

@@ -45,7 +45,7 @@ reasons! {
     Version = 4, "version", "viaductd is of another version.", "Restart viaductd, then the program.";
     PolicyTcp = 5, "policy-tcp", "The policy says plain TCP.", "Remove `--path tcp` or VIADUCT_PATH=tcp.";
     RuleTcp = 6, "rule-tcp", "A rule keeps this connection on TCP.", "Look for the rule in the configuration file.";
-    Pairing = 7, "pairing", "Matched; the ends are mapping the segment.", "";
+    Pairing = 7, "pairing", "Matched; a direction moves to shared memory when its sender next sends.", "";
     LimitSegments = 8, "limit-segments", "The user holds as many segments as viaductd allows.",
         "Raise `segments_per_user` in the configuration, or close connections.";
     LimitMemory = 9, "limit-memory", "The user's segments may grow to as much memory as viaductd allows.",

@@ -84,7 +84,9 @@ fn prepare(dir: &Path, uid: u32) -> anyhow::Result<()> {
     let mut builder = std::fs::DirBuilder::new();
     match builder.mode(mode).create(dir) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            std::fs::DirBuilder::new().recursive(true).mode(mode).create(dir)?;
+            let mut builder = std::fs::DirBuilder::new();
+            let made = builder.recursive(true).mode(mode).create(dir);
+            made.with_context(|| dir.display().to_string())?;
         }
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
             return Err(error).with_context(|| dir.display().to_string());

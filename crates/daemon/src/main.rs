@@ -56,7 +56,7 @@ fn run(args: &args::Args) -> anyhow::Result<()> {
     let (_place, listener) = match listen::take(&dir, uid)? {
         listen::Taken::Ours(place, listener) => (place, listener),
         listen::Taken::Served => {
-            tracing::info!("{}: already served", dir.display());
+            tracing::warn!("{}: another viaductd serves it already", dir.display());
             listen::announce(args.ready_fd);
             return Ok(());
         }

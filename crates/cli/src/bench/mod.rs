@@ -58,13 +58,15 @@ pub(crate) struct Args {
 
 const AFTER_HELP: &str = "\
 EXPERIMENTS
-    latency     a message there and back, 1 byte to 1 MiB: kernel TCP, viaduct run, the channel by
-                itself, Unix sockets, and UCX where installed
+    latency     a message there and back, 1 byte to 1 MiB: kernel TCP, viaduct
+                run, the channel by itself, Unix sockets, UCX where installed
     bandwidth   messages one way, likewise
-    seek        processor time of a receiver that wants messages behind others: direct search against
-                receiving in order, on kernel TCP and on lanes
-    apps        sockperf, iperf3, Redis, memcached, nginx, PostgreSQL and MariaDB with load generators,
-                as far as installed; idle processor time, memory, and ten thousand connections
+    seek        processor time of a receiver that wants messages behind others:
+                direct search against receiving in order, on kernel TCP and on
+                lanes
+    apps        sockperf, iperf3, Redis, memcached, nginx, PostgreSQL, MariaDB
+                with load generators, as far as installed; idle processor time,
+                memory, and ten thousand connections
 
 EXAMPLES
     viaduct bench latency --svg latency.svg
