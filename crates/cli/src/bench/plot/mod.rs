@@ -39,7 +39,10 @@ const fn colour(road: Road) -> RGBColor {
         Road::Tcp => RGBColor(213, 94, 0),
         Road::Channel => RGBColor(60, 60, 60),
         Road::Unix => RGBColor(0, 158, 115),
+        Road::Sockmap => RGBColor(230, 159, 0),
         Road::Ucx => RGBColor(204, 121, 167),
+        Road::Iceoryx2 => RGBColor(86, 180, 233),
+        Road::OpenMpi => RGBColor(135, 84, 40),
     }
 }
 
