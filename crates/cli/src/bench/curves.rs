@@ -205,11 +205,7 @@ impl Findings for Sweep {
             _ => NOTHING.to_owned(),
         };
         let mut head = vec!["SIZE".to_owned()];
-        head.extend(
-            self.curves
-                .iter()
-                .map(|curve| format!("{} ({})", curve.name, self.unit)),
-        );
+        head.extend(self.curves.iter().map(|curve| curve.name.to_owned()));
         if !lower_is_better {
             head.push("viaduct (msg/s)".to_owned());
         }
@@ -244,7 +240,9 @@ impl Findings for Sweep {
             })
             .collect();
         let head: Vec<&str> = head.iter().map(String::as_str).collect();
-        let mut text = terminal::table(&head, &vec![true; head.len()], &rows);
+        let figures = if lower_is_better { "round trip" } else { "stream" };
+        let mut text = format!("{figures} ({})\n", self.unit);
+        text.push_str(&terminal::table(&head, &vec![true; head.len()], &rows));
         for proof in self.curves.iter().filter_map(|curve| curve.proofs.last()) {
             text.push_str(&format!("path under viaduct run: {}\n", proof.text()));
         }
@@ -345,7 +343,7 @@ mod tests {
             others: None,
         };
         let table = sweep.table();
-        let words: Vec<&str> = table.lines().nth(1).unwrap().split_whitespace().collect();
+        let words: Vec<&str> = table.lines().nth(2).unwrap().split_whitespace().collect();
         assert_eq!(words, ["8", "20.0", "2.00", "1.00", "10.00", "0.50", "0.10"]);
         assert!(
             table.contains("Open MPI is left out: mpicc is not installed"),
