@@ -59,14 +59,16 @@ pub(crate) struct Args {
 
 const AFTER_HELP: &str = "\
 EXPERIMENTS
-    latency     a message there and back, 1 byte to 1 MiB: kernel TCP (tcp), viaduct run (viaduct),
-                the channel by itself (channel), Unix sockets (unix), and as far as the machine has
-                them TCP short-cut by BPF (sockmap), UCX (ucx), iceoryx2 and Open MPI (openmpi)
+    latency     a message there and back, 1 byte to 1 MiB: kernel TCP (tcp), viaduct run
+                (viaduct), the channel by itself (channel), Unix sockets (unix), and as far as
+                the machine has them TCP short-cut by BPF (sockmap), UCX (ucx), iceoryx2
+                (iceoryx2) and Open MPI (openmpi); --only takes one
     bandwidth   messages one way, likewise
-    seek        processor time of a receiver that wants messages behind others: direct search against
-                receiving in order, on kernel TCP and on lanes
-    apps        sockperf, iperf3, Redis, memcached, nginx, PostgreSQL and MariaDB with load generators,
-                as far as installed; idle processor time, memory, and ten thousand connections
+    seek        processor time of a receiver that wants messages behind others: direct search
+                against receiving in order, on kernel TCP and on lanes
+    apps        sockperf, iperf3, Redis, memcached, nginx, PostgreSQL and MariaDB with load
+                generators, as far as installed; idle processor time, memory, and ten thousand
+                connections
 
 EXAMPLES
     viaduct bench latency --svg latency.svg
