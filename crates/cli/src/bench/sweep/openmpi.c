@@ -3,9 +3,9 @@
  * Messages between two ranks by MPI_Send and MPI_Recv, as `viaduct bench latency` and `bandwidth` do over other roads. The benchmark
  * compiles it where mpicc is installed.
  *
- *     mpirun -np 2 PROGRAM latency|bandwidth SIZE:ROUNDS...
+ *     mpirun -np 2 PROGRAM latency|bandwidth MILLISECONDS SIZE...
  *
- * Prints a line a size: what the rounds took, and the processor time of both ranks. An eighth as many before are not measured.
+ * Prints a line a size: what the rounds that fill the time took, and the processor time of both ranks. Trials of growing length come before.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <mpi.h>
@@ -13,8 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-enum { WARM_UP = 8 };
 
 static double seconds(clockid_t clock)
 {
@@ -55,28 +53,42 @@ static void work(int rank, int latency, char *bytes, int size, unsigned long rou
 		transmit(bytes, 1, other);
 }
 
+/* Does as many rounds as the first rank says, and tells what they took and cost this rank. */
+static unsigned long batch(int rank, int latency, char *bytes, int size, unsigned long rounds, double *took, double *cpu)
+{
+	MPI_Bcast(&rounds, 1, MPI_UNSIGNED_LONG, 0, MPI_COMM_WORLD);
+	double start = seconds(CLOCK_MONOTONIC), before = seconds(CLOCK_PROCESS_CPUTIME_ID);
+	work(rank, latency, bytes, size, rounds);
+	*took = seconds(CLOCK_MONOTONIC) - start;
+	*cpu = seconds(CLOCK_PROCESS_CPUTIME_ID) - before;
+	return rounds;
+}
+
 int main(int count, char **arguments)
 {
 	int rank, ranks;
 	MPI_Init(&count, &arguments);
 	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
 	MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-	if (ranks != 2 || count < 3)
+	if (ranks != 2 || count < 4)
 		MPI_Abort(MPI_COMM_WORLD, 2);
 	int latency = strcmp(arguments[1], "latency") == 0;
-	for (int at = 2; at < count; at++) {
-		char *rest;
-		int size = (int)strtol(arguments[at], &rest, 10);
-		unsigned long rounds = *rest == ':' ? strtoul(rest + 1, NULL, 10) : 0;
+	double wanted = atof(arguments[2]) * 1e-3;
+	for (int at = 3; at < count; at++) {
+		int size = atoi(arguments[at]);
 		char *bytes = size > 0 ? calloc((size_t)size, 1) : NULL;
-		if (!bytes || !rounds)
+		if (!bytes)
 			MPI_Abort(MPI_COMM_WORLD, 2);
-		work(rank, latency, bytes, size, rounds / WARM_UP);
-		MPI_Barrier(MPI_COMM_WORLD);
-		double start = seconds(CLOCK_MONOTONIC), cpu = seconds(CLOCK_PROCESS_CPUTIME_ID);
-		work(rank, latency, bytes, size, rounds);
-		double took = seconds(CLOCK_MONOTONIC) - start, serving = 0;
-		cpu = seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu;
+		double took, cpu, serving = 0;
+		unsigned long rounds = 16;
+		int enough;
+		do {
+			rounds = batch(rank, latency, bytes, size, rounds, &took, &cpu);
+			enough = took >= wanted / 8;
+			MPI_Bcast(&enough, 1, MPI_INT, 0, MPI_COMM_WORLD);
+			rounds = enough ? (unsigned long)((double)rounds * wanted / took) : rounds * 4;
+		} while (!enough);
+		rounds = batch(rank, latency, bytes, size, rounds > 4 ? rounds : 4, &took, &cpu);
 		if (rank == 0) {
 			MPI_Recv(&serving, 1, MPI_DOUBLE, 1, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 			printf("{\"size\": %d, \"rounds\": %lu, \"seconds\": %.9f, "

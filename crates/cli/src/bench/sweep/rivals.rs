@@ -173,9 +173,10 @@ impl Job<'_> {
             .arg(program.parent().context("no directory")?)
             .args("-np 2")
             .arg(program)
-            .arg(word(self.kind));
+            .arg(word(self.kind))
+            .arg(self.millis.to_string());
         for size in self.sizes {
-            launch = launch.arg(format!("{size}:{}", self.rounds(*size)));
+            launch = launch.arg(size.to_string());
         }
         let outcome = launch.spawn()?.finish(PATIENCE)?;
         parse::ranks(&outcome.output, self.run).context("its output is not understood")
