@@ -54,7 +54,8 @@ demo: ## Redis and its own benchmark, plain and accelerated in turn, with proof 
 	$(CARGO) build --workspace --release --locked
 	$(CARGO) run --quiet --release --locked --package viaduct-testkit --example demo
 
-bench: build ## every experiment of `viaduct bench`
+bench: build ## every experiment of `viaduct bench`, with all rivals
+	$(CARGO) build --release --locked --package viaduct-rivals --features iceoryx2
 	$(RELEASE)/viaduct bench latency
 	$(RELEASE)/viaduct bench bandwidth
 	$(RELEASE)/viaduct bench seek

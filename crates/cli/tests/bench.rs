@@ -5,7 +5,7 @@ mod common;
 use common::{Dir, viaduct};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 /// Names the directory with all of Viaduct's programs, built for release; without it nothing is measured.
@@ -101,6 +101,36 @@ fn an_unknown_experiment_is_an_error_that_names_the_known() {
         errors.contains("sockperf") && errors.contains("idle-memory"),
         "{errors}"
     );
+}
+
+#[test]
+fn an_unknown_road_is_an_error_that_names_the_known() {
+    let home = Dir::new();
+    let output = viaduct(&home.path)
+        .args(["bench", "latency", "--only", "fax"])
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let known = "tcp, viaduct, channel, unix, sockmap, ucx, iceoryx2, openmpi";
+    assert!(errors.contains(known), "{errors}");
+}
+
+#[test]
+fn a_program_joins_the_cgroup_or_does_not_start() {
+    let home = Dir::new();
+    let exec = |cgroup: &Path| {
+        let mut command = viaduct(&home.path);
+        command.args(["bench-peer", "exec", "--cgroup"]).arg(cgroup);
+        command.args(["--", "echo", "started"]).output().unwrap()
+    };
+    // Any directory with such a file shows what is written there.
+    std::fs::write(home.path.join("cgroup.procs"), "").unwrap();
+    let output = exec(&home.path);
+    assert_eq!(output.stdout, b"started\n", "{output:?}");
+    assert_eq!(std::fs::read(home.path.join("cgroup.procs")).unwrap(), b"0");
+    let output = exec(&home.path.join("none"));
+    assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
 }
 
 #[test]

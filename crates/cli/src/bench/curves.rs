@@ -27,13 +27,28 @@ pub(crate) enum Road {
     Tcp,
     /// A Unix stream socket.
     Unix,
-    /// UCX's shared memory, if installed.
+    /// A TCP connection that BPF short-cuts.
+    Sockmap,
+    /// UCX's shared memory.
     Ucx,
+    /// iceoryx2's publish and subscribe.
+    Iceoryx2,
+    /// Open MPI's shared memory.
+    OpenMpi,
 }
 
 impl Road {
     /// All of them.
-    pub(crate) const ALL: [Self; 5] = [Self::Tcp, Self::Viaduct, Self::Channel, Self::Unix, Self::Ucx];
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Tcp,
+        Self::Viaduct,
+        Self::Channel,
+        Self::Unix,
+        Self::Sockmap,
+        Self::Ucx,
+        Self::Iceoryx2,
+        Self::OpenMpi,
+    ];
 
     /// As the legend has it.
     pub(crate) const fn name(self) -> &'static str {
@@ -42,7 +57,10 @@ impl Road {
             Self::Viaduct => "viaduct run",
             Self::Tcp => "kernel TCP",
             Self::Unix => "Unix socket",
+            Self::Sockmap => "sockmap",
             Self::Ucx => "UCX posix",
+            Self::Iceoryx2 => "iceoryx2",
+            Self::OpenMpi => "Open MPI",
         }
     }
 
@@ -53,7 +71,10 @@ impl Road {
             Self::Viaduct => "viaduct",
             Self::Tcp => "tcp",
             Self::Unix => "unix",
+            Self::Sockmap => "sockmap",
             Self::Ucx => "ucx",
+            Self::Iceoryx2 => "iceoryx2",
+            Self::OpenMpi => "openmpi",
         }
     }
 }
@@ -99,6 +120,33 @@ pub(crate) struct Curve {
     pub(crate) proofs: Vec<Proof>,
 }
 
+/// A road that this machine has not got.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct LeftOut {
+    /// Which.
+    pub(crate) road: Road,
+    /// Its name for people.
+    pub(crate) name: &'static str,
+    /// What is missing.
+    pub(crate) why: String,
+}
+
+impl LeftOut {
+    /// For the reason that `error` states.
+    pub(crate) fn because(road: Road, error: &anyhow::Error) -> Self {
+        Self {
+            road,
+            name: road.name(),
+            why: format!("{error:#}"),
+        }
+    }
+
+    /// A line for people.
+    pub(crate) fn text(&self) -> String {
+        format!("{} is left out: {}\n", self.name, self.why)
+    }
+}
+
 /// What a sweep has found.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Sweep {
@@ -108,6 +156,8 @@ pub(crate) struct Sweep {
     pub(crate) unit: &'static str,
     /// Those that could be measured.
     pub(crate) curves: Vec<Curve>,
+    /// The others.
+    pub(crate) left_out: Vec<LeftOut>,
     /// Processors' worth of time that other programs used meanwhile.
     pub(super) others: Option<f64>,
 }
@@ -155,11 +205,7 @@ impl Findings for Sweep {
             _ => NOTHING.to_owned(),
         };
         let mut head = vec!["SIZE".to_owned()];
-        head.extend(
-            self.curves
-                .iter()
-                .map(|curve| format!("{} ({})", curve.name, self.unit)),
-        );
+        head.extend(self.curves.iter().map(|curve| curve.name.to_owned()));
         if !lower_is_better {
             head.push("viaduct (msg/s)".to_owned());
         }
@@ -194,9 +240,14 @@ impl Findings for Sweep {
             })
             .collect();
         let head: Vec<&str> = head.iter().map(String::as_str).collect();
-        let mut text = terminal::table(&head, &vec![true; head.len()], &rows);
+        let figures = if lower_is_better { "round trip" } else { "stream" };
+        let mut text = format!("{figures} ({})\n", self.unit);
+        text.push_str(&terminal::table(&head, &vec![true; head.len()], &rows));
         for proof in self.curves.iter().filter_map(|curve| curve.proofs.last()) {
             text.push_str(&format!("path under viaduct run: {}\n", proof.text()));
+        }
+        for left_out in &self.left_out {
+            text.push_str(&left_out.text());
         }
         if let Some(others) = self.others {
             text.push_str(&format!("other programs kept {others:.2} processors busy meanwhile\n"));
@@ -285,14 +336,30 @@ mod tests {
                 curve(Road::Viaduct, 0.002),
                 curve(Road::Channel, 0.001),
             ],
+            left_out: vec![LeftOut::because(
+                Road::OpenMpi,
+                &anyhow::anyhow!("mpicc is not installed"),
+            )],
             others: None,
         };
         let table = sweep.table();
-        let words: Vec<&str> = table.lines().nth(1).unwrap().split_whitespace().collect();
+        let words: Vec<&str> = table.lines().nth(2).unwrap().split_whitespace().collect();
         assert_eq!(words, ["8", "20.0", "2.00", "1.00", "10.00", "0.50", "0.10"]);
+        assert!(
+            table.contains("Open MPI is left out: mpicc is not installed"),
+            "{table}"
+        );
         let json = serde_json::to_value(&sweep).unwrap();
+        assert_eq!(json["left_out"][0]["road"], "openmpi");
         assert_eq!(json["curves"][1]["road"], "viaduct");
         assert_eq!(json["curves"][1]["points"][0]["samples"][0]["rounds"], 1000);
+    }
+
+    #[test]
+    fn roads_have_one_key_each() {
+        for road in Road::ALL {
+            assert_eq!(serde_json::to_value(road).unwrap(), road.key());
+        }
     }
 
     #[test]

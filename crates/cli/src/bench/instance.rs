@@ -30,7 +30,10 @@ impl Instance {
         }
         let dir = tempfile::Builder::new().prefix("viaduct-bench-").tempdir()?;
         let mut instance = Self {
-            daemon: Command::new(&daemon)
+            // As all that is started here, it ends with this process, however this ends.
+            daemon: Command::new(std::env::current_exe()?)
+                .args(["bench-peer", "exec", "--"])
+                .arg(&daemon)
                 .arg("--dir")
                 .arg(dir.path())
                 .env_remove("LD_PRELOAD")

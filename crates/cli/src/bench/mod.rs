@@ -15,6 +15,7 @@ mod program;
 mod progress;
 mod proof;
 mod search;
+mod sockmap;
 mod stats;
 mod sweep;
 
@@ -58,8 +59,11 @@ pub(crate) struct Args {
 
 const AFTER_HELP: &str = "\
 EXPERIMENTS
-    latency     a message there and back, 1 byte to 1 MiB: kernel TCP, viaduct
-                run, the channel by itself, Unix sockets, UCX where installed
+    latency     a message there and back, 1 byte to 1 MiB: kernel TCP (tcp),
+                viaduct run (viaduct), the channel by itself (channel), Unix
+                sockets (unix), and as far as the machine has them TCP
+                short-cut by BPF (sockmap), UCX (ucx), iceoryx2 (iceoryx2)
+                and Open MPI (openmpi); --only takes one
     bandwidth   messages one way, likewise
     seek        processor time of a receiver that wants messages behind others:
                 direct search against receiving in order, on kernel TCP and on
@@ -70,6 +74,7 @@ EXPERIMENTS
 
 EXAMPLES
     viaduct bench latency --svg latency.svg
+    viaduct bench bandwidth --only sockmap
     viaduct bench apps --quick --only redis
     viaduct bench apps --json apps.json";
 
@@ -190,7 +195,7 @@ impl Bench {
         };
         let since = self.started.duration_since(SystemTime::UNIX_EPOCH);
         let report = Report {
-            format: 1,
+            format: 2,
             viaduct: env!("CARGO_PKG_VERSION"),
             machine: &self.machine,
             started_s: since.map_or(0, |since| since.as_secs()),

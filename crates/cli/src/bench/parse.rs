@@ -1,5 +1,8 @@
 //! The figures in what other programs print.
 
+use crate::bench::curves::Sample;
+use serde::Deserialize;
+
 /// UCX's benchmark program.
 pub(crate) const UCX: &str = "ucx_perftest";
 
@@ -94,6 +97,30 @@ pub(crate) fn ucx_seconds(text: &str, latency: bool) -> Option<f64> {
     Some(micros * if latency { 2e-6 } else { 1e-6 })
 }
 
+/// The samples in the output of the benchmark's MPI program, of the run numbered `run`.
+pub(crate) fn ranks(text: &str, run: usize) -> Option<Vec<Sample>> {
+    #[derive(Deserialize)]
+    struct Line {
+        rounds: u64,
+        seconds: f64,
+        asking_cpu_s: f64,
+        serving_cpu_s: f64,
+    }
+    // Other lines are mpirun's own.
+    let lines = text.lines().filter(|line| line.starts_with('{'));
+    let sample = |line: &str| {
+        let line: Line = serde_json::from_str(line).ok()?;
+        Some(Sample {
+            run,
+            rounds: line.rounds,
+            seconds: line.seconds,
+            asking_cpu_s: Some(line.asking_cpu_s),
+            serving_cpu_s: Some(line.serving_cpu_s),
+        })
+    };
+    lines.map(sample).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,5 +198,18 @@ mod tests {
         assert_eq!(ucx_seconds(output, true), Some(1.996 * 2e-6));
         assert_eq!(ucx_seconds(output, false), Some(1.996 * 1e-6));
         assert_eq!(ucx_seconds("Waiting for connection...\n", true), None);
+    }
+    #[test]
+    fn ranks_are_understood() {
+        let output = "--------------------------------------------------------------------------\n\
+            {\"size\": 1, \"rounds\": 50000, \"seconds\": 0.014497334, \"asking_cpu_s\": 0.014463285, \"serving_cpu_s\": 0.014482252}\n\
+            {\"size\": 64, \"rounds\": 50000, \"seconds\": 0.019240602, \"asking_cpu_s\": 0.018995366, \"serving_cpu_s\": 0.015412940}\n";
+        let samples = ranks(output, 2).unwrap();
+        let [_, second] = samples[..] else {
+            panic!("{samples:?}");
+        };
+        assert_eq!((second.run, second.rounds, second.seconds), (2, 50_000, 0.019_240_602));
+        assert_eq!(second.serving_cpu_s, Some(0.015_412_940));
+        assert!(ranks("{\"size\": 1}\n", 0).is_none());
     }
 }

@@ -1,7 +1,7 @@
 //! Programs started as they are or under `viaduct run`, with the processor time they take.
 
 use crate::bench::instance::Instance;
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 use viaduct_control::policy::{OFFER_VARIABLE, PATH_VARIABLE, RULES_VARIABLE, SPIN_VARIABLE};
 use viaduct_control::runtime::DIR_VARIABLE;
 
+/// The program with rivals that no distribution has.
+const RIVALS: &str = "viaduct-rivals";
 /// How often to look whether something has happened. Seldom, since looking takes processor time from what is measured.
 const LOOK: Duration = Duration::from_millis(10);
 /// How long a program may take to end when it is asked to.
@@ -27,6 +29,8 @@ pub(crate) enum How<'a> {
     Plain,
     /// Under `viaduct run` with these options.
     Under(&'a Instance, &'a [&'a str]),
+    /// As it is, in this cgroup.
+    Within(&'a Path),
 }
 
 /// What to start.
@@ -54,6 +58,19 @@ impl<'a> Launch<'a> {
     /// This program's file is gone.
     pub(crate) fn peer(how: How<'a>) -> Result<Self> {
         Ok(Self::path(how, std::env::current_exe()?).arg("bench-peer"))
+    }
+
+    /// The program with rivals that no distribution has.
+    ///
+    /// # Errors
+    /// It is not built.
+    pub(crate) fn rivals() -> Result<Self> {
+        let program = std::env::current_exe()?.with_file_name(RIVALS);
+        ensure!(
+            program.is_file(),
+            "{RIVALS} is not beside viaduct; `make bench` builds it"
+        );
+        Ok(Self::path(How::Plain, program))
     }
 
     fn path(how: How<'a>, program: PathBuf) -> Self {
@@ -126,11 +143,15 @@ impl<'a> Launch<'a> {
             command.env_remove(name);
         }
         // Goes first through a process that arranges to end with this one, however this one ends.
-        command.args(["bench-peer", "exec", "--"]);
-        if let How::Under(instance, options) = self.how {
-            command.arg(&own).args(["run", "--dir"]).arg(instance.dir());
-            command.args(options).arg("--");
-        }
+        command.args(["bench-peer", "exec"]);
+        match self.how {
+            How::Plain => command.arg("--"),
+            How::Within(cgroup) => command.arg("--cgroup").arg(cgroup).arg("--"),
+            How::Under(instance, options) => {
+                command.arg("--").arg(&own).args(["run", "--dir"]).arg(instance.dir());
+                command.args(options).arg("--")
+            }
+        };
         command.arg(&self.program).args(&self.arguments).envs(self.variables);
         let (output, errors) = (tempfile::tempfile()?, tempfile::tempfile()?);
         command.stdin(input).stderr(errors.try_clone()?);

@@ -5,11 +5,13 @@ mod row;
 mod table;
 mod work;
 
+use crate::bench::curves::{LeftOut, Road};
 use crate::bench::instance::Instance;
 use crate::bench::machine::Meter;
 use crate::bench::plot;
 use crate::bench::program::{How, find};
 use crate::bench::progress::Progress;
+use crate::bench::sockmap::Sockmap;
 use crate::bench::{Findings, Plan};
 use crate::terminal;
 use anyhow::{Result, bail};
@@ -17,7 +19,7 @@ use row::{Row, Runs};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 use std::path::Path;
-use table::{EXPERIMENTS, Ends, Experiment, Work};
+use table::{EXPERIMENTS, Ends, Experiment, Rival, Work};
 use work::Run;
 
 /// Experiments that take long and vary little run no more often than this.
@@ -30,6 +32,8 @@ const FINE: usize = 4;
 #[derive(Debug, Serialize)]
 pub(crate) struct Found {
     rows: Vec<Row>,
+    /// Rivals that this machine has not got.
+    left_out: Vec<LeftOut>,
 }
 
 /// Runs the experiments.
@@ -45,17 +49,28 @@ pub(crate) fn run(plan: Plan<'_>) -> Result<Found> {
     }
     raise_descriptor_limit();
     let instance = Instance::start()?;
+    let mut left_out = Vec::new();
+    let mut sockmap = None;
+    if experiments
+        .iter()
+        .any(|experiment| experiment.rivals.contains(&Rival::Sockmap))
+    {
+        match Sockmap::start() {
+            Ok(started) => sockmap = Some(started),
+            Err(error) => left_out.push(LeftOut::because(Road::Sockmap, &error)),
+        }
+    }
     let progress = Progress::new(experiments.len());
     let mut rows = Vec::new();
     for experiment in experiments {
         progress.step(experiment.title);
         let meter = Meter::start(instance.daemon_pid());
-        let found = measure(experiment, plan, &instance, &progress);
+        let found = measure(experiment, plan, &instance, &mut sockmap, &progress);
         let others = meter.others();
         rows.extend(found.into_iter().map(|row| row.disturbed_by(others)));
         progress.done();
     }
-    Ok(Found { rows })
+    Ok(Found { rows, left_out })
 }
 
 /// Ten thousand connections need as many descriptors, which programs inherit the right to.
@@ -70,7 +85,13 @@ fn raise_descriptor_limit() {
     );
 }
 
-fn measure(experiment: &Experiment, plan: Plan<'_>, instance: &Instance, progress: &Progress) -> Vec<Row> {
+fn measure(
+    experiment: &Experiment,
+    plan: Plan<'_>,
+    instance: &Instance,
+    sockmap: &mut Option<Sockmap>,
+    progress: &Progress,
+) -> Vec<Row> {
     let missing: Vec<&str> = experiment
         .needs
         .iter()
@@ -91,7 +112,7 @@ fn measure(experiment: &Experiment, plan: Plan<'_>, instance: &Instance, progres
     };
     let mut runs = Runs::default();
     for number in 0..count {
-        if let Err(error) = once(experiment, plan, instance, number, &mut runs) {
+        if let Err(error) = once(experiment, plan, instance, sockmap, number, &mut runs) {
             progress.say(&format!("{}, run {}: {error:#}", experiment.name, number + 1));
             // One failure may be the machine's; where nothing works the row says so.
             if runs.native.is_empty() || runs.accelerated.is_empty() {
@@ -103,7 +124,14 @@ fn measure(experiment: &Experiment, plan: Plan<'_>, instance: &Instance, progres
 }
 
 /// Runs an experiment once each way, the accelerated first in every other turn, so that what the first run leaves behind meets both.
-fn once(experiment: &Experiment, plan: Plan<'_>, instance: &Instance, turn: usize, runs: &mut Runs) -> Result<()> {
+fn once(
+    experiment: &Experiment,
+    plan: Plan<'_>,
+    instance: &Instance,
+    sockmap: &mut Option<Sockmap>,
+    turn: usize,
+    runs: &mut Runs,
+) -> Result<()> {
     let plain = Run {
         instance,
         server: How::Plain,
@@ -134,9 +162,20 @@ fn once(experiment: &Experiment, plan: Plan<'_>, instance: &Instance, turn: usiz
     // Only whole pairs count.
     runs.native.push(native);
     runs.accelerated.push(fast);
-    if experiment.rival.is_some() {
-        let unix = Run { unix: true, ..plain };
-        runs.rival.push(unix.measure(experiment.work)?);
+    for rival in experiment.rivals {
+        let measured = match (rival, sockmap.as_mut()) {
+            (Rival::Unix, _) => Run { unix: true, ..plain }.measure(experiment.work)?,
+            (Rival::Sockmap, Some(sockmap)) => sockmap.with(|how| {
+                let cut = Run {
+                    server: how,
+                    client: how,
+                    ..plain
+                };
+                cut.measure(experiment.work)
+            })?,
+            (Rival::Sockmap, None) => continue,
+        };
+        runs.rivals.entry(rival.road().key()).or_default().push(measured);
     }
     Ok(())
 }
@@ -153,7 +192,8 @@ impl Findings for Found {
             "UNIT",
             "PLAIN TCP",
             "VIADUCT",
-            "RIVAL",
+            "UNIX",
+            "SOCKMAP",
             "BETTER",
             "(PAIRS)",
             "CPU",
@@ -164,14 +204,13 @@ impl Findings for Found {
             "PATH",
         ];
         let right = [
-            false, false, true, true, true, true, true, true, true, true, false, true, false,
+            false, false, true, true, true, true, true, true, true, true, true, false, true, false,
         ];
         let cells: Vec<Vec<String>> = self.rows.iter().map(Row::cells).collect();
         let mut text = terminal::table(&head, &right, &cells);
-        for row in &self.rows {
-            if let Some(rival) = &row.rival {
-                text.push_str(&format!("rival of {}: {}\n", row.name, rival.name));
-            }
+        text.push_str("UNIX: over the server's Unix socket. SOCKMAP: over TCP that BPF short-cuts.\n");
+        for left_out in &self.left_out {
+            text.push_str(&left_out.text());
         }
         text.push_str("CPU: processor time of both ends a unit of work, accelerated over plain.\n");
         text.push_str(

@@ -1,13 +1,14 @@
 //! The rows of the table: what the runs of an experiment amount to, and what was expected.
 
-use super::table::{Ends, Experiment, Target};
+use super::table::{Ends, Experiment, Rival, Target};
 use super::work::Measurement;
-use crate::bench::curves::significant;
+use crate::bench::curves::{Road, significant};
 use crate::bench::plot;
 use crate::bench::proof::Proof;
 use crate::bench::stats::{Summary, median};
 use crate::terminal::{Style, styled};
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// One experiment.
 #[derive(Debug, Serialize)]
@@ -18,7 +19,7 @@ pub(super) struct Row {
     more_is_better: bool,
     native: Option<Summary>,
     accelerated: Option<Summary>,
-    pub(super) rival: Option<Rival>,
+    rivals: Vec<Figure>,
     /// How many times better the accelerated median is.
     ratio: Option<f64>,
     /// The same of each pair of runs: smallest, middle and largest.
@@ -34,9 +35,11 @@ pub(super) struct Row {
     runs: Runs,
 }
 
+/// What a rival reached.
 #[derive(Debug, Serialize)]
-pub(super) struct Rival {
-    pub(super) name: &'static str,
+struct Figure {
+    road: Road,
+    name: &'static str,
     value: Summary,
 }
 
@@ -45,7 +48,8 @@ pub(super) struct Rival {
 pub(super) struct Runs {
     pub(super) native: Vec<Measurement>,
     pub(super) accelerated: Vec<Measurement>,
-    pub(super) rival: Vec<Measurement>,
+    /// By the key of the road.
+    pub(super) rivals: BTreeMap<&'static str, Vec<Measurement>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -110,7 +114,7 @@ impl Row {
             more_is_better: experiment.more_is_better,
             native: None,
             accelerated: None,
-            rival: None,
+            rivals: Vec::new(),
             ratio: None,
             pairs: None,
             cpu_ratio: None,
@@ -151,12 +155,18 @@ impl Row {
             more_is_better: judged.more_is_better,
             native,
             accelerated,
-            rival: experiment.rival.and_then(|name| {
-                Some(Rival {
-                    name,
-                    value: Summary::of(runs.rival.iter().map(value))?,
+            rivals: experiment
+                .rivals
+                .iter()
+                .filter_map(|rival| {
+                    let road = rival.road();
+                    Some(Figure {
+                        road,
+                        name: road.name(),
+                        value: Summary::of(runs.rivals.get(road.key())?.iter().map(value))?,
+                    })
                 })
-            }),
+                .collect(),
             ratio,
             pairs: Summary::of(pairs.map(|(native, accelerated)| better(value(native), value(accelerated)))),
             cpu_ratio: cpu(&runs.native)
@@ -204,6 +214,12 @@ impl Row {
     pub(super) fn cells(&self) -> Vec<String> {
         let show = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), quantity);
         let of = |summary: Option<Summary>| show(summary.map(|summary| summary.median));
+        let rival = |rival: Rival| {
+            let mut figures = self.rivals.iter();
+            of(figures
+                .find(|figure| figure.road == rival.road())
+                .map(|figure| figure.value))
+        };
         let ratio = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"));
         let (at_least, aim) = match self.target {
             Target::Ratio { at_least, aim } => (format!("{at_least}"), format!("{aim}")),
@@ -220,7 +236,8 @@ impl Row {
             self.unit.to_owned(),
             of(self.native),
             of(self.accelerated),
-            show(self.rival.as_ref().map(|rival| rival.value.median)),
+            rival(Rival::Unix),
+            rival(Rival::Sockmap),
             ratio(self.ratio),
             pairs,
             ratio(self.cpu_ratio),
@@ -273,6 +290,13 @@ mod tests {
         EXPERIMENTS.iter().find(|experiment| experiment.name == name).unwrap()
     }
 
+    fn found(rows: Vec<Row>) -> Found {
+        Found {
+            rows,
+            left_out: Vec::new(),
+        }
+    }
+
     fn run(value: f64, cpu_s: f64, fast_bytes: u64) -> Measurement {
         Measurement {
             value,
@@ -293,7 +317,7 @@ mod tests {
         Runs {
             native: native.map(|value| run(value, 0.004, 0)).into(),
             accelerated: accelerated.map(|value| run(value, 0.001, fast_bytes)).into(),
-            rival: Vec::new(),
+            rivals: BTreeMap::new(),
         }
     }
 
@@ -348,20 +372,31 @@ mod tests {
     #[test]
     fn the_json_has_every_run() {
         let rows = rows(experiment("redis-1"), runs([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], 90));
-        let json = serde_json::to_value(Found { rows }).unwrap();
+        let json = serde_json::to_value(found(rows)).unwrap();
         let row = &json["rows"][0];
         assert_eq!(row["name"], "redis-1");
         assert_eq!(row["runs"]["accelerated"][2]["value"], 6.0);
         assert_eq!(row["runs"]["accelerated"][2]["proof"]["fast_bytes"], 90);
         assert_eq!(row["target"]["ratio"]["at_least"], 4.0);
         assert_eq!(row["verdict"], "missed");
+        assert_eq!(row["rivals"], serde_json::json!([]));
+    }
+
+    #[test]
+    fn rivals_stand_in_columns_of_their_own() {
+        let mut runs = runs([1.0; 3], [4.0; 3], 90);
+        runs.rivals.insert("sockmap", vec![run(1.5, 0.004, 0)]);
+        let rows = rows(experiment("redis-1"), runs);
+        assert_eq!(rows[0].cells()[4..6], ["-", "1.50"]);
+        let json = serde_json::to_value(&rows[0]).unwrap();
+        assert_eq!(json["rivals"][0]["road"], "sockmap");
+        assert_eq!(json["runs"]["rivals"]["sockmap"][0]["value"], 1.5);
     }
 
     #[test]
     fn what_is_missing_is_said() {
         let row = Row::without(experiment("nginx"), "not installed: wrk".to_owned());
-        let found = Found { rows: vec![row] };
-        assert!(found.table().contains("not installed: wrk"));
+        assert!(found(vec![row]).table().contains("not installed: wrk"));
     }
 
     #[test]

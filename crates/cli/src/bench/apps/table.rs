@@ -1,5 +1,6 @@
 //! The experiments with programs: what each runs and what is expected of it.
 
+use crate::bench::curves::Road;
 use serde::Serialize;
 
 /// An experiment.
@@ -25,8 +26,27 @@ pub(crate) struct Experiment {
     pub(crate) target: Target,
     /// What is expected of the processor time a unit of work, as a row of its own.
     pub(crate) cpu_target: Option<Target>,
-    /// The name of a rival that the same work can run over.
-    pub(crate) rival: Option<&'static str>,
+    /// What else the same work can run over.
+    pub(crate) rivals: &'static [Rival],
+}
+
+/// A road that programs can take instead of TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rival {
+    /// The server's Unix socket.
+    Unix,
+    /// TCP that BPF short-cuts.
+    Sockmap,
+}
+
+impl Rival {
+    /// The same in a sweep.
+    pub(crate) const fn road(self) -> Road {
+        match self {
+            Self::Unix => Road::Unix,
+            Self::Sockmap => Road::Sockmap,
+        }
+    }
 }
 
 /// Which ends run under Viaduct in the accelerated runs.
@@ -131,7 +151,7 @@ const COMMON: Experiment = Experiment {
     ends: Ends::Both,
     target: ratio(1.0, 1.0),
     cpu_target: None,
-    rival: None,
+    rivals: &[],
 };
 
 /// All of them.
@@ -193,7 +213,7 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         needs: REDIS,
         target: ratio(3.0, 4.0),
         cpu_target: Some(ratio(1.0, 2.0)),
-        rival: Some("Unix socket"),
+        rivals: &[Rival::Unix, Rival::Sockmap],
         ..COMMON
     },
     Experiment {
@@ -205,7 +225,7 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         },
         needs: REDIS,
         target: ratio(4.0, 8.0),
-        rival: Some("Unix socket"),
+        rivals: &[Rival::Unix, Rival::Sockmap],
         ..COMMON
     },
     Experiment {
@@ -251,7 +271,7 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         work: Work::Postgresql,
         needs: POSTGRESQL,
         target: ratio(1.5, 2.0),
-        rival: Some("Unix socket"),
+        rivals: &[Rival::Unix],
         ..COMMON
     },
     Experiment {
@@ -261,7 +281,7 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         work: Work::Mariadb,
         needs: MARIADB,
         target: ratio(1.5, 2.0),
-        rival: Some("Unix socket"),
+        rivals: &[Rival::Unix],
         ..COMMON
     },
     Experiment {

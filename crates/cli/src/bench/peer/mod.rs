@@ -15,10 +15,12 @@ pub(crate) use many::LoadResult;
 pub(crate) use orders::{Batch, Kind, Transport};
 pub(crate) use search::{Cost as SearchCost, Plan as SearchPlan};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use std::ffi::OsString;
+use std::fs;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::Command;
 
 /// What the peer is to do.
@@ -32,6 +34,9 @@ pub(crate) struct Args {
 enum Role {
     /// Turns into a program that is asked to end when this process's parent does
     Exec {
+        /// Joins this cgroup before
+        #[arg(long, value_name = "DIR")]
+        cgroup: Option<PathBuf>,
         /// The program and its arguments
         #[arg(required = true, last = true)]
         command: Vec<OsString>,
@@ -56,7 +61,10 @@ enum Role {
 /// What the system calls report; the other end gone.
 pub(crate) fn run(args: Args) -> Result<()> {
     match args.role {
-        Role::Exec { command } => {
+        Role::Exec { cgroup, command } => {
+            if let Some(cgroup) = cgroup {
+                fs::write(cgroup.join("cgroup.procs"), "0").with_context(|| cgroup.display().to_string())?;
+            }
             set_parent_process_death_signal(Some(Signal::TERM))?;
             let mut words = command.into_iter();
             let error = Command::new(words.next().unwrap_or_default()).args(words).exec();

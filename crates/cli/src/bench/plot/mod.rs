@@ -39,7 +39,10 @@ const fn colour(road: Road) -> RGBColor {
         Road::Tcp => RGBColor(213, 94, 0),
         Road::Channel => RGBColor(60, 60, 60),
         Road::Unix => RGBColor(0, 158, 115),
+        Road::Sockmap => RGBColor(230, 159, 0),
         Road::Ucx => RGBColor(204, 121, 167),
+        Road::Iceoryx2 => RGBColor(86, 180, 233),
+        Road::OpenMpi => RGBColor(135, 84, 40),
     }
 }
 
@@ -196,24 +199,29 @@ pub(crate) fn sweep(
         .color(&BLACK)
         .pos(Pos::new(HPos::Center, VPos::Center));
     draw(&backend, Text::new(unit.to_owned(), (24, (top + bottom) / 2), style))?;
-    for curve in lines {
-        let points: Vec<_> = curve
-            .points
-            .iter()
-            .map(|(size, value)| (x.at(*size), y.at(*value)))
-            .collect();
-        for point in &points {
-            draw(&backend, Circle::new(*point, 3, colour(curve.road).filled()))?;
+    // Viaduct's own last, lest others hide it.
+    for of_viaduct in [false, true] {
+        for curve in lines.iter().filter(|curve| (curve.road == Road::Viaduct) == of_viaduct) {
+            let points: Vec<_> = curve
+                .points
+                .iter()
+                .map(|(size, value)| (x.at(*size), y.at(*value)))
+                .collect();
+            for point in &points {
+                draw(&backend, Circle::new(*point, 3, colour(curve.road).filled()))?;
+            }
+            line(&backend, points, colour(curve.road), 2)?;
         }
-        line(&backend, points, colour(curve.road), 2)?;
     }
-    for (name, road, at) in beside(lines, y) {
+    for name in beside(lines, y) {
+        let colour = colour(name.road);
+        line(&backend, vec![(right + 4, name.end), (right + 16, name.at)], colour, 1)?;
         write(
             &backend,
-            name,
-            (right + 10, at),
+            name.text,
+            (right + 20, name.at),
             14,
-            (colour(road), HPos::Left, VPos::Center),
+            (colour, HPos::Left, VPos::Center),
         )?;
     }
     backend
@@ -221,18 +229,49 @@ pub(crate) fn sweep(
         .map_err(|error| anyhow!("{}: {error}", file.display()))
 }
 
-/// Where the names of curves go so that each is beside its end and none on another.
-fn beside<'a>(lines: &[Line<'a>], y: Axis) -> Vec<(&'a str, Road, i32)> {
+/// The name of a curve beside its end.
+#[derive(Debug)]
+struct Name<'a> {
+    text: &'a str,
+    road: Road,
+    /// Where the curve ends, in pixels from the top.
+    end: i32,
+    /// Where the name stands.
+    at: i32,
+}
+
+/// Names that are each as near to the end of their curve as can be and do not touch each other.
+fn beside<'a>(lines: &[Line<'a>], y: Axis) -> Vec<Name<'a>> {
     const APART: i32 = 18;
-    let mut names: Vec<(&str, Road, i32)> = lines
+    let mut names: Vec<Name<'_>> = lines
         .iter()
-        .filter_map(|line| Some((line.name, line.road, y.at(line.points.last()?.1))))
+        .filter_map(|line| {
+            let end = y.at(line.points.last()?.1);
+            Some(Name {
+                text: line.name,
+                road: line.road,
+                end,
+                at: end,
+            })
+        })
         .collect();
-    names.sort_by_key(|name| name.2);
-    for at in 1..names.len() {
-        if let [.., before, name] = &mut names[..=at] {
-            name.2 = name.2.max(before.2 + APART);
+    names.sort_by_key(|name| name.end);
+    // Groups of names that would touch, each with the sum of the places its first name would like. They spread about their middle.
+    let mut groups: Vec<(i32, i32)> = Vec::new();
+    for (number, name) in (0..).zip(&names) {
+        groups.push((name.end - number * APART, 1));
+        while let [.., (above, many), (below, few)] = groups[..]
+            && above * few > below * many
+        {
+            groups.truncate(groups.len() - 2);
+            groups.push((above + below, many + few));
         }
+    }
+    let firsts = groups
+        .into_iter()
+        .flat_map(|(sum, count)| (0..count).map(move |_| sum / count));
+    for ((number, name), first) in (0..).zip(&mut names).zip(firsts) {
+        name.at = first + number * APART;
     }
     names
 }
@@ -405,12 +444,13 @@ mod tests {
         };
         let lines = [
             at("a", Road::Tcp, 10.0),
-            at("b", Road::Unix, 10.1),
+            at("b", Road::Unix, 11.0),
             at("c", Road::Ucx, 1.0),
         ];
-        let places: Vec<i32> = beside(&lines, axis).iter().map(|name| name.2).collect();
-        assert_eq!(places[2], 200);
-        assert!(places[1] - places[0] >= 18);
+        let names = beside(&lines, axis);
+        let places: Vec<(&str, i32)> = names.iter().map(|name| (name.text, name.at)).collect();
+        // The first two share the way they must go.
+        assert_eq!(places, [("b", 89), ("a", 107), ("c", 200)]);
     }
 
     #[test]

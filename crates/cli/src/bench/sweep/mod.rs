@@ -1,16 +1,18 @@
 //! `viaduct bench latency` and `bandwidth`: message sizes from a byte to a megabyte over every road there is.
 
+mod rivals;
+
 use crate::bench::Plan;
-use crate::bench::curves::{Curve, Point, Road, Sample, Sweep};
+use crate::bench::curves::{Curve, LeftOut, Point, Road, Sample, Sweep};
 use crate::bench::instance::Instance;
 use crate::bench::machine::Meter;
-use crate::bench::parse;
 use crate::bench::peer::{Batch, Kind, Transport};
-use crate::bench::program::{How, Launch, Program, find, free_port};
+use crate::bench::program::{How, Launch, Program};
 use crate::bench::progress::Progress;
 use crate::bench::proof::Proof;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
+use rivals::Means;
 use std::io::{BufRead, BufReader};
 use std::time::Duration;
 use viaduct_channel::{Geometry, Segment};
@@ -28,23 +30,40 @@ pub(crate) fn run(kind: Kind, plan: Plan<'_>) -> Result<Sweep> {
         .map(|shift| 1 << shift)
         .collect();
     let millis = if plan.quick { 50 } else { 100 };
-    let wanted = |road: Road| plan.only.is_none_or(|only| road.key() == only);
-    let roads: Vec<Road> = Road::ALL
+    let wanted: Vec<Road> = Road::ALL
         .into_iter()
-        .filter(|road| wanted(*road) && (*road != Road::Ucx || find(parse::UCX).is_some()))
+        .filter(|road| plan.only.is_none_or(|only| road.key() == only))
         .collect();
-    if roads.is_empty() {
-        bail!("no such road; there are tcp, viaduct, channel, unix and ucx (if installed)");
+    if wanted.is_empty() {
+        bail!("no such road; there are {}", Road::ALL.map(Road::key).join(", "));
     }
     let instance = Instance::start()?;
-    let mut found: Vec<(Road, Vec<Vec<Sample>>, Vec<Proof>)> = roads
-        .iter()
-        .map(|road| (*road, vec![Vec::new(); sizes.len()], Vec::new()))
-        .collect();
-    let progress = Progress::new(roads.len() * plan.runs);
+    let mut left_out = Vec::new();
+    let mut found: Vec<Measured> = Vec::new();
+    for road in wanted {
+        match Means::of(road, &instance) {
+            Ok(means) => found.push(Measured {
+                road,
+                means,
+                samples: vec![Vec::new(); sizes.len()],
+                proofs: Vec::new(),
+            }),
+            Err(error) => left_out.push(LeftOut::because(road, &error)),
+        }
+    }
+    if let ([], [only, ..]) = (&found[..], &left_out[..]) {
+        bail!("{}: {}", only.name, only.why);
+    }
+    let progress = Progress::new(found.len() * plan.runs);
     let meter = Meter::start(instance.daemon_pid());
     for run in 0..plan.runs {
-        for (road, samples, proofs) in &mut found {
+        for Measured {
+            road,
+            means,
+            samples,
+            proofs,
+        } in &mut found
+        {
             progress.step(&format!("{}, run {}", road.name(), run + 1));
             let job = Job {
                 instance: &instance,
@@ -53,7 +72,7 @@ pub(crate) fn run(kind: Kind, plan: Plan<'_>) -> Result<Sweep> {
                 millis,
                 run,
             };
-            let (new, proof) = job.measure(*road).with_context(|| road.name())?;
+            let (new, proof) = job.measure(means).with_context(|| road.name())?;
             if new.len() != sizes.len() {
                 bail!(
                     "{}: {} sizes measured instead of {}",
@@ -69,15 +88,15 @@ pub(crate) fn run(kind: Kind, plan: Plan<'_>) -> Result<Sweep> {
     }
     let curves = found
         .into_iter()
-        .map(|(road, samples, proofs)| Curve {
-            road,
-            name: road.name(),
+        .map(|measured| Curve {
+            road: measured.road,
+            name: measured.road.name(),
             points: sizes
                 .iter()
-                .zip(samples)
+                .zip(measured.samples)
                 .filter_map(|(size, samples)| Point::of(kind, *size, samples))
                 .collect(),
-            proofs,
+            proofs: measured.proofs,
         })
         .collect();
     Ok(Sweep {
@@ -90,8 +109,18 @@ pub(crate) fn run(kind: Kind, plan: Plan<'_>) -> Result<Sweep> {
             Kind::Bandwidth => "Gbit/s",
         },
         curves,
+        left_out,
         others: meter.others(),
     })
+}
+
+/// A road, and what its runs so far have given.
+struct Measured {
+    road: Road,
+    means: Means,
+    /// By size.
+    samples: Vec<Vec<Sample>>,
+    proofs: Vec<Proof>,
 }
 
 /// One run of one size between two plain socket programs started as `how` says.
@@ -121,21 +150,29 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn measure(self, road: Road) -> Result<(Vec<Sample>, Option<Proof>)> {
-        let under = How::Under(self.instance, &["--offer", "now"]);
-        match road {
-            Road::Ucx => Ok((self.ucx()?, None)),
-            Road::Channel => Ok((self.channel()?, None)),
-            Road::Tcp => Ok((self.sockets(How::Plain, Transport::Tcp)?.0, None)),
-            Road::Unix => Ok((self.sockets(How::Plain, Transport::Unix)?.0, None)),
-            Road::Viaduct => {
+    fn measure(self, means: &mut Means) -> Result<(Vec<Sample>, Option<Proof>)> {
+        let samples = match means {
+            Means::Viaduct => {
+                let under = How::Under(self.instance, &["--offer", "now"]);
                 let (samples, proof) = self.sockets(under, Transport::Tcp)?;
                 if !proof.is_fast() {
                     bail!("no byte went over shared memory ({})", proof.text());
                 }
-                Ok((samples, Some(proof)))
+                return Ok((samples, Some(proof)));
             }
-        }
+            Means::Tcp => self.tcp(How::Plain)?,
+            Means::Sockmap(sockmap) => sockmap.with(|how| self.tcp(how))?,
+            Means::Unix => self.sockets(How::Plain, Transport::Unix)?.0,
+            Means::Channel => self.channel()?,
+            Means::Ucx => self.ucx()?,
+            Means::Iceoryx2 => self.iceoryx2()?,
+            Means::OpenMpi(program) => self.openmpi(program)?,
+        };
+        Ok((samples, None))
+    }
+
+    fn tcp(self, how: How<'_>) -> Result<Vec<Sample>> {
+        Ok(self.sockets(how, Transport::Tcp)?.0)
     }
 
     fn sockets(self, how: How<'_>, transport: Transport) -> Result<(Vec<Sample>, Proof)> {
@@ -218,45 +255,6 @@ impl Job<'_> {
             }
         }
         measured(client);
-        Ok(samples)
-    }
-
-    /// UCX's own benchmark over its POSIX shared memory.
-    fn ucx(self) -> Result<Vec<Sample>> {
-        let test = match self.kind {
-            Kind::Latency => "tag_lat",
-            Kind::Bandwidth => "tag_bw",
-        };
-        let start = |port: u16| -> Result<Launch<'_>> {
-            Ok(Launch::new(How::Plain, parse::UCX)?
-                .variable("UCX_TLS", "posix,self")
-                .variable("UCX_WARN_UNUSED_ENV_VARS", "n")
-                .arg("-p")
-                .arg(port.to_string()))
-        };
-        let mut samples = Vec::new();
-        for size in self.sizes {
-            // About as long as the others take: a microsecond and a nanosecond for eight bytes each way.
-            let rounds = self.millis * 1_000_000 / (2_000 + *size as u64 / 4);
-            let port = free_port()?;
-            let server = start(port)?.spawn()?.listening(port)?;
-            let client = start(port)?
-                .args(&format!(
-                    "127.0.0.1 -t {test} -s {size} -n {rounds} -w {} -f -v",
-                    rounds / 8
-                ))
-                .spawn()?;
-            let seconds = parse::ucx_seconds(&client.finish(PATIENCE)?.output, self.kind == Kind::Latency)
-                .context("its output is not understood")?;
-            server.finish(PATIENCE)?;
-            samples.push(Sample {
-                run: self.run,
-                rounds,
-                seconds: seconds * rounds as f64,
-                asking_cpu_s: None,
-                serving_cpu_s: None,
-            });
-        }
         Ok(samples)
     }
 }
