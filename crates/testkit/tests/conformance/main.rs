@@ -185,6 +185,6 @@ macro_rules! themes {
 }
 
 themes! {
-    data amounts ends epolls sets fds kernels names processes successors setups options signals storms stretches threads waits worlds
+    breaks data flags amounts ends epolls sets fds kernels listeners lives names processes successors setups options signals storms stretches threads waits worlds
     alone_data alone_ends alone_processes alone_successors alone_waits
 }
