@@ -55,11 +55,11 @@ static void broken_off_in_every_wait(bool by_reset)
     for (int how = 0; how < 6; how++) {
         s = join();
         if (is_near) {
-            TIMED(30, 1500, wait_by(how));
+            TIMED(20, 1500, wait_by(how));
             GET(s, 4, 0);
             GET(s, 4, 0);
         } else {
-            sleep_ms(50);
+            sleep_ms(100);
             if (by_reset)
                 setsockopt(s, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
             R(close(s));
@@ -222,17 +222,12 @@ static void *wait_again_and_again(void *fd)
     return NULL;
 }
 
-static void *receive_now_and_then(void *fd)
+static void receive_and_answer(void)
 {
     char byte = 0;
 
-    while (byte != 'r') {
-        /* Takes what it finds, which may be what the other is to have: then that is told. */
-        if (recv(*(int *)fd, &byte, 1, 0) != 1)
-            break;
-        send_all(*(int *)fd, &byte, 1);
-    }
-    return NULL;
+    while (byte != 'r' && receive_all(s, &byte, 1))
+        send_all(s, &byte, 1);
 }
 
 static void waits_beside_receives(int kind)
@@ -242,22 +237,22 @@ static void waits_beside_receives(int kind)
     kind_of_wait = kind;
     for (int round = 0; round < 60; round++) {
         if (is_near) {
-            for (int turn = 0; turn < 4; turn++) {
+            for (int turn = 0; turn < 9; turn++) {
                 send_all(s, "x", 1);
-                if (turn % 2)
+                receive_all(s, &byte, 1);
+                if (turn % 3 == 0)
                     sleep_ms(1);
             }
             send_all(s, "r", 1);
-            for (int turn = 0; turn < 5; turn++)
-                receive_all(s, &byte, 1);
+            receive_all(s, &byte, 1);
             /* The receiver is gone, and only the waiter is there. */
             send_all(s, "p", 1);
             if (!receive_all(s, &byte, 1) || byte != 'p')
                 say("round %d: no answer", round);
             send_all(s, "e", 1);
         } else {
-            pthread_t waiter = in_thread(wait_again_and_again, &s), receiver = in_thread(receive_now_and_then, &s);
-            pthread_join(receiver, NULL);
+            pthread_t waiter = in_thread(wait_again_and_again, &s);
+            receive_and_answer();
             pthread_join(waiter, NULL);
             receive_all(s, &byte, 1);
         }

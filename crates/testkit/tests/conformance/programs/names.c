@@ -55,7 +55,7 @@ static void other_names_of_handlers(void)
 
     FAR(__sigaction(SIGUSR1, &action, NULL); signal_in(15, SIGUSR1); GET(s, 1, 0); say("%d", signals));
     if (is_near) {
-        sleep_ms(40);
+        sleep_ms(150);
         R(send(s, "x", 1, 0));
     } else {
         ssignal(SIGUSR1, handler);
@@ -77,8 +77,8 @@ static void numbers_of_waits(void)
     fd_set in;
 
     sigemptyset(&none);
-    FAR(FD_ZERO(&in); FD_SET(s, &in); TIMED(15, 500, R(syscall(SYS_pselect6, s + 1, &in, NULL, NULL, &soon, &mask)));
-        say("left %ld", soon.tv_nsec); soon.tv_nsec = 20000000; TIMED(15, 500, R(syscall(SYS_ppoll, &wait, 1, &soon, &none, 8)));
+    FAR(FD_ZERO(&in); FD_SET(s, &in); TIMED(15, 900, R(syscall(SYS_pselect6, s + 1, &in, NULL, NULL, &soon, &mask)));
+        say("left %ld", soon.tv_nsec); soon.tv_nsec = 20000000; TIMED(15, 900, R(syscall(SYS_ppoll, &wait, 1, &soon, &none, 8)));
         say("left %ld", soon.tv_nsec));
     NEAR(R(send(s, "x", 1, 0)));
     FAR(FD_SET(s, &in); R(syscall(SYS_pselect6, s + 1, &in, NULL, NULL, &later, NULL)); say("set %d, left %d", FD_ISSET(s, &in) != 0, later.tv_sec > 0);

@@ -11,7 +11,7 @@ static void answer_nothing(int number)
 
 static void interrupted_receive(void)
 {
-    FAR(count_signals(SIGUSR1, 0); signal_in(25, SIGUSR1); TIMED(15, 500, GET(s, 1, 0)); say("%d signals", signals));
+    FAR(count_signals(SIGUSR1, 0); signal_in(25, SIGUSR1); TIMED(15, 900, GET(s, 1, 0)); say("%d signals", signals));
     NEAR(R(send(s, "x", 1, 0)));
     FAR(GET(s, 1, 0));
 }
@@ -19,12 +19,12 @@ static void interrupted_receive(void)
 static void restarted_receive(void)
 {
     if (is_near) {
-        sleep_ms(60);
+        sleep_ms(200);
         R(send(s, "x", 1, 0));
     } else {
         count_signals(SIGUSR1, SA_RESTART);
         signal_in(20, SIGUSR1);
-        TIMED(40, 500, GET(s, 1, 0));
+        TIMED(40, 900, GET(s, 1, 0));
         say("%d signals", signals);
     }
     step();
@@ -34,7 +34,7 @@ static void restart_by_other_names(void)
 {
     for (int how = 0; how < 3; how++) {
         if (is_near) {
-            sleep_ms(45);
+            sleep_ms(120);
             R(send(s, "x", 1, 0));
         } else {
             count_signals(SIGUSR1, 0);
@@ -64,7 +64,7 @@ static void no_restart_with_a_time_out(void)
     struct timeval time = {2, 0};
 
     FAR(setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time); count_signals(SIGUSR1, SA_RESTART); signal_in(25, SIGUSR1);
-        TIMED(15, 500, GET(s, 1, 0)); say("%d signals", signals));
+        TIMED(15, 900, GET(s, 1, 0)); say("%d signals", signals));
 }
 
 static void other_handlers_do_not_matter(void)
@@ -72,7 +72,7 @@ static void other_handlers_do_not_matter(void)
     struct sigaction quick = {.sa_handler = SIG_IGN};
 
     if (is_near) {
-        sleep_ms(60);
+        sleep_ms(200);
         R(send(s, "x", 1, 0));
     } else {
         quick.sa_handler = (void (*)(int))(void *)sleep_ms;
@@ -163,7 +163,7 @@ static void restarted_send(void)
         say("%d signals", signals);
     } else {
         total = ask();
-        sleep_ms(60);
+        sleep_ms(200);
         drain(s, (size_t)total);
         drain(s, sizeof bytes);
     }
@@ -185,7 +185,7 @@ static void masked_signals_wait(void)
     sigset_t blocked, pending;
 
     if (is_near) {
-        sleep_ms(45);
+        sleep_ms(200);
         R(send(s, "x", 1, 0));
     } else {
         count_signals(SIGUSR1, 0);
@@ -205,7 +205,7 @@ static void masked_signals_wait(void)
 static void stop_and_continue(void)
 {
     if (is_near) {
-        sleep_ms(60);
+        sleep_ms(200);
         R(send(s, "x", 1, 0));
     } else {
         pid_t self = getpid(), child = fork();
@@ -246,7 +246,7 @@ static void stopped_meanwhile(void)
 static void children_end_meanwhile(void)
 {
     if (is_near) {
-        sleep_ms(60);
+        sleep_ms(200);
         R(send(s, "x", 1, 0));
     } else {
         pid_t child = fork();
