@@ -62,8 +62,11 @@ fn owner() -> u32 {
         return known;
     }
     let tid = raw::gettid();
-    OWNER.set(tid);
-    tid
+    // Another thread of this number may have jumped, and ended.
+    let known = jumper(tid).map_or(tid, |jumper| jumper.load(Relaxed));
+    let owner = if known & NUMBER == tid { known } else { tid };
+    OWNER.set(owner);
+    owner
 }
 
 /// The calling thread is about to leave functions by a jump, perhaps calls of ours that its handler has interrupted.
@@ -84,9 +87,12 @@ fn has_jumped(owner: u32) -> bool {
     now & NUMBER == owner & NUMBER && now != owner
 }
 
-/// In a forked child: the thread has another number now.
+/// In a forked child: the thread has another number now, and its parent's jumps go unseen.
 pub(crate) fn after_fork() {
     OWNER.set(0);
+    for jumper in &JUMPERS {
+        jumper.store(0, Relaxed);
+    }
     REGION.store(core::ptr::null_mut(), Relaxed);
 }
 

@@ -222,12 +222,17 @@ static void *wait_again_and_again(void *fd)
     return NULL;
 }
 
-static void receive_and_answer(void)
+static void receive_and_answer(bool in_set)
 {
+    struct epoll_event event;
+    int one = epoll_create1(0);
     char byte = 0;
 
-    while (byte != 'r' && receive_all(s, &byte, 1))
+    if (in_set)
+        watch(one, s, EPOLLIN);
+    while (byte != 'r' && (!in_set || epoll_wait(one, &event, 1, -1) == 1) && receive_all(s, &byte, 1))
         send_all(s, &byte, 1);
+    close(one);
 }
 
 static void waits_beside_receives(int kind)
@@ -252,7 +257,7 @@ static void waits_beside_receives(int kind)
             send_all(s, "e", 1);
         } else {
             pthread_t waiter = in_thread(wait_again_and_again, &s);
-            receive_and_answer();
+            receive_and_answer(kind == 3);
             pthread_join(waiter, NULL);
             receive_all(s, &byte, 1);
         }
@@ -274,6 +279,11 @@ static void selects_beside_receives(void)
 static void sets_beside_receives(void)
 {
     waits_beside_receives(2);
+}
+
+static void sets_beside_sets(void)
+{
+    waits_beside_receives(3);
 }
 
 /* A socket that always has bytes hides no other descriptor from a wait that shows all. */
@@ -420,5 +430,5 @@ static void jumps_out_of_busy_receives(void)
 
 MAIN(BARE(resets_in_every_wait), BARE(ends_in_every_wait), JOINED(reset_cuts_a_waitall), JOINED(reset_after_both_half_closes),
      JOINED(half_closed_and_then_reset_by_unread_bytes), BARE(exits_with_threads_in_calls), BARE(left_to_a_spawned_program),
-     JOINED(polls_beside_receives), JOINED(selects_beside_receives), JOINED(sets_beside_receives), JOINED(others_are_seen_beside_a_busy_socket), JOINED(signals_are_read_beside_a_busy_socket),
+     JOINED(polls_beside_receives), JOINED(selects_beside_receives), JOINED(sets_beside_receives), JOINED(sets_beside_sets), JOINED(others_are_seen_beside_a_busy_socket), JOINED(signals_are_read_beside_a_busy_socket),
      JOINED(jumps_out_of_busy_receives))
