@@ -53,13 +53,13 @@ static void other_names_of_handlers(void)
 {
     struct sigaction action = {.sa_handler = handler};
 
-    FAR(__sigaction(SIGUSR1, &action, NULL); signal_in(15, SIGUSR1); GET(s, 1, 0); say("%d", signals));
+    FAR(__sigaction(SIGUSR1, &action, NULL); signal_in(60, SIGUSR1); GET(s, 1, 0); say("%d", signals));
     if (is_near) {
         sleep_ms(150);
         R(send(s, "x", 1, 0));
     } else {
         ssignal(SIGUSR1, handler);
-        signal_in(10, SIGUSR1);
+        signal_in(60, SIGUSR1);
         GET(s, 1, 0);
     }
     step();

@@ -14,7 +14,7 @@ static void jump_out(int number)
 /* As iperf3 does: out of a blocked call by a jump from the signal's handler. */
 static void jump_out_of_a_receive(void)
 {
-    FAR(signal(SIGUSR2, jump_out); signal_in(20, SIGUSR2); if (sigsetjmp(jump, 1) == 0) { GET(s, 1, 0); } else say("jumped"););
+    FAR(signal(SIGUSR2, jump_out); signal_in(60, SIGUSR2); if (sigsetjmp(jump, 1) == 0) { GET(s, 1, 0); } else say("jumped"););
     NEAR(R(send(s, "x", 1, 0)));
     FAR(GET(s, 1, 0); R(send(s, "y", 1, 0)));
     NEAR(GET(s, 1, 0));
@@ -24,7 +24,7 @@ static void jump_out_of_a_poll(void)
 {
     struct pollfd wait = {s, POLLIN, 0};
 
-    FAR(signal(SIGUSR2, jump_out); signal_in(20, SIGUSR2); if (sigsetjmp(jump, 1) == 0) { R(poll(&wait, 1, -1)); } else
+    FAR(signal(SIGUSR2, jump_out); signal_in(60, SIGUSR2); if (sigsetjmp(jump, 1) == 0) { R(poll(&wait, 1, -1)); } else
             say("jumped"););
     NEAR(R(send(s, "x", 1, 0)));
     FAR(R(poll(&wait, 1, 1000)); GET(s, 1, 0));
@@ -35,7 +35,7 @@ static void jump_out_of_an_epoll_wait(void)
     int set = epoll_create1(0);
     struct epoll_event event = {.events = EPOLLIN};
 
-    FAR(epoll_ctl(set, EPOLL_CTL_ADD, s, &event); signal(SIGUSR2, jump_out); signal_in(20, SIGUSR2);
+    FAR(epoll_ctl(set, EPOLL_CTL_ADD, s, &event); signal(SIGUSR2, jump_out); signal_in(60, SIGUSR2);
         if (sigsetjmp(jump, 1) == 0) { R(epoll_wait(set, &event, 1, -1)); } else say("jumped"););
     NEAR(R(send(s, "x", 1, 0)));
     FAR(R(epoll_wait(set, &event, 1, 1000)); GET(s, 1, 0));
