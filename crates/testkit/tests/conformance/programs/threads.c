@@ -269,6 +269,8 @@ static void another_process_looks_while_one_receives(void)
     } else {
         pid_t child = fork();
         if (child == 0) {
+            /* Not beyond its parent, should that hang. */
+            alarm(8);
             looking = 1;
             look_again_and_again(&s);
         }
