@@ -1,7 +1,7 @@
 //! Calls by which descriptors come and go.
 
 use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
-use libc::{FILE, sockaddr, socklen_t};
+use libc::{DIR, FILE, sockaddr, socklen_t};
 use viaduct_socket::{cancel, is_nowhere, lifecycle, real, sys, table};
 
 /// Defines hooks of calls that make one descriptor of a kind that is none of ours.
@@ -31,12 +31,51 @@ creators! {
     memfd_create(name: *const c_char, flags: c_uint);
     inotify_init();
     inotify_init1(flags: c_int);
+    mkstemp(template: *mut c_char);
+    mkstemp64(template: *mut c_char);
+    mkostemp(template: *mut c_char, flags: c_int);
+    mkostemp64(template: *mut c_char, flags: c_int);
+    mkstemps(template: *mut c_char, suffix: c_int);
+    mkstemps64(template: *mut c_char, suffix: c_int);
+    mkostemps(template: *mut c_char, suffix: c_int, flags: c_int);
+    mkostemps64(template: *mut c_char, suffix: c_int, flags: c_int);
+    shm_open(name: *const c_char, flags: c_int, mode: c_uint);
+    posix_openpt(flags: c_int);
+    fanotify_init(flags: c_uint, file_flags: c_uint);
+    pidfd_open(process: c_int, flags: c_uint);
     __open(path: *const c_char, flags: c_int, mode: c_uint);
     __open64(path: *const c_char, flags: c_int, mode: c_uint);
     __open_2(path: *const c_char, flags: c_int);
     __open64_2(path: *const c_char, flags: c_int);
     __openat_2(dir: c_int, path: *const c_char, flags: c_int);
     __openat64_2(dir: c_int, path: *const c_char, flags: c_int);
+}
+
+/// Defines hooks of calls that open a stream within the C library, where no other hook sees it.
+macro_rules! stream_creators {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $stream:ty, $number:path;)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> *mut $stream {
+                // SAFETY: the program's own call.
+                let stream = unsafe { real::$name($($argument),*) };
+                if !stream.is_null() {
+                    // SAFETY: a new stream.
+                    lifecycle::fresh(unsafe { $number(stream) });
+                }
+                stream
+            }
+        )*
+    };
+}
+
+stream_creators! {
+    fopen(path: *const c_char, mode: *const c_char) -> FILE, libc::fileno;
+    fopen64(path: *const c_char, mode: *const c_char) -> FILE, libc::fileno;
+    tmpfile() -> FILE, libc::fileno;
+    tmpfile64() -> FILE, libc::fileno;
+    popen(command: *const c_char, mode: *const c_char) -> FILE, libc::fileno;
+    opendir(path: *const c_char) -> DIR, libc::dirfd;
 }
 
 #[unsafe(no_mangle)]

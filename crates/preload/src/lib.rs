@@ -19,6 +19,7 @@ mod formats;
 mod numbers;
 mod options;
 mod process;
+mod scopes;
 mod search;
 mod transfer;
 mod wait;

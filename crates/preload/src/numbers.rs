@@ -9,6 +9,11 @@ fn place<T>(word: c_long) -> *mut T {
     core::ptr::with_exposed_provenance_mut(word as usize)
 }
 
+/// Whether the word is an address where nothing is, but not null.
+fn is_bad(word: c_long) -> bool {
+    word != 0 && is_nowhere(place::<c_void>(word))
+}
+
 /// Raw system calls that programs make of socket calls take the same way as these. A program that asks for io_uring is told that the
 /// kernel has none: what it would do there could not be seen.
 #[unsafe(no_mangle)]
@@ -56,6 +61,9 @@ pub unsafe extern "C-unwind" fn syscall(
             libc::SYS_getsockopt => options::getsockopt(fd, b as c_int, c as c_int, place(d), place(e)).into(),
             libc::SYS_setsockopt => options::setsockopt(fd, b as c_int, c as c_int, place(d), e as u32).into(),
             libc::SYS_poll => wait::poll(place(a), b as u64, c as c_int).into(),
+            // The C library would read the time before the kernel can refuse it.
+            libc::SYS_ppoll if is_bad(c) => real::syscall(number, a, b, c, d, e, f),
+            libc::SYS_select | libc::SYS_pselect6 if is_bad(e) => real::syscall(number, a, b, c, d, e, f),
             libc::SYS_ppoll => {
                 wait::telling_what_is_left(place(c), |time| wait::ppoll(place(a), b as u64, time, place(d))).into()
             }
@@ -85,6 +93,10 @@ pub unsafe extern "C-unwind" fn syscall(
             // The flags come first among its arguments.
             libc::SYS_clone3 if !is_nowhere(place::<u64>(a)) && process::has_own_memory(*place::<u64>(a)) => {
                 lifecycle::forking(|| real::syscall(number, a, b, c, d, e, f) as isize) as c_long
+            }
+            libc::SYS_clone | libc::SYS_clone3 => {
+                lifecycle::lodging();
+                real::syscall(number, a, b, c, d, e, f)
             }
             libc::SYS_exit_group => process::_exit(fd),
             libc::SYS_execve => exec::execve(place(a), place(b), place(c)).into(),

@@ -54,6 +54,7 @@ pub unsafe extern "C-unwind" fn clone(
         unsafe { real::clone(start, stack, flags, argument, parent, tls, child) }
     };
     let Some(start) = start.filter(|_| has_own_memory(flags as u64)) else {
+        lifecycle::lodging();
         let start = start.map_or(core::ptr::null(), |start| start as *const c_void);
         return call(start, argument);
     };
@@ -81,6 +82,22 @@ pub unsafe extern "C-unwind" fn pthread_cancel(thread: libc::pthread_t) -> c_int
     // SAFETY: the program's own call.
     unsafe { real::pthread_cancel(thread) }
 }
+
+/// Defines hooks of jumps: a handler may leave calls of ours by one.
+macro_rules! jumps {
+    ($($name:ident)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C-unwind" fn $name(place: *mut c_void, value: c_int) {
+                viaduct_socket::jumping();
+                // SAFETY: the program's own call, which does not return.
+                unsafe { real::$name(place, value) }
+            }
+        )*
+    };
+}
+
+jumps! { longjmp _longjmp siglongjmp __longjmp_chk }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sigaction(

@@ -225,12 +225,10 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
         // SAFETY: the program's own call.
         unsafe { real::recvmsg(fd, message, flags) }
     };
-    let Some(conn) = table::connection(fd) else {
+    // The sign bit is MSG_CMSG_COMPAT, which the kernel refuses.
+    let Some(conn) = table::connection(fd).filter(|_| !is_nowhere(message) && flags >= 0) else {
         return direct();
     };
-    if is_nowhere(message) {
-        return direct();
-    }
     // SAFETY: the program's header and list.
     let Some(vector) = (unsafe { list((*message).msg_iov, (*message).msg_iovlen) }) else {
         return direct();

@@ -240,9 +240,9 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<Optio
     if is_behind() {
         return Ok(None);
     }
-    if unseen::has_set(conn.fd()) {
+    if let Some(reason) = unseen::objection(conn.fd()) {
         conn.set_flag(conn::BANNED, true);
-        return Err(Reason::UnseenWait);
+        return Err(reason);
     }
     if let Err(reason) = lifecycle::recall_options(conn) {
         conn.set_flag(conn::BANNED, true);

@@ -129,16 +129,3 @@ pub(crate) fn send_on_tcp(conn: &'static Conn, reason: Reason, direct: impl FnOn
     });
     if raw { direct() } else { sys::fail(libc::EAGAIN) }
 }
-
-/// Makes a receive that only TCP can serve.
-#[cold]
-pub(crate) fn receive_on_tcp(conn: &'static Conn, reason: Reason, direct: impl FnOnce() -> isize) -> isize {
-    ban(conn, reason);
-    let id = conn.id();
-    // What the lane still holds comes first in the stream, but this call cannot serve it.
-    if receives_raw(conn, id) {
-        direct()
-    } else {
-        sys::fail(libc::EAGAIN)
-    }
-}

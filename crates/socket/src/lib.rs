@@ -67,6 +67,7 @@ mod wait;
 mod wish;
 
 pub use conn::Conn;
+pub use lock::jumping;
 pub use policy::remember_environment;
 pub use receive::receive;
 pub use send::{send, send_with_control};

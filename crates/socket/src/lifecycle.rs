@@ -5,9 +5,9 @@ use crate::records;
 use crate::search::streams;
 use crate::sys::{self, raw};
 use crate::table::{self, Entry};
-use crate::{agent, bell, counters, demote, epoll, epoll_share, forks, lock, options, policy};
-use core::sync::atomic::AtomicU32;
+use crate::{agent, bell, counters, demote, epoll, epoll_share, forks, lock, options, policy, unseen};
 use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicBool, AtomicU32};
 use libc::c_int;
 use viaduct_control::Reason;
 use viaduct_control::policy::OfferPolicy;
@@ -75,7 +75,7 @@ pub fn closing_range(first: c_int, last: c_int, mut close: impl FnMut(c_int, c_i
     result
 }
 
-/// `new` refers to what `old` refers to.
+/// `new` refers to what `old` refers to. A connection that is given a standard number is for the stdio stream that reads or writes there.
 pub fn duplicated(old: c_int, new: c_int) {
     if new < 0 || new == old {
         return;
@@ -89,6 +89,9 @@ pub fn duplicated(old: c_int, new: c_int) {
             conn.hold();
             if !table::set_connection(new, conn.index()) {
                 conn.release(new, true);
+            }
+            if new <= libc::STDERR_FILENO && !conn.flag(conn::HANDED_OVER) {
+                to_stdio(conn);
             }
         }
         Entry::Epoll(index) => {
@@ -271,6 +274,14 @@ pub fn forking(call: impl FnOnce() -> isize) -> isize {
     child
 }
 
+/// Whether the process may have had a child on its own memory.
+static LODGERS: AtomicBool = AtomicBool::new(false);
+
+/// The program makes a child, or a thread, that runs on this process's memory.
+pub fn lodging() {
+    LODGERS.store(true, Relaxed);
+}
+
 /// In a child that [`forking`] cannot return in.
 pub fn forked() {
     if PROCESS.load(Relaxed) != 0 {
@@ -338,14 +349,25 @@ pub fn receives_by_kernel(conn: &'static Conn) -> bool {
 
 /// The process is about to become another program, which may not run under Viaduct.
 pub fn executing() {
+    hand_over_many(Reason::ForeignProcess, is_for_successor);
+    records::all().for_each(Conn::leave);
+}
+
+/// The program loads code whose calls are not seen.
+pub fn loading_unseen() {
+    if unseen::has_come() {
+        hand_over_many(Reason::UnseenCalls, |_, _| true);
+    }
+}
+
+fn hand_over_many(reason: Reason, concerned: impl Fn(c_int, &'static Conn) -> bool) {
     // A peer that does not answer costs time, and there may be many.
     let until = sys::now_ns() + 1_000_000_000;
     for (fd, conn) in table::connections() {
-        if is_for_successor(fd, conn) && !conn.flag(conn::HANDED_OVER) && sys::now_ns() < until {
-            demote::hand_over(conn, Reason::ForeignProcess);
+        if concerned(fd, conn) && !conn.flag(conn::HANDED_OVER) && sys::now_ns() < until {
+            demote::hand_over(conn, reason);
         }
     }
-    records::all().for_each(Conn::leave);
 }
 
 /// Whether the program that this process becomes is meant to have the connection by `fd`: as its standard input or output, or because nobody else
@@ -379,6 +401,9 @@ pub fn exiting() {
     }
     // A child that runs on its parent's memory ends nothing of its parent's. Not asked for nothing: programs forbid themselves system calls.
     let is_ours = core::cell::LazyCell::new(|| PROCESS.load(Relaxed) == raw::getpid());
+    if LODGERS.load(Relaxed) && !*is_ours {
+        return;
+    }
     for conn in records::all() {
         if conn.phase() == Phase::Attached {
             if !*is_ours {

@@ -3,7 +3,8 @@
 //! The words live in anonymous shared memory, so that a process and its forked children exclude each other, and out of the
 //! peer's reach. A word holds the number of the thread that owns it. A thread that finds its own number there has
 //! been interrupted by a signal whose handler uses the same direction; it must not wait. A word held by a thread that no
-//! longer exists is taken over: the channel's stores are ordered so that a user killed midway does no harm.
+//! longer exists, or has left the call by a jump out of a handler, is taken over: the channel's stores are ordered so that a user killed
+//! midway does no harm.
 //!
 //! No word is held while waiting.
 
@@ -21,7 +22,7 @@ pub(crate) struct Locks {
     /// Processes that hold the connection: a forked child counts until it lets go. One that was killed counts for ever, which only
     /// keeps the connection from being offered again.
     pub(crate) holders: AtomicU32,
-    /// Threads that sleep in a receive until a mark comes. One that was cancelled or left by a jump counts for ever, which only costs marks.
+    /// Threads that sleep in a receive or a poll until a mark comes. One that was cancelled or left by a jump counts for ever, which only costs marks.
     pub(crate) asleep: AtomicU32,
     /// One more than the number of the [`Area`](crate::search::area::Area) with the holes of the receiving direction; 0 for none.
     pub(crate) area: AtomicU32,
@@ -29,25 +30,69 @@ pub(crate) struct Locks {
     pub(crate) position: AtomicU64,
 }
 
+/// Bits of a word with the number of its thread: none is larger (`PID_MAX_LIMIT`, linux/threads.h).
+const NUMBER: u32 = (1 << 22) - 1;
+/// Bits of a word that tell how often its thread had jumped when it took the word.
+const JUMPS: u32 = !(NUMBER | SEARCHED);
+/// The first of them.
+const JUMP: u32 = NUMBER + 1;
+
 thread_local! {
-    static TID: Cell<u32> = const { Cell::new(0) };
+    /// What this thread writes into words.
+    static OWNER: Cell<u32> = const { Cell::new(0) };
+}
+
+/// What threads that have jumped write into words since; one place serves many threads.
+static JUMPERS: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
+
+fn jumper(owner: u32) -> Option<&'static AtomicU32> {
+    JUMPERS.get((owner & NUMBER) as usize % JUMPERS.len())
 }
 
 /// The calling thread's number.
 #[inline]
 pub(crate) fn tid() -> u32 {
-    let known = TID.get();
+    owner() & NUMBER
+}
+
+#[inline]
+fn owner() -> u32 {
+    let known = OWNER.get();
     if known != 0 {
         return known;
     }
     let tid = raw::gettid();
-    TID.set(tid);
-    tid
+    // Another thread of this number may have jumped, and ended.
+    let known = jumper(tid).map_or(tid, |jumper| jumper.load(Relaxed));
+    let owner = if known & NUMBER == tid { known } else { tid };
+    OWNER.set(owner);
+    owner
 }
 
-/// In a forked child: the thread has another number now.
+/// The calling thread is about to leave functions by a jump, perhaps calls of ours that its handler has interrupted.
+pub fn jumping() {
+    let known = OWNER.get();
+    if known != 0 {
+        let next = known & NUMBER | known.wrapping_add(JUMP) & JUMPS;
+        OWNER.set(next);
+        if let Some(jumper) = jumper(next) {
+            jumper.store(next, Relaxed);
+        }
+    }
+}
+
+/// Whether the thread that has written `owner` into a word has jumped since, as far as is known.
+fn has_jumped(owner: u32) -> bool {
+    let now = jumper(owner).map_or(owner, |jumper| jumper.load(Relaxed));
+    now & NUMBER == owner & NUMBER && now != owner
+}
+
+/// In a forked child: the thread has another number now, and its parent's jumps go unseen.
 pub(crate) fn after_fork() {
-    TID.set(0);
+    OWNER.set(0);
+    for jumper in &JUMPERS {
+        jumper.store(0, Relaxed);
+    }
     REGION.store(core::ptr::null_mut(), Relaxed);
 }
 
@@ -73,7 +118,7 @@ impl Guard<'_> {
     pub(crate) fn set_searched(&mut self, searched: bool) {
         self.idle = if searched { SEARCHED } else { 0 };
         // At once: a thread that is killed never gives the word up.
-        self.word.store(tid() | self.idle, Release);
+        self.word.store(owner() | self.idle, Release);
     }
 }
 
@@ -88,45 +133,46 @@ impl Drop for Guard<'_> {
 /// Takes a word; `None` if this very thread holds it already.
 #[inline]
 pub(crate) fn acquire(word: &AtomicU32) -> Option<Guard<'_>> {
-    let tid = tid();
-    if word.compare_exchange(0, tid, Acquire, Relaxed).is_ok() {
+    let own = owner();
+    if word.compare_exchange(0, own, Acquire, Relaxed).is_ok() {
         return Some(Guard { word, idle: 0 });
     }
-    acquire_contended(word, tid)
+    acquire_contended(word, own)
 }
 
 /// Takes the word of a direction that has been searched, most likely; `None` if this very thread holds it already.
 #[inline]
 pub(crate) fn acquire_searched(word: &AtomicU32) -> Option<Guard<'_>> {
-    let (tid, idle) = (tid(), SEARCHED);
-    if word.compare_exchange(idle, tid | idle, Acquire, Relaxed).is_ok() {
+    let (own, idle) = (owner(), SEARCHED);
+    if word.compare_exchange(idle, own | idle, Acquire, Relaxed).is_ok() {
         return Some(Guard { word, idle });
     }
-    acquire_contended(word, tid)
+    acquire_contended(word, own)
 }
 
 /// Takes a word if it is free.
 #[inline]
 pub(crate) fn try_acquire(word: &AtomicU32) -> Option<Guard<'_>> {
     // Made only on success: a guard that is dropped gives up a word, whoever owns it.
-    word.compare_exchange(0, tid(), Acquire, Relaxed)
+    word.compare_exchange(0, owner(), Acquire, Relaxed)
         .ok()
         .map(|_| Guard { word, idle: 0 })
 }
 
 #[cold]
-fn acquire_contended(word: &AtomicU32, tid: u32) -> Option<Guard<'_>> {
+fn acquire_contended(word: &AtomicU32, own: u32) -> Option<Guard<'_>> {
     let mut rounds = 0_u32;
     loop {
         let owner = word.load(Relaxed);
         let (owner, idle) = (owner & !SEARCHED, owner & SEARCHED);
-        if owner == tid {
+        if owner == own {
             return None;
         }
-        let free = owner == 0 || rounds % 1024 == 1023 && !raw::thread_alive(owner);
+        let gone = || has_jumped(owner) || !raw::thread_alive(owner & NUMBER);
+        let free = owner == 0 || owner & NUMBER == own & NUMBER || rounds % 1024 == 1023 && gone();
         if free
             && word
-                .compare_exchange(owner | idle, tid | idle, Acquire, Relaxed)
+                .compare_exchange(owner | idle, own | idle, Acquire, Relaxed)
                 .is_ok()
         {
             return Some(Guard { word, idle });
@@ -182,7 +228,7 @@ mod tests {
         assert!(owner.is_some());
         assert!(try_acquire(&word).is_none());
         assert!(acquire(&word).is_none(), "this thread owns it already");
-        assert_eq!(word.load(Relaxed), tid());
+        assert_eq!(word.load(Relaxed), super::owner());
         drop(owner);
         assert!(try_acquire(&word).is_some());
         assert_eq!(word.load(Relaxed), 0);
@@ -216,6 +262,20 @@ mod tests {
             });
         });
         assert!(acquire(&word).unwrap().searched());
+    }
+
+    #[test]
+    fn a_word_left_by_a_jump_is_free_for_everybody() {
+        let word = AtomicU32::new(0);
+        core::mem::forget(acquire(&word).unwrap());
+        assert!(acquire(&word).is_none(), "a handler that interrupts the owner");
+        jumping();
+        drop(acquire(&word).unwrap());
+        core::mem::forget(acquire(&word).unwrap());
+        jumping();
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert!(acquire(&word).is_some()));
+        });
     }
 
     #[test]

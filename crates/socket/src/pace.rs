@@ -54,7 +54,7 @@ impl Naps {
 }
 
 impl Conn {
-    /// A thread goes to sleep in a receive, or no longer sleeps; `bit` is what wakes it.
+    /// A thread goes to sleep until there are bytes, or no longer sleeps; `bit` is what wakes it.
     pub(crate) fn count_asleep(&self, bit: u32, asleep: bool) {
         if bit == bell::BY_SOCKET
             && let Some(locks) = self.locks()
@@ -68,7 +68,7 @@ impl Conn {
         }
     }
 
-    /// Whether threads sleep in a receive until a mark comes.
+    /// Whether threads sleep until a mark tells of bytes.
     pub(crate) fn has_sleepers(&self) -> bool {
         self.locks().is_some_and(|locks| locks.asleep.load(SeqCst) > 0)
     }

@@ -142,16 +142,25 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
         }
     }
     loop {
+        // Before they are armed: who takes a mark meanwhile must know.
+        count_asleep(entries, true);
         let bound = arm(entries);
-        let ready = glance(entries, shadow, true)?;
-        if ready > 0 {
-            return Ok(ready);
-        }
-        let Some(bound) = bound else { continue };
+        let ready = glance(entries, shadow, true);
+        let bound = match (ready, bound) {
+            (Ok(0), Some(bound)) => bound,
+            (ready, _) => {
+                count_asleep(entries, false);
+                match ready? {
+                    0 => continue,
+                    ready => return Ok(ready),
+                }
+            }
+        };
         let left = deadline.map(|deadline| deadline.saturating_sub(sys::now_ns()));
         let nap = naps.next(bound, left);
         prepare(entries, shadow);
         let woken = real::ppoll_masked(shadow, nap.map(sys::timespec).as_ref(), how.mask);
+        count_asleep(entries, false);
         let rang = shadow.last().filter(|bell| bell.revents != 0).map(|bell| bell.fd);
         if let Some(bell) = rang {
             raw::eventfd_reset(bell);
@@ -181,6 +190,13 @@ fn at_once(entries: &mut [pollfd], shadow: &mut [pollfd], mask: *const libc::sig
         real::ppoll_masked(&mut [], Some(&sys::timespec(0)), mask)?;
     }
     Ok(ready)
+}
+
+/// The calling thread goes to sleep until the entries' connections have bytes, or no longer sleeps.
+fn count_asleep(entries: &[pollfd], asleep: bool) {
+    for (conn, _) in receivers(entries) {
+        conn.count_asleep(wait::bit_for(conn), asleep);
+    }
 }
 
 fn stirs(conn: &'static Conn, events: i16) -> bool {

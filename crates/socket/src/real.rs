@@ -125,6 +125,18 @@ real! {
     __open64_2(path: *const c_char, flags: c_int) -> c_int;
     __openat_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int;
     __openat64_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int;
+    mkstemp(template: *mut c_char) -> c_int;
+    mkstemp64(template: *mut c_char) -> c_int;
+    mkostemp(template: *mut c_char, flags: c_int) -> c_int;
+    mkostemp64(template: *mut c_char, flags: c_int) -> c_int;
+    mkstemps(template: *mut c_char, suffix: c_int) -> c_int;
+    mkstemps64(template: *mut c_char, suffix: c_int) -> c_int;
+    mkostemps(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int;
+    mkostemps64(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int;
+    shm_open(name: *const c_char, flags: c_int, mode: c_uint) -> c_int;
+    posix_openpt(flags: c_int) -> c_int;
+    fanotify_init(flags: c_uint, file_flags: c_uint) -> c_int;
+    pidfd_open(process: c_int, flags: c_uint) -> c_int;
     pidfd_getfd(process: c_int, fd: c_int, flags: c_uint) -> c_int;
     sockatmark(fd: c_int) -> c_int;
     _Fork() -> pid_t;
@@ -141,6 +153,12 @@ real! {
 real! {
     else core::ptr::null_mut();
     fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
+    fopen(path: *const c_char, mode: *const c_char) -> *mut libc::FILE;
+    fopen64(path: *const c_char, mode: *const c_char) -> *mut libc::FILE;
+    tmpfile() -> *mut libc::FILE;
+    tmpfile64() -> *mut libc::FILE;
+    popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE;
+    opendir(path: *const c_char) -> *mut libc::DIR;
     freopen(path: *const c_char, mode: *const c_char, stream: *mut libc::FILE) -> *mut libc::FILE;
     freopen64(path: *const c_char, mode: *const c_char, stream: *mut libc::FILE) -> *mut libc::FILE;
 }
@@ -148,6 +166,10 @@ real! {
 real! {
     else ();
     pthread_testcancel() -> ();
+    longjmp(place: *mut c_void, value: c_int) -> ();
+    _longjmp(place: *mut c_void, value: c_int) -> ();
+    siglongjmp(place: *mut c_void, value: c_int) -> ();
+    __longjmp_chk(place: *mut c_void, value: c_int) -> ();
 }
 
 /// Ends the calling thread if it has been cancelled.

@@ -17,14 +17,6 @@ use viaduct_control::Reason;
 use viaduct_control::counters::{Path, slot};
 use viaduct_stream::{Incoming, Outgoing, Source};
 
-/// Flags this module knows; any other sends the connection back to TCP.
-const PLAIN_FLAGS: c_int = libc::MSG_PEEK
-    | libc::MSG_WAITALL
-    | libc::MSG_DONTWAIT
-    | libc::MSG_TRUNC
-    | libc::MSG_NOSIGNAL
-    | libc::MSG_CMSG_CLOEXEC
-    | libc::MSG_WAITFORONE;
 /// Steps of one look at the stream. Each takes something that the peer did; no peer that keeps to the protocol is ahead by so many.
 const ROUNDS: u32 = 4096;
 /// Not an error number: the direction is searched, `crate::search` receives.
@@ -77,9 +69,6 @@ pub(crate) fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, di
     }
     if vector.is_nowhere() && flags & libc::MSG_TRUNC == 0 {
         return sys::fail(libc::EFAULT);
-    }
-    if flags & !PLAIN_FLAGS != 0 {
-        return crate::demote::receive_on_tcp(conn, Reason::UrgentData, direct);
     }
     let nonblocking = flags & libc::MSG_DONTWAIT != 0 || conn.nonblocking();
     let want = if flags & libc::MSG_WAITALL != 0 && !nonblocking {

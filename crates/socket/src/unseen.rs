@@ -1,6 +1,7 @@
-//! Epoll sets that the program made by system calls of its own (Rust's `rustix` does).
+//! What the program does past the library, so that its connections must stay on TCP: code in scopes of symbols of its own, whose calls go
+//! straight to the C library, and epoll sets that it made by system calls of its own (Rust's `rustix` does).
 //!
-//! Who waits in one is not seen to: no lane is looked at for it, and what a program does after such a wait need not lead it to `EAGAIN`, where
+//! Who waits in such a set is not seen to: no lane is looked at for it, and what a program does after such a wait need not lead it to `EAGAIN`, where
 //! bytes to come would be announced. So in a process that has such a set connections stay on TCP.
 
 use crate::sys::{self, raw};
@@ -15,13 +16,29 @@ const BEYOND: i32 = 64;
 /// Between two looks at this or any later offer, except that the first ones are looked at more often.
 const AGAIN_NS: u64 = 1_000_000_000;
 
+/// Whether there is such code.
+static CODE: AtomicBool = AtomicBool::new(false);
+/// Whether there is such a set.
 static FOUND: AtomicBool = AtomicBool::new(false);
 static OFFERS: AtomicU32 = AtomicU32::new(0);
 static LOOKED_AT_NS: AtomicU64 = AtomicU64::new(0);
 
+/// Such code is about to be loaded; true the first time.
+pub(crate) fn has_come() -> bool {
+    !CODE.swap(true, Relaxed)
+}
+
+/// Why the connection with descriptor `fd`, which is about to be offered, is not to be. Nothing may be owned.
+pub(crate) fn objection(fd: i32) -> Option<Reason> {
+    if CODE.load(Relaxed) {
+        return Some(Reason::UnseenCalls);
+    }
+    has_set(fd).then_some(Reason::UnseenWait)
+}
+
 /// Whether the process, which is about to offer a connection with descriptor `fd`, has such a set. The first time it is found to, the
 /// connections that it has already are banned. Nothing may be owned.
-pub(crate) fn has_set(fd: i32) -> bool {
+fn has_set(fd: i32) -> bool {
     if FOUND.load(Relaxed) {
         return true;
     }

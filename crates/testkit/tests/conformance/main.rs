@@ -4,6 +4,7 @@
 //! `CONFORMANCE_CASES=name,name` runs only these cases.
 
 mod expected;
+mod page;
 mod programs;
 mod transcript;
 
@@ -174,17 +175,24 @@ macro_rules! themes {
 
         #[test]
         fn there_are_as_many_cases_as_promised() {
-            let cases: usize = [$(include_str!(concat!("programs/", stringify!($theme), ".c"))),*]
-                .iter()
-                .map(|source| ["JOINED(", "BARE(", "ALONE("].map(|kind| source.matches(kind).count()).iter().sum::<usize>())
-                .sum();
+            let cases: usize = THEMES.iter().map(|(_, source)| page::cases(source).count()).sum();
             println!("{cases} cases");
             assert!(cases >= CASES, "only {cases} cases");
+        }
+
+        /// The themes, each with its source.
+        const THEMES: &[(&str, &str)] =
+            &[$((stringify!($theme), include_str!(concat!("programs/", stringify!($theme), ".c")))),*];
+
+        #[test]
+        fn the_page_of_cases_tells_the_truth() {
+            let faults = page::faults(THEMES);
+            assert!(faults.is_empty(), "{faults:#?}");
         }
     };
 }
 
 themes! {
-    data amounts ends epolls sets fds kernels names processes successors setups options signals storms stretches threads waits worlds
+    breaks data flags amounts ends epolls sets fds kernels listeners lives names processes successors setups options signals storms stretches threads waits worlds
     alone_data alone_ends alone_processes alone_successors alone_waits
 }

@@ -11,7 +11,7 @@ static void peeking(void)
 static void peeking_waits(void)
 {
     if (is_near) {
-        sleep_ms(30);
+        sleep_ms(100);
         R(send(s, "x", 1, 0));
     } else {
         TIMED(15, 1000, GET(s, 4, MSG_PEEK));
@@ -40,7 +40,7 @@ static void waitall_waits(void)
 {
     if (is_near)
         for (int piece = 0; piece < 3; piece++) {
-            sleep_ms(15);
+            sleep_ms(50);
             R(send(s, "0123456789", 10, 0));
         }
     else
@@ -73,14 +73,14 @@ static void waitall_is_cut_by_a_timeout(void)
 static void waitall_is_cut_by_a_signal(void)
 {
     NEAR(R(send(s, "abc", 3, 0)));
-    FAR(count_signals(SIGUSR1, 0); signal_in(40, SIGUSR1); TIMED(30, 1000, GET(s, 10, MSG_WAITALL));
-        signal_in(40, SIGUSR1); TIMED(30, 1000, GET(s, 10, MSG_WAITALL)); say("%d signals", signals));
+    FAR(count_signals(SIGUSR1, 0); signal_in(100, SIGUSR1); TIMED(30, 1000, GET(s, 10, MSG_WAITALL));
+        signal_in(100, SIGUSR1); TIMED(30, 1000, GET(s, 10, MSG_WAITALL)); say("%d signals", signals));
 }
 
 static void waitall_with_restart_returns_what_came(void)
 {
     NEAR(R(send(s, "abc", 3, 0)));
-    FAR(count_signals(SIGUSR1, SA_RESTART); signal_in(40, SIGUSR1); TIMED(30, 1000, GET(s, 10, MSG_WAITALL)));
+    FAR(count_signals(SIGUSR1, SA_RESTART); signal_in(100, SIGUSR1); TIMED(30, 1000, GET(s, 10, MSG_WAITALL)));
 }
 
 static void waitall_does_not_wait_when_told(void)
@@ -268,7 +268,7 @@ static void several_messages_wait_for_one(void)
     NEAR(R(send(s, "abcd", 4, 0)));
     FAR(R(recvmmsg(s, received, 2, MSG_WAITFORONE, NULL)); say("%u", received[0].msg_len));
     if (is_near) {
-        sleep_ms(60);
+        sleep_ms(120);
         R(send(s, "efgh", 4, 0));
     } else
         TIMED(50, 1000, R(recvmmsg(s, received, 2, 0, &time)));

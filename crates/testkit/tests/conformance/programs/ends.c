@@ -339,7 +339,7 @@ static void broken_pipe_of_own_making(void)
 
 static void *shut_down_later(void *how)
 {
-    sleep_ms(40);
+    sleep_ms(100);
     shutdown(s, *(int *)how);
     return NULL;
 }
@@ -406,7 +406,7 @@ static void the_end_wakes_a_poller(void)
         TIMED(25, 1000, POLL(s, POLLIN | POLLRDHUP, 2000));
         GET(s, 1, 0);
     } else {
-        sleep_ms(40);
+        sleep_ms(100);
         R(close(s));
     }
     step();

@@ -57,7 +57,7 @@ static void copy_onto_a_socket_with_a_reader(void)
         socketpair(AF_UNIX, SOCK_STREAM, 0, ends);
         shutdown(ends[0], SHUT_RDWR);
         thread = in_thread(receive_one, &s);
-        sleep_ms(25);
+        sleep_ms(200);
         /* The kernel keeps the reader inside the old connection until that ends. */
         R(shutdown(s, SHUT_RDWR));
         R(dup2(ends[0], s) == s);
@@ -76,7 +76,7 @@ static void close_with_a_reader(void)
 
     if (is_near) {
         thread = in_thread(receive_one, &s);
-        sleep_ms(25);
+        sleep_ms(200);
         R(close(s));
         tell(0);
         pthread_join(thread, &result);
@@ -99,7 +99,7 @@ static void copy_onto_a_socket_with_a_reader_that_gets_its_byte(void)
     if (is_near) {
         pipe(ends);
         thread = in_thread(receive_one, &s);
-        sleep_ms(25);
+        sleep_ms(200);
         R(dup2(ends[0], s) == s);
         tell(0);
         pthread_join(thread, &result);

@@ -2,6 +2,8 @@
 #include "play.h"
 #include <linux/errqueue.h>
 #include <linux/tls.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
 #include <sys/sendfile.h>
 #include <sys/syscall.h>
 
@@ -49,6 +51,42 @@ static void urgent_then_plain(void)
         NEAR(R(send(s, "ping", 4, 0)));
         FAR(ALL(s, 4); R(send(s, "pong", 4, 0)));
         NEAR(ALL(s, 4));
+    }
+}
+
+/* Every kind of wait tells of it, also one that asks for nothing else. */
+static void urgent_in_every_wait(void)
+{
+    fd_set in, except;
+    struct timeval time = {2, 0};
+    struct epoll_event event = {.events = EPOLLPRI};
+    int set = epoll_create1(0);
+
+    for (int how = 0; how < 3; how++) {
+        if (is_near) {
+            sleep_ms(30);
+            R(send(s, "!", 1, MSG_OOB));
+        } else {
+            if (how == 0) {
+                FD_ZERO(&in);
+                FD_ZERO(&except);
+                FD_SET(s, &in);
+                FD_SET(s, &except);
+                R(select(s + 1, NULL, NULL, &except, &time));
+                say("except %d", FD_ISSET(s, &except) != 0);
+            } else if (how == 1) {
+                R(epoll_ctl(set, EPOLL_CTL_ADD, s, &event));
+                R(epoll_wait(set, &event, 1, 2000));
+                show_events("set", event.events);
+            } else
+                POLL(s, POLLPRI, 2000);
+            GET(s, 1, MSG_PEEK | MSG_OOB);
+            GET(s, 1, MSG_OOB);
+            POLL(s, POLLPRI | POLLIN, 0);
+        }
+        step();
+        NEAR(R(send(s, "plain", 5, 0)));
+        FAR(ALL(s, 5));
     }
 }
 
@@ -326,7 +364,7 @@ static void read_and_written_at_offsets(void)
     step();
 }
 
-MAIN(JOINED(urgent), JOINED(urgent_when_there_is_none), JOINED(urgent_in_line), JOINED(urgent_by_signal), JOINED(urgent_then_plain),
+MAIN(JOINED(urgent), JOINED(urgent_when_there_is_none), JOINED(urgent_in_line), JOINED(urgent_by_signal), JOINED(urgent_then_plain), JOINED(urgent_in_every_wait),
      JOINED(file_sent), JOINED(file_sent_in_one_call), JOINED(file_sent_without_waiting), JOINED(file_errors), JOINED(spliced),
      JOINED(spliced_much), JOINED(splice_errors), BARE(low_water_set_before_connecting), JOINED(peeking_at_offsets), JOINED(time_stamps),
      JOINED(zero_copy), JOINED(kernel_tls_without_keys), JOINED(control_messages_of_no_use), JOINED(read_and_written_at_offsets))

@@ -53,13 +53,13 @@ static void other_names_of_handlers(void)
 {
     struct sigaction action = {.sa_handler = handler};
 
-    FAR(__sigaction(SIGUSR1, &action, NULL); signal_in(15, SIGUSR1); GET(s, 1, 0); say("%d", signals));
+    FAR(__sigaction(SIGUSR1, &action, NULL); signal_in(60, SIGUSR1); GET(s, 1, 0); say("%d", signals));
     if (is_near) {
-        sleep_ms(40);
+        sleep_ms(150);
         R(send(s, "x", 1, 0));
     } else {
         ssignal(SIGUSR1, handler);
-        signal_in(10, SIGUSR1);
+        signal_in(60, SIGUSR1);
         GET(s, 1, 0);
     }
     step();
@@ -77,12 +77,24 @@ static void numbers_of_waits(void)
     fd_set in;
 
     sigemptyset(&none);
-    FAR(FD_ZERO(&in); FD_SET(s, &in); TIMED(15, 500, R(syscall(SYS_pselect6, s + 1, &in, NULL, NULL, &soon, &mask)));
-        say("left %ld", soon.tv_nsec); soon.tv_nsec = 20000000; TIMED(15, 500, R(syscall(SYS_ppoll, &wait, 1, &soon, &none, 8)));
+    FAR(FD_ZERO(&in); FD_SET(s, &in); TIMED(15, 900, R(syscall(SYS_pselect6, s + 1, &in, NULL, NULL, &soon, &mask)));
+        say("left %ld", soon.tv_nsec); soon.tv_nsec = 20000000; TIMED(15, 900, R(syscall(SYS_ppoll, &wait, 1, &soon, &none, 8)));
         say("left %ld", soon.tv_nsec));
     NEAR(R(send(s, "x", 1, 0)));
     FAR(FD_SET(s, &in); R(syscall(SYS_pselect6, s + 1, &in, NULL, NULL, &later, NULL)); say("set %d, left %d", FD_ISSET(s, &in) != 0, later.tv_sec > 0);
         later.tv_sec = 2; R(syscall(SYS_ppoll, &wait, 1, &later, NULL, 8)); say("left %d", later.tv_sec > 0); GET(s, 1, 0));
+}
+
+static void numbers_of_waits_with_bad_times(void)
+{
+    struct pollfd wait = {s, POLLIN, 0};
+    void *volatile nowhere = (void *)8;
+    fd_set in;
+
+    BOTH(FD_ZERO(&in); FD_SET(s, &in); R(syscall(SYS_ppoll, &wait, 1, nowhere, NULL, 8)); R(syscall(SYS_select, s + 1, &in, NULL, NULL, nowhere));
+         R(syscall(SYS_pselect6, s + 1, &in, NULL, NULL, nowhere, NULL)));
+    NEAR(R(send(s, "x", 1, 0)));
+    FAR(GET(s, 1, 0));
 }
 
 /* Descriptors that go unseen and whose numbers come back as something else. */
@@ -181,6 +193,32 @@ static void children_by_every_call(void)
         }
         step();
     }
+}
+
+static int ends_at_once(void *unused)
+{
+    (void)unused;
+    _exit(0);
+}
+
+/* A child that runs on its parent's memory ends nothing of its parent's. */
+static void ends_on_memory_of_another(void)
+{
+    static char stack[1 << 18] __attribute__((aligned(16)));
+    int fd;
+
+    if (!is_near) {
+        pid_t child = clone(ends_at_once, stack + sizeof stack, CLONE_VM | SIGCHLD, NULL);
+        reap(child);
+    }
+    step();
+    fd = join();
+    for (int round = 0; round < 3; round++) {
+        NEAR(R(send(s, "old", 3, 0)); R(send(fd, "new", 3, 0)));
+        FAR(ALL(s, 3); ALL(fd, 3); R(send(s, "back", 4, 0)));
+        NEAR(ALL(s, 4));
+    }
+    BOTH(R(close(fd)));
 }
 
 /* What a process has read is not unread when it ends, however it does. */
@@ -322,6 +360,7 @@ static void error_between_messages(void)
 }
 
 MAIN(JOINED(other_names_of_transfers), JOINED(other_names_of_descriptors), JOINED(other_names_of_handlers), JOINED(numbers_of_waits),
+     JOINED(numbers_of_waits_with_bad_times), JOINED(ends_on_memory_of_another),
      BARE(numbers_that_make_descriptors), JOINED(children_by_every_call), JOINED(ends_by_every_call), JOINED(streams_reopened),
      JOINED(streams_by_other_names), JOINED(fetched_from_this_process), JOINED(in_the_background), JOINED(copies_that_are_refused),
      JOINED(vectors_of_nothing), JOINED(error_between_messages))

@@ -119,7 +119,7 @@ static void end_only_with_the_last_holder(void)
         if (child == 0) {
             sleep_ms(20);
             send_all(s, "x", 1);
-            sleep_ms(40);
+            sleep_ms(100);
             exit(0);
         }
         close(s);

@@ -11,7 +11,7 @@ static void answer_nothing(int number)
 
 static void interrupted_receive(void)
 {
-    FAR(count_signals(SIGUSR1, 0); signal_in(25, SIGUSR1); TIMED(15, 500, GET(s, 1, 0)); say("%d signals", signals));
+    FAR(count_signals(SIGUSR1, 0); signal_in(60, SIGUSR1); TIMED(15, 900, GET(s, 1, 0)); say("%d signals", signals));
     NEAR(R(send(s, "x", 1, 0)));
     FAR(GET(s, 1, 0));
 }
@@ -19,12 +19,12 @@ static void interrupted_receive(void)
 static void restarted_receive(void)
 {
     if (is_near) {
-        sleep_ms(60);
+        sleep_ms(200);
         R(send(s, "x", 1, 0));
     } else {
         count_signals(SIGUSR1, SA_RESTART);
-        signal_in(20, SIGUSR1);
-        TIMED(40, 500, GET(s, 1, 0));
+        signal_in(60, SIGUSR1);
+        TIMED(40, 900, GET(s, 1, 0));
         say("%d signals", signals);
     }
     step();
@@ -34,7 +34,7 @@ static void restart_by_other_names(void)
 {
     for (int how = 0; how < 3; how++) {
         if (is_near) {
-            sleep_ms(45);
+            sleep_ms(120);
             R(send(s, "x", 1, 0));
         } else {
             count_signals(SIGUSR1, 0);
@@ -44,7 +44,7 @@ static void restart_by_other_names(void)
                 signal(SIGUSR1, SIG_IGN);
             else
                 signal(SIGUSR1, SIG_DFL), signal(SIGUSR1, SIG_IGN);
-            signal_in(15, SIGUSR1);
+            signal_in(60, SIGUSR1);
             GET(s, 1, 0);
         }
         step();
@@ -53,8 +53,8 @@ static void restart_by_other_names(void)
 
 static void no_restart_by_other_names(void)
 {
-    FAR(count_signals(SIGUSR1, SA_RESTART); siginterrupt(SIGUSR1, 1); signal_in(15, SIGUSR1); GET(s, 1, 0));
-    FAR(sysv_signal(SIGUSR1, (__sighandler_t)(void *)sleep_ms); signal_in(15, SIGUSR1); GET(s, 1, 0));
+    FAR(count_signals(SIGUSR1, SA_RESTART); siginterrupt(SIGUSR1, 1); signal_in(60, SIGUSR1); GET(s, 1, 0));
+    FAR(sysv_signal(SIGUSR1, (__sighandler_t)(void *)sleep_ms); signal_in(60, SIGUSR1); GET(s, 1, 0));
     NEAR(sleep_ms(1); R(send(s, "x", 1, 0)));
     FAR(GET(s, 1, 0));
 }
@@ -63,8 +63,8 @@ static void no_restart_with_a_time_out(void)
 {
     struct timeval time = {2, 0};
 
-    FAR(setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time); count_signals(SIGUSR1, SA_RESTART); signal_in(25, SIGUSR1);
-        TIMED(15, 500, GET(s, 1, 0)); say("%d signals", signals));
+    FAR(setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time); count_signals(SIGUSR1, SA_RESTART); signal_in(60, SIGUSR1);
+        TIMED(15, 900, GET(s, 1, 0)); say("%d signals", signals));
 }
 
 static void other_handlers_do_not_matter(void)
@@ -72,14 +72,14 @@ static void other_handlers_do_not_matter(void)
     struct sigaction quick = {.sa_handler = SIG_IGN};
 
     if (is_near) {
-        sleep_ms(60);
+        sleep_ms(200);
         R(send(s, "x", 1, 0));
     } else {
         quick.sa_handler = (void (*)(int))(void *)sleep_ms;
         /* A handler without SA_RESTART for a signal that does not come. */
         sigaction(SIGUSR2, &quick, NULL);
         count_signals(SIGUSR1, SA_RESTART);
-        signal_in(20, SIGUSR1);
+        signal_in(60, SIGUSR1);
         GET(s, 1, 0);
     }
     step();
@@ -131,11 +131,11 @@ static void interrupted_waits(void)
 
     FAR(FD_ZERO(&in); FD_SET(s, &in); epoll_ctl(set, EPOLL_CTL_ADD, s, &event));
     for (int flags = 0; flags < 2; flags++) {
-        FAR(count_signals(SIGUSR1, flags ? SA_RESTART : 0); signal_in(15, SIGUSR1); R(poll(&wait, 1, 1000));
-            signal_in(15, SIGUSR1); R(poll(&wait, 1, -1)); signal_in(15, SIGUSR1); R(ppoll(&wait, 1, NULL, NULL));
-            signal_in(15, SIGUSR1); R(select(s + 1, &in, NULL, NULL, NULL)); signal_in(15, SIGUSR1);
-            R(pselect(s + 1, &in, NULL, NULL, NULL, NULL)); signal_in(15, SIGUSR1); R(epoll_wait(set, &event, 1, -1));
-            signal_in(15, SIGUSR1); R(epoll_pwait(set, &event, 1, 1000, NULL)); say("%d signals", signals));
+        FAR(count_signals(SIGUSR1, flags ? SA_RESTART : 0); signal_in(60, SIGUSR1); R(poll(&wait, 1, 1000));
+            signal_in(60, SIGUSR1); R(poll(&wait, 1, -1)); signal_in(60, SIGUSR1); R(ppoll(&wait, 1, NULL, NULL));
+            signal_in(60, SIGUSR1); R(select(s + 1, &in, NULL, NULL, NULL)); signal_in(60, SIGUSR1);
+            R(pselect(s + 1, &in, NULL, NULL, NULL, NULL)); signal_in(60, SIGUSR1); R(epoll_wait(set, &event, 1, -1));
+            signal_in(60, SIGUSR1); R(epoll_pwait(set, &event, 1, 1000, NULL)); say("%d signals", signals));
     }
 }
 
@@ -143,8 +143,8 @@ static void interrupted_send(void)
 {
     static char bytes[1 << 22];
 
-    NEAR(count_signals(SIGUSR1, 0); fill(s); signal_in(25, SIGUSR1); errno = 0;
-         long sent = send(s, bytes, sizeof bytes, 0); fill(s); signal_in(25, SIGUSR1); sent = sent < (long)sizeof bytes;
+    NEAR(count_signals(SIGUSR1, 0); fill(s); signal_in(60, SIGUSR1); errno = 0;
+         long sent = send(s, bytes, sizeof bytes, 0); fill(s); signal_in(60, SIGUSR1); sent = sent < (long)sizeof bytes;
          say("whole %d, %d signals", !sent, signals));
 }
 
@@ -157,13 +157,13 @@ static void restarted_send(void)
         count_signals(SIGUSR1, SA_RESTART);
         total = (long)fill(s);
         tell((int)total);
-        signal_in(20, SIGUSR1);
+        signal_in(60, SIGUSR1);
         R(send(s, bytes, sizeof bytes, 0));
         sleep_ms(30);
         say("%d signals", signals);
     } else {
         total = ask();
-        sleep_ms(60);
+        sleep_ms(200);
         drain(s, (size_t)total);
         drain(s, sizeof bytes);
     }
@@ -174,10 +174,10 @@ static void interrupted_accept_and_connect(void)
 {
     int port, listening = listener(AF_INET, &port);
 
-    BOTH(count_signals(SIGUSR1, 0); signal_in(20, SIGUSR1); R(accept(listening, NULL, NULL)); say("%d signals", signals));
-    BOTH(count_signals(SIGUSR1, SA_RESTART); signal_in(20, SIGUSR1); int made = dial(AF_INET, port);
+    BOTH(count_signals(SIGUSR1, 0); signal_in(60, SIGUSR1); R(accept(listening, NULL, NULL)); say("%d signals", signals));
+    BOTH(count_signals(SIGUSR1, SA_RESTART); signal_in(60, SIGUSR1); int made = dial(AF_INET, port);
          R(send(made, "x", 1, 0)); signal_in(5, SIGUSR1); int got = accept(listening, NULL, NULL); GET(got, 1, 0);
-         sleep_ms(25); say("%d signals", signals));
+         sleep_ms(150); say("%d signals", signals));
 }
 
 static void masked_signals_wait(void)
@@ -185,14 +185,14 @@ static void masked_signals_wait(void)
     sigset_t blocked, pending;
 
     if (is_near) {
-        sleep_ms(45);
+        sleep_ms(200);
         R(send(s, "x", 1, 0));
     } else {
         count_signals(SIGUSR1, 0);
         sigemptyset(&blocked);
         sigaddset(&blocked, SIGUSR1);
         sigprocmask(SIG_BLOCK, &blocked, NULL);
-        signal_in(15, SIGUSR1);
+        signal_in(60, SIGUSR1);
         GET(s, 1, 0);
         sigpending(&pending);
         say("%d signals, pending %d", signals, sigismember(&pending, SIGUSR1));
@@ -205,7 +205,7 @@ static void masked_signals_wait(void)
 static void stop_and_continue(void)
 {
     if (is_near) {
-        sleep_ms(60);
+        sleep_ms(200);
         R(send(s, "x", 1, 0));
     } else {
         pid_t self = getpid(), child = fork();
@@ -246,7 +246,7 @@ static void stopped_meanwhile(void)
 static void children_end_meanwhile(void)
 {
     if (is_near) {
-        sleep_ms(60);
+        sleep_ms(200);
         R(send(s, "x", 1, 0));
     } else {
         pid_t child = fork();
@@ -277,7 +277,7 @@ static void handlers_send(void)
     } else {
         struct sigaction action = {.sa_handler = answer_in_handler, .sa_flags = SA_RESTART};
         sigaction(SIGUSR1, &action, NULL);
-        signal_in(20, SIGUSR1);
+        signal_in(60, SIGUSR1);
         GET(s, 1, 0);
     }
     step();
@@ -304,7 +304,7 @@ static void handlers_receive(void)
         struct sigaction action = {.sa_handler = receive_in_handler};
         sigaction(SIGUSR1, &action, NULL);
         GET(s, 1, 0);
-        signal_in(20, SIGUSR1);
+        signal_in(60, SIGUSR1);
         R(recv(s, &byte, 1, 0));
         say("%ld", got_in_handler);
     }
@@ -324,7 +324,7 @@ static void handlers_close(void)
     } else {
         struct sigaction action = {.sa_handler = close_in_handler_now};
         sigaction(SIGUSR1, &action, NULL);
-        signal_in(20, SIGUSR1);
+        signal_in(60, SIGUSR1);
         GET(s, 1, 0);
         GET(s, 1, 0);
     }

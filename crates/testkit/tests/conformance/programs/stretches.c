@@ -42,7 +42,7 @@ static void peeking_wakes_over_the_end_of_a_path(void)
         if (is_near) {
             steer(false);
             R(send(s, "first", 5, 0));
-            sleep_ms(15);
+            sleep_ms(80);
             steer(true);
             R(send(s, "last", 4, 0));
         } else {

@@ -14,7 +14,7 @@ static void jump_out(int number)
 /* As iperf3 does: out of a blocked call by a jump from the signal's handler. */
 static void jump_out_of_a_receive(void)
 {
-    FAR(signal(SIGUSR2, jump_out); signal_in(20, SIGUSR2); if (sigsetjmp(jump, 1) == 0) { GET(s, 1, 0); } else say("jumped"););
+    FAR(signal(SIGUSR2, jump_out); signal_in(60, SIGUSR2); if (sigsetjmp(jump, 1) == 0) { GET(s, 1, 0); } else say("jumped"););
     NEAR(R(send(s, "x", 1, 0)));
     FAR(GET(s, 1, 0); R(send(s, "y", 1, 0)));
     NEAR(GET(s, 1, 0));
@@ -24,7 +24,7 @@ static void jump_out_of_a_poll(void)
 {
     struct pollfd wait = {s, POLLIN, 0};
 
-    FAR(signal(SIGUSR2, jump_out); signal_in(20, SIGUSR2); if (sigsetjmp(jump, 1) == 0) { R(poll(&wait, 1, -1)); } else
+    FAR(signal(SIGUSR2, jump_out); signal_in(60, SIGUSR2); if (sigsetjmp(jump, 1) == 0) { R(poll(&wait, 1, -1)); } else
             say("jumped"););
     NEAR(R(send(s, "x", 1, 0)));
     FAR(R(poll(&wait, 1, 1000)); GET(s, 1, 0));
@@ -35,7 +35,7 @@ static void jump_out_of_an_epoll_wait(void)
     int set = epoll_create1(0);
     struct epoll_event event = {.events = EPOLLIN};
 
-    FAR(epoll_ctl(set, EPOLL_CTL_ADD, s, &event); signal(SIGUSR2, jump_out); signal_in(20, SIGUSR2);
+    FAR(epoll_ctl(set, EPOLL_CTL_ADD, s, &event); signal(SIGUSR2, jump_out); signal_in(60, SIGUSR2);
         if (sigsetjmp(jump, 1) == 0) { R(epoll_wait(set, &event, 1, -1)); } else say("jumped"););
     NEAR(R(send(s, "x", 1, 0)));
     FAR(R(epoll_wait(set, &event, 1, 1000)); GET(s, 1, 0));
@@ -205,8 +205,32 @@ static void ask_again_and_again(void)
     send_all(s, "e", 1);
 }
 
+static void *poll_and_answer(void *fd)
+{
+    struct pollfd wait = {*(int *)fd, POLLIN, 0};
+    char byte = 0;
+
+    while (byte != 'e' && poll(&wait, 1, -1) == 1)
+        if (recv(*(int *)fd, &byte, 1, MSG_DONTWAIT) == 1)
+            send_all(*(int *)fd, &byte, 1);
+    return NULL;
+}
+
+static void *wait_and_answer(void *fd)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+    int set = epoll_create1(0);
+    char byte = 0;
+
+    epoll_ctl(set, EPOLL_CTL_ADD, *(int *)fd, &event);
+    while (byte != 'e' && epoll_wait(set, &event, 1, -1) == 1)
+        if (recv(*(int *)fd, &byte, 1, MSG_DONTWAIT) == 1)
+            send_all(*(int *)fd, &byte, 1);
+    return NULL;
+}
+
 /* Whoever looks at what has come takes nobody's waking away. */
-static void others_look_while_one_receives(void)
+static void others_look_while_one_answers(void *(*answer)(void *))
 {
     if (is_near) {
         ask_again_and_again();
@@ -214,13 +238,28 @@ static void others_look_while_one_receives(void)
         pthread_t looker, answerer;
         looking = 1;
         looker = in_thread(look_again_and_again, &s);
-        answerer = in_thread(answer_again_and_again, &s);
+        answerer = in_thread(answer, &s);
         pthread_join(answerer, NULL);
         looking = 0;
         pthread_join(looker, NULL);
         say("answered");
     }
     step();
+}
+
+static void others_look_while_one_receives(void)
+{
+    others_look_while_one_answers(answer_again_and_again);
+}
+
+static void others_look_while_one_polls(void)
+{
+    others_look_while_one_answers(poll_and_answer);
+}
+
+static void others_look_while_one_waits_in_a_set(void)
+{
+    others_look_while_one_answers(wait_and_answer);
 }
 
 static void another_process_looks_while_one_receives(void)
@@ -230,6 +269,8 @@ static void another_process_looks_while_one_receives(void)
     } else {
         pid_t child = fork();
         if (child == 0) {
+            /* Not beyond its parent, should that hang. */
+            alarm(8);
             looking = 1;
             look_again_and_again(&s);
         }
@@ -338,7 +379,7 @@ static void cancellation_turned_off(void)
     void *result;
 
     if (is_near) {
-        sleep_ms(40);
+        sleep_ms(150);
         R(send(s, "x", 1, 0));
     } else {
         thread = in_thread(receive_without_cancellation, &s);
@@ -414,6 +455,7 @@ static void errno_is_left_alone(void)
 MAIN(JOINED(jump_out_of_a_receive), JOINED(jump_out_of_a_poll), JOINED(jump_out_of_an_epoll_wait),
      JOINED(jump_out_of_a_send), JOINED(cancelled_receive), JOINED(cancelled_waits), JOINED(cancelled_send),
      JOINED(cancelled_with_bytes_there), JOINED(cancelled_with_room_there), JOINED(cancelled_before_it_closes),
-     JOINED(others_look_while_one_receives), JOINED(another_process_looks_while_one_receives),
+     JOINED(others_look_while_one_receives), JOINED(others_look_while_one_polls),
+     JOINED(others_look_while_one_waits_in_a_set), JOINED(another_process_looks_while_one_receives),
      JOINED(cancellation_turned_off), JOINED(clean_up_of_the_cancelled), JOINED(small_stacks),
      JOINED(errno_is_left_alone))

@@ -69,15 +69,47 @@ static void rings_with_another_way(void)
     FAR(GET(s, 1, 0));
 }
 
-static void symbols_of_a_deep_scope(void)
+/* As a host does that loads its plug-ins so: their calls go past the library, and reach the kernel connection as they are. */
+static void calls_of_a_deep_scope(void)
 {
-    /* Bound past the library: the calls reach the kernel connection as they are. */
-    void *library = dlopen("libc.so.6", RTLD_NOW | RTLD_DEEPBIND);
-    ssize_t (*deep_getpid)(void) = library ? (ssize_t(*)(void))dlsym(library, "getpid") : NULL;
+    ssize_t (*deep_send)(int, const void *, size_t, int);
+    ssize_t (*deep_recv)(int, void *, size_t, int);
+    char bytes[8] = "";
 
-    BOTH(R(deep_getpid != NULL && deep_getpid() == getpid()));
-    NEAR(R(send(s, "x", 1, 0)));
-    FAR(GET(s, 1, 0));
+    FAR(R(send(s, "early", 5, 0)));
+    if (is_near) {
+        void *scope = dlopen("libc.so.6", RTLD_NOW | RTLD_DEEPBIND);
+        deep_send = (ssize_t(*)(int, const void *, size_t, int))dlsym(scope, "send");
+        deep_recv = (ssize_t(*)(int, void *, size_t, int))dlsym(scope, "recv");
+        for (int round = 0; round < 3; round++) {
+            R(deep_recv(s, bytes, 5, MSG_WAITALL));
+            say("%s", bytes);
+            R(deep_send(s, "deep", 4, 0));
+            R(send(s, "seen", 4, 0));
+        }
+    } else {
+        ALL(s, 8);
+        for (int round = 0; round < 2; round++) {
+            R(send(s, "later", 5, 0));
+            ALL(s, 8);
+        }
+    }
+    step();
+}
+
+/* A library of another space has a C library of its own. */
+static void calls_of_another_space(void)
+{
+    ssize_t (*other_send)(int, const void *, size_t, int);
+
+    if (is_near) {
+        void *space = dlmopen(LM_ID_NEWLM, "libc.so.6", RTLD_NOW);
+        other_send = (ssize_t(*)(int, const void *, size_t, int))dlsym(space, "send");
+        R(other_send(s, "other", 5, 0));
+        R(send(s, "seen", 4, 0));
+    } else
+        ALL(s, 9);
+    step();
 }
 
 static void symbols_looked_up_by_name(void)
@@ -320,6 +352,6 @@ static void sets_made_unseen(void)
 #endif
 
 MAIN(JOINED(calls_by_number), JOINED(waits_by_number), JOINED(system_calls_of_no_meaning), JOINED(rings_with_another_way),
-     JOINED(symbols_of_a_deep_scope), JOINED(symbols_looked_up_by_name), JOINED(chrooted), JOINED(without_privileges),
+     JOINED(calls_of_a_deep_scope), JOINED(calls_of_another_space), JOINED(symbols_looked_up_by_name), JOINED(chrooted), JOINED(without_privileges),
      JOINED(sandboxed_refusing), JOINED(sandboxed_killing), BARE(sandboxed_before_the_first_socket),
      JOINED(without_memory_to_spare), BARE(connections_in_tiny_stacks) UNSEEN)

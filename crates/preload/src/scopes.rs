@@ -1,0 +1,65 @@
+//! Code that is loaded into a scope of symbols of its own, and whose calls go past ours.
+
+use core::arch::naked_asm;
+use core::ffi::{c_char, c_int, c_long, c_void};
+use core::sync::atomic::AtomicPtr;
+use viaduct_socket::{lifecycle, sys};
+
+/// Goes on with the C library's function that `{ready}` answers, as if the program had called it: it looks for libraries where its caller's say.
+macro_rules! jump_behind {
+    ($ready:path) => {
+        naked_asm!(
+            "push rdi",
+            "push rsi",
+            "push rdx",
+            "call {ready}",
+            "pop rdx",
+            "pop rsi",
+            "pop rdi",
+            "jmp rax",
+            ready = sym $ready,
+        )
+    };
+}
+
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C-unwind" fn dlopen(path: *const c_char, mode: c_int) -> *mut c_void {
+    jump_behind!(ready_to_open)
+}
+
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C-unwind" fn dlmopen(space: c_long, path: *const c_char, mode: c_int) -> *mut c_void {
+    jump_behind!(ready_to_open_in)
+}
+
+extern "C" fn ready_to_open(_path: *const c_char, mode: c_int) -> *mut c_void {
+    static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+    if mode & libc::RTLD_DEEPBIND != 0 {
+        lifecycle::loading_unseen();
+    }
+    found(sys::next_symbol(&SLOT, c"dlopen"))
+}
+
+extern "C" fn ready_to_open_in(space: c_long, _path: *const c_char, mode: c_int) -> *mut c_void {
+    static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+    // In another space than the first there is a C library of its own, and nothing of ours.
+    if space != libc::LM_ID_BASE || mode & libc::RTLD_DEEPBIND != 0 {
+        lifecycle::loading_unseen();
+    }
+    found(sys::next_symbol(&SLOT, c"dlmopen"))
+}
+
+extern "C" fn missing() -> *mut c_void {
+    core::ptr::null_mut()
+}
+
+/// An old C library has these functions in another library, which a program that calls them has loaded.
+fn found(function: *mut c_void) -> *mut c_void {
+    if function.is_null() {
+        missing as *mut c_void
+    } else {
+        function
+    }
+}
