@@ -394,7 +394,7 @@ pub(crate) fn ring_for_credit(conn: &Conn, bits: u32) {
 fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Errno> {
     let mut spinner = Spinner::new();
     if conn.only_receives() {
-        spinner.rest();
+        spinner.rest_first();
     }
     // Polling: short looks that own the direction, so that close() cannot take the lane away underneath.
     loop {
@@ -417,6 +417,13 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
         if !spinner.again() {
             break;
         }
+        if spinner.is_long() {
+            match look_at_kernel(conn, id, None)? {
+                Marks::None => {}
+                Marks::Changed => return Ok(Woken::Look),
+                Marks::End => return Err(END),
+            }
+        }
     }
     if conn.refresh_nonblocking() {
         return Ok(Woken::TimedOut);
@@ -424,8 +431,7 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
     let bit = wait::bit_for(conn);
     // Counted before it is armed: who takes the mark meanwhile must know.
     conn.count_asleep(bit, true);
-    let armed = arm(conn, id, bit);
-    let woken = match armed {
+    let woken = match look_at_kernel(conn, id, Some(bit)) {
         Ok(Marks::None) => sleep(conn, bit, deadline),
         Ok(Marks::Changed) => Ok(Woken::Look),
         Ok(Marks::End) => Err(END),
@@ -435,8 +441,9 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
     woken
 }
 
-/// Asks to be woken by `bit`; [`Marks::None`] if there is nothing yet.
-fn arm(conn: &Conn, id: u64, bit: u32) -> Result<Marks, Errno> {
+/// Looks at the kernel connection, and again at the lane; [`Marks::None`]: nothing yet. From then on `bit`, if any, is to wake.
+#[cold]
+fn look_at_kernel(conn: &Conn, id: u64, bit: Option<u32>) -> Result<Marks, Errno> {
     let Some(guard) = conn.own_receive(id) else {
         return Err(libc::EBADF);
     };
@@ -445,8 +452,10 @@ fn arm(conn: &Conn, id: u64, bit: u32) -> Result<Marks, Errno> {
     };
     let lane = segment.receiver(conn.side());
     let incoming = Incoming::new(lane);
-    // In a raw stretch too: another waiter may take the mark that tells of the lane's.
-    lane.arm(bit);
+    if let Some(bit) = bit {
+        // In a raw stretch too: another waiter may take the mark that tells of the lane's.
+        lane.arm(bit);
+    }
     match incoming.source() {
         Source::Lane if lane.readable() != Ok(0) => Ok(Marks::Changed),
         Source::Lane => look_past_bells(conn, &incoming, &lane),
