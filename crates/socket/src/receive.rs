@@ -417,12 +417,9 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
         if !spinner.again() {
             break;
         }
-        if spinner.is_long() {
-            match look_at_kernel(conn, id, None)? {
-                Marks::None => {}
-                Marks::Changed => return Ok(Woken::Look),
-                Marks::End => return Err(END),
-            }
+        // No mark is taken: others may have been woken by it, and nothing is armed yet.
+        if spinner.is_long() && raw::poll_now(conn.fd(), libc::POLLRDHUP) != 0 {
+            break;
         }
     }
     if conn.refresh_nonblocking() {
@@ -431,7 +428,8 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
     let bit = wait::bit_for(conn);
     // Counted before it is armed: who takes the mark meanwhile must know.
     conn.count_asleep(bit, true);
-    let woken = match look_at_kernel(conn, id, Some(bit)) {
+    let armed = arm(conn, id, bit);
+    let woken = match armed {
         Ok(Marks::None) => sleep(conn, bit, deadline),
         Ok(Marks::Changed) => Ok(Woken::Look),
         Ok(Marks::End) => Err(END),
@@ -441,9 +439,8 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
     woken
 }
 
-/// Looks at the kernel connection, and again at the lane; [`Marks::None`]: nothing yet. From then on `bit`, if any, is to wake.
-#[cold]
-fn look_at_kernel(conn: &Conn, id: u64, bit: Option<u32>) -> Result<Marks, Errno> {
+/// Asks to be woken by `bit`; [`Marks::None`] if there is nothing yet.
+fn arm(conn: &Conn, id: u64, bit: u32) -> Result<Marks, Errno> {
     let Some(guard) = conn.own_receive(id) else {
         return Err(libc::EBADF);
     };
@@ -452,10 +449,8 @@ fn look_at_kernel(conn: &Conn, id: u64, bit: Option<u32>) -> Result<Marks, Errno
     };
     let lane = segment.receiver(conn.side());
     let incoming = Incoming::new(lane);
-    if let Some(bit) = bit {
-        // In a raw stretch too: another waiter may take the mark that tells of the lane's.
-        lane.arm(bit);
-    }
+    // In a raw stretch too: another waiter may take the mark that tells of the lane's.
+    lane.arm(bit);
     match incoming.source() {
         Source::Lane if lane.readable() != Ok(0) => Ok(Marks::Changed),
         Source::Lane => look_past_bells(conn, &incoming, &lane),

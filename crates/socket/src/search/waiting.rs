@@ -5,7 +5,6 @@ use super::area::Area;
 use super::kernel::peek_from;
 use crate::conn::Conn;
 use crate::direct::DirectCall;
-use crate::marks::{Marks, look_past_bells};
 use crate::spin::Spinner;
 use crate::sys::{Errno, raw};
 use crate::wait::{self, Deadline, Woken};
@@ -201,9 +200,8 @@ fn wait_for_news(conn: &'static Conn, id: u64, until: u64, queued: u64, deadline
             spinner.paid();
             return Ok(Woken::Look);
         }
-        let incoming = Incoming::new(lane);
-        if incoming.source() == Source::Lane && spinner.again() {
-            if spinner.is_long() && look_past_bells(conn, &incoming, &lane)? != Marks::None {
+        if Incoming::new(lane).source() == Source::Lane && spinner.again() {
+            if spinner.is_long() && has_ended(conn.fd()) {
                 return Ok(Woken::Look);
             }
             drop(guard);
