@@ -103,7 +103,12 @@ pub(crate) struct ReceiverSignal {
     /// What the receiver sleeps with; taken by the sender.
     pub(crate) wait: AtomicU32,
     pub(crate) words: [AtomicU64; WORDS],
+    /// While [`LATER`] is among the bits, the tail that they wait for.
+    pub(crate) until: AtomicU64,
 }
+
+/// Among the bits of a receiver that waits: they are not to be taken before the tail has come as far as it says.
+pub(crate) const LATER: u32 = 1 << 31;
 
 /// One bit a logical block, by number modulo [`LOGICAL`].
 #[derive(Debug)]
@@ -140,6 +145,10 @@ impl Lane {
 }
 
 impl Released {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.iter().all(|word| word.get() == 0)
+    }
+
     #[inline]
     pub(crate) fn contains(&self, logical: u64) -> bool {
         let (word, bit) = self.locate(logical);
@@ -198,6 +207,7 @@ const _: () = {
     assert!(offset_of!(Lane, receiver) == 128);
     assert!(offset_of!(ReceiverSignal, wait) == 0);
     assert!(offset_of!(ReceiverSignal, words) == 8);
+    assert!(offset_of!(ReceiverSignal, until) == 40);
     assert!(offset_of!(Lane, released) == 192);
     assert!(offset_of!(Lane, receiver_own) == 256);
     assert!(offset_of!(ReceiverOwn, head) == 0);

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 use crate::buffer::Dest;
 use crate::geometry::Geometry;
-use crate::layout::{LOGICAL, Lane, WORDS};
+use crate::layout::{LATER, LOGICAL, Lane, WORDS};
 use crate::sync::{AtomicU64, Pool, fence};
 use crate::violation::Violation;
 
@@ -94,6 +94,22 @@ impl<'a> Receiver<'a> {
         done
     }
 
+    /// Has the processor fetch `len` bytes from `offset` after the head on, as far as
+    /// [`readable`](Self::readable) last saw any: it foresees what is read in a row only.
+    #[inline]
+    pub fn prefetch(&self, offset: usize, len: usize) {
+        let head = self.head();
+        let want = len.min(self.seen(head).saturating_sub(offset));
+        let mut done = 0;
+        while done < want {
+            let at = head.wrapping_add((offset + done) as u64);
+            let block = self.lane.table(self.geometry.block_of(at)).get();
+            done += self
+                .pool
+                .prefetch(block.into(), self.geometry.offset_of(at), want - done);
+        }
+    }
+
     /// Moves the head over `bytes` bytes, as far as [`readable`](Self::readable) last saw
     /// any, and gives back the blocks left behind. Returns how many blocks the sender has
     /// gained by it; unless 0, [`take_credit_wait`](Self::take_credit_wait) is due.
@@ -145,7 +161,10 @@ impl<'a> Receiver<'a> {
             .block_of(to.saturating_sub(1))
             .saturating_sub(first)
             .saturating_add(1);
-        if blocks > LOGICAL as u64 {
+        if blocks <= self.geometry.blocks() as u64 {
+            return true;
+        }
+        if blocks > LOGICAL as u64 || self.lane.released.is_empty() {
             return false;
         }
         let kept = (first..first.wrapping_add(blocks)).filter(|logical| !self.lane.released.contains(*logical));
@@ -165,11 +184,37 @@ impl<'a> Receiver<'a> {
 
     /// Before sleeping for lack of bytes: leaves bits for the sender to take once it has
     /// published. The caller must look at [`readable`](Self::readable) again afterwards.
+    ///
+    /// The highest bit is the lane's own.
     pub fn arm(&self, bits: u32) {
-        self.lane.receiver.wait.fetch_or(bits, AcqRel);
+        let wait = &self.lane.receiver.wait;
+        if wait.fetch_or(bits & !LATER, AcqRel) & LATER != 0 {
+            // Whoever waits for more is woken too, and looks again.
+            wait.fetch_and(!LATER, AcqRel);
+        }
         // Pairs with the fence in `Sender::take_wait`: either the sender finds these bits,
         // or the look at the tail after this fence finds what the sender published.
         fence(SeqCst);
+    }
+
+    /// Like [`arm`](Self::arm), but for a waiter whom nothing helps before the tail has
+    /// come to stream position `until`: it is not woken earlier, unless others wait for
+    /// less. For the receiver's user only.
+    pub fn arm_until(&self, bits: u32, until: u64) {
+        let signal = &self.lane.receiver;
+        let free = signal.wait.load(Relaxed);
+        if free & !LATER == 0 {
+            signal.until.store(until, Relaxed);
+            let bits = bits | LATER;
+            // Release pairs with the acquire in `Sender::take_due`: who sees these bits
+            // sees their position.
+            if signal.wait.compare_exchange(free, bits, AcqRel, Relaxed).is_ok() {
+                // As in `arm`.
+                fence(SeqCst);
+                return;
+            }
+        }
+        self.arm(bits);
     }
 
     /// Takes bits back. Returns those that were still there; for the others a bell has

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
 use crate::buffer::Source;
 use crate::geometry::Geometry;
-use crate::layout::{LOGICAL, Lane, MAX_BLOCKS, WORDS};
+use crate::layout::{LATER, LOGICAL, Lane, MAX_BLOCKS, WORDS};
 use crate::segment::Segment;
 use crate::sync::{AtomicU64, Pool, fence, store_and_fence};
 use crate::violation::Violation;
@@ -134,17 +134,30 @@ impl<'a> Sender<'a> {
     }
 
     /// After a publication: the bits the receiver sleeps with, which are taken, so that
-    /// the caller must ring the bells they stand for. 0 when the receiver is awake.
+    /// the caller must ring the bells they stand for. 0 when the receiver is awake, or
+    /// waits for more than has been published.
     #[inline]
     #[must_use = "bits taken must be answered with a bell"]
     pub fn take_wait(&self) -> u32 {
         // The fence of `publish` pairs with that in `Receiver::arm`: either the receiver's
         // second look finds the tail published before it, or the load below finds its bits.
-        let wait = &self.lane.receiver.wait;
-        match wait.load(Relaxed) {
+        match self.lane.receiver.wait.load(Relaxed) {
             0 => 0,
-            _ => wait.swap(0, AcqRel),
+            _ => self.take_due(),
         }
+    }
+
+    #[cold]
+    fn take_due(&self) -> u32 {
+        let signal = &self.lane.receiver;
+        // Pairs with the release in `Receiver::arm_until`.
+        if signal.wait.load(Acquire) & LATER != 0 {
+            let missing = signal.until.load(Relaxed).wrapping_sub(self.tail());
+            if missing.cast_signed() > 0 {
+                return 0;
+            }
+        }
+        signal.wait.swap(0, AcqRel) & !LATER
     }
 
     /// Before sleeping for lack of space: leaves bits for the receiver to take once it

@@ -126,6 +126,22 @@ mod imp {
             unsafe { ptr::copy_nonoverlapping(at, into.as_mut_ptr(), n) };
             n
         }
+
+        /// Has the processor fetch bytes of a block, up to its end. Returns how many.
+        #[inline]
+        pub(crate) fn prefetch(&self, block: usize, offset: usize, len: usize) -> usize {
+            let (at, room) = self.locate(block, offset);
+            let n = len.min(room);
+            #[cfg(target_arch = "x86_64")]
+            for line in (0..n).step_by(64) {
+                use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                // SAFETY: a hint, which no address makes fail.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line).cast()) };
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            let _ = at;
+            n
+        }
     }
 }
 
@@ -203,6 +219,11 @@ mod imp {
                 unsafe { *into.as_mut_ptr().add(i) = self.bytes[at + i].get() };
             }
             n
+        }
+
+        /// A hint, which models need not heed.
+        pub(crate) fn prefetch(&self, _block: usize, _offset: usize, len: usize) -> usize {
+            len
         }
     }
 }

@@ -103,6 +103,60 @@ fn no_wake_of_a_receiver_is_lost() {
 }
 
 #[test]
+fn no_wake_of_a_receiver_that_waits_for_more_is_lost() {
+    check(|| {
+        let (a, b) = Segment::heap(geometry(4));
+        let bells = Bells::new();
+        let sender = {
+            let bells = bells.clone();
+            thread::spawn(move || {
+                bells.send(a.sender(Side::First), b"x");
+                bells.send(a.sender(Side::First), b"y");
+            })
+        };
+        let rx = b.receiver(Side::Second);
+        rx.arm_until(1, 2);
+        if rx.published() < 2 || rx.disarm(1) == 0 {
+            bells.receiver.wait();
+        }
+        // It slept once, however often something came.
+        assert_eq!(rx.readable(), Ok(2));
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn who_waits_for_more_keeps_nobody_else_asleep() {
+    check(|| {
+        let (a, b) = Segment::heap(geometry(4));
+        let bells = Bells::new();
+        let sender = {
+            let bells = bells.clone();
+            thread::spawn(move || {
+                let tx = a.sender(Side::First);
+                for _ in 0..2 {
+                    assert_eq!(tx.append(b"x"[..].into()), Ok(1));
+                    if tx.take_wait() & 1 != 0 {
+                        bells.receiver.notify();
+                    }
+                }
+            })
+        };
+        let rx = b.receiver(Side::Second);
+        // Another thread's, which sleeps if it has to.
+        rx.arm_until(2, 2);
+        let sleeps = rx.published() < 2;
+        rx.arm(1);
+        if rx.published() == 0 || rx.disarm(1) == 0 {
+            bells.receiver.wait();
+        }
+        assert!(rx.published() > 0);
+        sender.join().unwrap();
+        assert!(!sleeps || rx.disarm(2) == 0, "its bell was not rung");
+    });
+}
+
+#[test]
 fn no_wake_of_a_sender_is_lost_and_no_byte_overwritten() {
     check(|| {
         let (a, b) = Segment::heap(geometry(1));

@@ -106,6 +106,21 @@ pub(crate) fn buffer_size(fd: c_int) -> c_int {
     if known { size } else { 0 }
 }
 
+/// Whether the program has set the size of a socket's buffer, by `SO_RCVBUF` or `SO_SNDBUF`, rather than left it to the kernel. Unknown before
+/// Linux 5.14, and taken for no.
+pub(crate) fn has_set_size(fd: c_int, option: c_int) -> bool {
+    /// linux/socket.h; the libc crate has no names for these.
+    const SO_BUF_LOCK: c_int = 72;
+    const SOCK_SNDBUF_LOCK: c_int = 1;
+    const SOCK_RCVBUF_LOCK: c_int = 2;
+    let bit = match option {
+        libc::SO_RCVBUF => SOCK_RCVBUF_LOCK,
+        _ => SOCK_SNDBUF_LOCK,
+    };
+    let mut locked: c_int = 0;
+    raw::getsockopt(fd, libc::SOL_SOCKET, SO_BUF_LOCK, &mut locked).is_ok() && locked & bit != 0
+}
+
 /// Whether a socket's buffer is full: out of memory, or the peer may send nothing.
 pub(crate) fn is_full(fd: c_int) -> bool {
     /// linux/socket.h and linux/sock_diag.h: memory in use for receiving, and its limit, are the first two.
@@ -220,4 +235,25 @@ pub(crate) fn send(fd: c_int, vector: Vector<'_>, skip: usize, flags: c_int) -> 
     by_parts(vector, skip, usize::MAX, |message| {
         crate::sys::message_call(libc::SYS_sendmsg, fd, message, flags)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_buffer_that_the_kernel_enlarges_is_not_the_programs_wish() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let fd = near.as_raw_fd();
+        let before = buffer_size(fd);
+        // As a search does that waits.
+        raw::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &(1 << 20)).unwrap();
+        assert!(buffer_size(fd) > before);
+        assert!(!has_set_size(fd, libc::SO_RCVBUF));
+        raw::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, &(1 << 16)).unwrap();
+        assert!(has_set_size(fd, libc::SO_RCVBUF) && !has_set_size(fd, libc::SO_SNDBUF));
+    }
 }

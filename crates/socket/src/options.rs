@@ -4,7 +4,7 @@ use crate::conn::{self, Conn, Phase};
 use crate::lifecycle::nanoseconds;
 use crate::lock::Guard;
 use crate::sys::raw;
-use crate::{demote, receive, search};
+use crate::{demote, kernel, receive, search};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_control::Reason;
@@ -172,16 +172,10 @@ pub fn was_set(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_i
     }
 }
 
-/// linux/socket.h; the libc crate has no name for it.
-const SO_BUF_LOCK: c_int = 72;
-/// The program has set the size of the send buffer.
-const SOCK_SNDBUF_LOCK: c_int = 1;
-
 /// A program that has set the size of its send buffer wants no more than that to be on its way.
 pub(crate) fn limit_lane(conn: &Conn, send: &Guard<'_>) {
-    let (mut locked, mut size): (c_int, c_int) = (0, 0);
-    if raw::getsockopt(conn.fd(), libc::SOL_SOCKET, SO_BUF_LOCK, &mut locked).is_ok()
-        && locked & SOCK_SNDBUF_LOCK != 0
+    let mut size: c_int = 0;
+    if kernel::has_set_size(conn.fd(), libc::SO_SNDBUF)
         && raw::getsockopt(conn.fd(), libc::SOL_SOCKET, libc::SO_SNDBUF, &mut size).is_ok()
         && let Some(segment) = conn.segment(send)
     {

@@ -383,7 +383,7 @@ pub(crate) fn ring_for_credit(conn: &Conn, bits: u32) {
 fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Errno> {
     let mut spinner = Spinner::new();
     if conn.only_receives() {
-        spinner.rest();
+        spinner.rest_first();
     }
     // Polling: short looks that own the direction, so that close() cannot take the lane away underneath.
     loop {
@@ -404,6 +404,10 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
             }
         }
         if !spinner.again() {
+            break;
+        }
+        // No mark is taken: others may have been woken by it, and nothing is armed yet.
+        if spinner.is_long() && raw::poll_now(conn.fd(), libc::POLLRDHUP) != 0 {
             break;
         }
     }

@@ -24,6 +24,12 @@ const CONTENDED_MOST: u32 = 2;
 
 /// A receiver that only receives rests so many nanoseconds after it has emptied the lane.
 const REST_NS: u64 = 250;
+/// No sender brings more bytes in a nanosecond.
+const FASTEST: u64 = 16;
+/// A wait of so many bursts is a long one.
+const LONG: u32 = 5;
+/// Between two looks it rests no longer, in nanoseconds.
+const LONGEST_REST_NS: u64 = BURST_US * 1000;
 
 thread_local! {
     static BUDGET_US: Cell<u32> = const { Cell::new(FIRST_US) };
@@ -40,6 +46,8 @@ pub(crate) struct Spinner {
     yielded: u64,
     contended: u32,
     always: bool,
+    /// Bursts so far.
+    bursts: u32,
 }
 
 impl Spinner {
@@ -69,18 +77,38 @@ impl Spinner {
             yielded: now,
             contended: 0,
             always: policy::policy().spin == SpinPolicy::Always,
+            bursts: 0,
         }
     }
 
     /// Before the first look, where messages follow each other without an answer in between: each look takes the cache line that the
     /// sender writes with every message, so a receiver as fast as its sender would make both wait for that line all the time.
-    pub(crate) fn rest(&self) {
+    pub(crate) fn rest_first(&self) {
+        self.rest_until(self.yielded, REST_NS);
+    }
+
+    /// Before another look, where so many bytes are missing, which no sender brings sooner.
+    pub(crate) fn rest(&self, missing: u64) {
+        self.rest_until(sys::ticks(), (missing / FASTEST).min(LONGEST_REST_NS));
+    }
+
+    fn rest_until(&self, from: u64, ns: u64) {
         if self.until != 0 {
-            let until = self.yielded + REST_NS * sys::ticks_per_us() / 1000;
+            let until = from + ns * sys::ticks_per_us() / 1000;
             while sys::ticks() < until {
                 core::hint::spin_loop();
             }
         }
+    }
+
+    /// Once a wait, when it has lasted: what only the kernel knows is worth a system call, such as that the connection has ended.
+    #[inline]
+    pub(crate) fn is_long(&mut self) -> bool {
+        let long = self.bursts == LONG;
+        if long {
+            self.bursts += 1;
+        }
+        long
     }
 
     /// Whether to look again; false: go to sleep.
@@ -99,6 +127,7 @@ impl Spinner {
     }
 
     fn pause(&mut self, before: u64) -> bool {
+        self.bursts += 1;
         raw::sched_yield();
         let after = sys::ticks();
         self.yielded = after;

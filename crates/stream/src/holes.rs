@@ -269,6 +269,13 @@ impl Holes {
             return Err(Full);
         }
         self.changing.store(1, Relaxed);
+        if self.root.load(Relaxed) == 0 {
+            // The only one, as it mostly is.
+            self.root.store(self.make(from, to), Relaxed);
+            self.first.store(from, Relaxed);
+            self.changing.store(0, Release);
+            return Ok((from, to));
+        }
         let from = before.map_or(from, |hole| hole.0);
         let mut to = before.map_or(to, |hole| hole.1.max(to));
         let (left, rest) = self.split(self.root.load(Relaxed), from, DEEPEST);

@@ -180,6 +180,32 @@ fn bits_are_taken_once_and_only_those_left_can_be_disarmed() {
 }
 
 #[test]
+fn who_waits_for_more_is_not_woken_before_it_is_there() {
+    let (a, _) = Segment::heap(tiny());
+    let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
+    rx.arm_until(1, 6);
+    assert_eq!(append(tx, b"five."), 5);
+    assert_eq!(tx.take_wait(), 0);
+    assert_eq!(append(tx, b"."), 1);
+    assert_eq!(tx.take_wait(), 1);
+    assert_eq!(tx.take_wait(), 0);
+    // Others wait for less, be they first or second.
+    rx.arm(4);
+    rx.arm_until(1, 9);
+    assert_eq!(tx.take_wait(), 5);
+    rx.arm_until(1, 9);
+    rx.arm(4);
+    assert_eq!(tx.take_wait(), 5);
+    // What is left of one that is awake again binds nobody.
+    rx.arm_until(1, 9);
+    assert_eq!(rx.disarm(1), 1);
+    assert_eq!(tx.take_wait(), 0);
+    rx.arm_until(1, 7);
+    assert_eq!(append(tx, b"."), 1);
+    assert_eq!(tx.take_wait(), 1);
+}
+
+#[test]
 fn a_receiver_knows_what_a_lane_can_never_hold() {
     let (a, b) = Segment::heap(tiny());
     let (tx, rx) = (a.sender(Side::First), b.receiver(Side::Second));

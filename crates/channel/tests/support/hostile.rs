@@ -123,6 +123,7 @@ impl Lane<'_> {
             10 => {
                 let bits = u32::from(script.byte());
                 self.rx.arm(bits);
+                self.rx.arm_until(bits, script.short() as u64);
                 let _ = self.tx.take_wait();
                 assert_eq!(self.rx.disarm(bits) & !bits, 0);
             }
@@ -134,6 +135,7 @@ impl Lane<'_> {
             12 | 13 => {
                 let room = script.short() % BUFFER;
                 let offset = script.short() << (script.byte() % 48);
+                self.rx.prefetch(offset, room);
                 let mut bytes = vec![0xA5; room + 64];
                 let done = self.rx.copy_out(bytes[..room].as_mut().into(), offset);
                 assert!(done <= room);

@@ -12,6 +12,7 @@ use super::{Ask, Step};
 use crate::kernel;
 use crate::sys::memory::{BUFFER, discard};
 use crate::sys::{Errno, raw};
+use crate::vector::Vector;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 
@@ -40,6 +41,33 @@ impl Front<'_> {
         let holes = &self.area.holes;
         let taken = holes.head().saturating_sub(self.base()) + holes.bytes();
         kernel::queued(self.fd).saturating_sub(narrow(taken))
+    }
+
+    /// Takes all that a call asks for, where it has been peeked and stands before any hole; `None`: it is not so simple.
+    #[inline]
+    pub(crate) fn take_simply(&self, vector: Vector<'_>, offset: u64) -> Option<usize> {
+        let holes = &self.area.holes;
+        let (want, head, (first, last)) = (vector.len(), holes.head(), self.peeked.range(self.area));
+        let end = offset.saturating_add(want as u64);
+        let (from, to) = (head.saturating_add(offset), head.saturating_add(end));
+        let simple = holes.is_intact() && self.area.error.load(Relaxed) == 0;
+        if !simple || from < first || to > last || end > holes.run() || !holes.has_room(from, to) {
+            return None;
+        }
+        let mut copied = narrow(from - first);
+        for dest in vector.dests(0, want) {
+            copied += self.peeked.buffer.copy_out(copied, dest);
+        }
+        if offset == 0 && end < holes.run() {
+            holes.advance(end);
+        } else {
+            let _ = holes.take(from, to);
+        }
+        if let Err(errno) = self.settle(false) {
+            // These bytes have been received; the next call tells.
+            self.area.error.store(errno, Relaxed);
+        }
+        Some(want)
     }
 
     /// Takes what is there now. `last`: the caller has waited for more, so that too little may be the end.

@@ -15,6 +15,7 @@ use crate::lock::Guard;
 use crate::marks::{Marks, look_at_marks};
 use crate::sys::memory::discard;
 use crate::sys::{Errno, raw};
+use crate::vector::Vector;
 use crate::{counters, kernel, receive};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
@@ -22,6 +23,80 @@ use parts::{Parts, Place};
 use viaduct_channel::Receiver;
 use viaduct_control::counters::slot;
 use viaduct_stream::{Incoming, Source};
+
+/// So many bytes of what is read next are fetched in advance; of more the processor sees by itself what is going on.
+const FORESEEN: usize = 8 << 10;
+
+/// Takes all that a call asks for, where it is in the lane and before any hole, as it mostly is; `None`: it is not so simple.
+#[inline]
+pub(super) fn take_simply(
+    conn: &Conn,
+    guard: &Guard<'_>,
+    area: &Area,
+    vector: Vector<'_>,
+    offset: u64,
+) -> Option<usize> {
+    let (holes, lane) = (&area.holes, conn.segment(guard)?.receiver(conn.side()));
+    let (want, base) = (vector.len(), area.base.load(Relaxed));
+    let end = offset.saturating_add(want as u64);
+    let simple = holes.is_intact() && base == holes.head() && Incoming::new(lane).source() == Source::Lane;
+    if !simple || end > holes.run() || (lane.readable_or(narrow(end)).ok()? as u64) < end {
+        return None;
+    }
+    let (from, to) = (base + offset, base + end);
+    if offset > 0 {
+        if !holes.has_room(from, to) {
+            return None;
+        }
+        foresee(&lane, narrow(offset), want);
+    }
+    let mut copied = 0;
+    for dest in vector.dests(0, want) {
+        copied += lane.copy_out(dest, narrow(offset) + copied);
+    }
+    conn.received_again();
+    if offset == 0 && end < holes.run() {
+        holes.advance(end);
+    } else if let Ok(hole) = holes.take(from, to)
+        && offset > 0
+    {
+        give_back(conn, &lane, hole, (from, to), (base, u64::MAX));
+        return Some(want);
+    }
+    // With what has been received behind it. That has been published, if the peer is honest.
+    let gone = narrow(holes.head().saturating_sub(base));
+    let gone = lane.readable_or(gone).unwrap_or(0).min(gone);
+    receive::consume(conn, &lane, gone);
+    area.base.store(base + gone as u64, Relaxed);
+    Some(want)
+}
+
+/// What is searched for is about to be read, and what lies before most likely next.
+#[inline]
+fn foresee(lane: &Receiver<'_>, before: usize, want: usize) {
+    lane.prefetch(before, want.min(FORESEEN));
+    lane.prefetch(0, before.min(FORESEEN));
+}
+
+/// Gives the blocks back that are whole since `taken` has become part of `hole`, all of them stream positions. The lane begins at the first of
+/// `within`, and has so many bytes.
+fn give_back(conn: &Conn, lane: &Receiver<'_>, hole: (u64, u64), taken: (u64, u64), within: (u64, u64)) {
+    let block = lane.block_size() as u64;
+    if hole.1.saturating_sub(hole.0) < block {
+        return;
+    }
+    // Blocks further away were whole before, or are not yet.
+    let near = |at: u64| at.max(within.0).saturating_sub(within.0).min(within.1);
+    let from = near(hole.0.max(taken.0.saturating_sub(block)));
+    let to = near(hole.1.min(taken.1.saturating_add(block)));
+    let head = lane.head();
+    if from < to && lane.release(head + from, head + to) != 0 {
+        let bits = lane.take_credit_wait();
+        if bits != 0 {
+            receive::ring_for_credit(conn, bits);
+        }
+    }
+}
 
 /// The receiving direction of an attached connection, owned.
 #[derive(Debug)]
@@ -53,31 +128,6 @@ impl<'a> Stretches<'a> {
         self.area.base.load(Relaxed)
     }
 
-    /// Takes in order what no hole is within, which is what most calls do; 0: it is not so simple.
-    fn in_order(&self, ask: &Ask<'_>) -> Result<usize, Errno> {
-        let holes = &self.area.holes;
-        let simple = ask.offset == 0 && ask.takes() && self.base() == holes.head();
-        if !simple || self.incoming.source() != Source::Lane {
-            return Ok(0);
-        }
-        let want = ask.vector.len().saturating_sub(ask.skip);
-        let (run, there) = (holes.run(), self.in_lane(want)?);
-        let most = (want as u64).min(there);
-        if most > run {
-            return Ok(0);
-        }
-        let got = self.copy(ask, 0, 0, narrow(most));
-        receive::consume(self.conn, &self.lane, got);
-        self.area.base.fetch_add(got as u64, Relaxed);
-        if (got as u64) < run {
-            holes.advance(got as u64);
-        } else {
-            let _ = holes.take(holes.head(), holes.head() + got as u64);
-            self.settle()?;
-        }
-        Ok(got)
-    }
-
     /// Takes what is there now. `last`: the caller has waited.
     pub(crate) fn attempt(&self, ask: &Ask<'_>, last: bool) -> Result<Step, Errno> {
         let step = self.look(ask, last);
@@ -88,20 +138,20 @@ impl<'a> Stretches<'a> {
 
     fn look(&self, ask: &Ask<'_>, last: bool) -> Result<Step, Errno> {
         peek_from(self.conn.fd(), self.area, 0);
-        let simply = self.in_order(ask)?;
-        if simply > 0 {
-            return Ok(Step::Bytes(simply));
-        }
         self.settle()?;
         let holes = &self.area.holes;
         let want = ask.vector.len().saturating_sub(ask.skip);
+        let from = holes.position(ask.offset);
         let end = holes
             .position(ask.offset.saturating_add(want as u64 - 1))
             .saturating_add(1);
-        if ask.takes() && !holes.has_room(holes.position(ask.offset), end) {
+        let parts = self.parts(end.saturating_sub(self.base()))?;
+        if ask.offset > 0 && parts.all[0].place == Place::Lane {
+            foresee(&self.lane, narrow(from.saturating_sub(self.base())), want);
+        }
+        if ask.takes() && !holes.has_room(from, end) {
             return Err(libc::ENOBUFS);
         }
-        let parts = self.parts(end.saturating_sub(self.base()))?;
         if ask.whole && !self.reaches(&parts, end) {
             return self.lacking(&parts, end, last);
         }
@@ -140,7 +190,7 @@ impl<'a> Stretches<'a> {
             }
             return Ok(Step::Bytes(done));
         }
-        self.lacking(&parts, holes.position(ask.offset).saturating_add(1), last)
+        self.lacking(&parts, from.saturating_add(1), last)
     }
 
     /// Peeks at what the kernel holds `into` bytes before.
@@ -172,22 +222,11 @@ impl<'a> Stretches<'a> {
             return;
         }
         let [first, second, _] = &parts.all;
-        let (begin, limit) = match first.place {
+        let within = match first.place {
             Place::Lane => (self.base(), first.ready),
             Place::Kernel => (self.base().saturating_add(first.len), second.ready),
         };
-        // Blocks further away were whole before, or are not yet.
-        let block = self.lane.block_size() as u64;
-        let near = |at: u64| at.max(begin).saturating_sub(begin).min(limit);
-        let from = near(hole.0.max(from.saturating_sub(block)));
-        let to = near(hole.1.min(to.saturating_add(block)));
-        let head = self.lane.head();
-        if from < to && self.lane.release(head + from, head + to) != 0 {
-            let bits = self.lane.take_credit_wait();
-            if bits != 0 {
-                receive::ring_for_credit(self.conn, bits);
-            }
-        }
+        give_back(self.conn, &self.lane, hole, (from, to), within);
     }
 
     /// Gives up what has been received at the front, stretch by stretch.
@@ -255,12 +294,18 @@ impl<'a> Stretches<'a> {
 
     /// The bytes before `end` are not all there: is that the end, too much, or just not yet?
     fn lacking(&self, parts: &Parts, end: u64, last: bool) -> Result<Step, Errno> {
-        let not_yet = Step::Stretches {
+        let not_yet = |until| Step::Stretches {
             lane: parts.published,
+            until,
             kernel: parts.queued,
         };
         if self.incoming.source() == Source::Lane {
             let too_far = self.is_too_far(parts, end);
+            let not_yet = not_yet(self.lane.head() + end.saturating_sub(self.base()));
+            if !last && !too_far {
+                // Marks cost a system call, and most waits are over before a sleep.
+                return Ok(not_yet);
+            }
             return match look_at_marks(self.conn, &self.incoming, &self.lane)? {
                 Marks::None if too_far => Err(libc::ENOBUFS),
                 Marks::None => Ok(not_yet),
@@ -278,6 +323,7 @@ impl<'a> Stretches<'a> {
                 Marks::Changed => Ok(not_yet),
             };
         }
+        let not_yet = not_yet(parts.published + 1);
         let over = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
         if raw::poll_now(self.conn.fd(), over) & over != 0 {
             let now = self.parts(u64::MAX)?;
@@ -318,9 +364,10 @@ impl<'a> Stretches<'a> {
     /// there.
     fn ask_for_kernel(&self, end: u64) -> bool {
         // The kernel counts what surrounds the bytes too.
-        if narrow(end.saturating_sub(self.base()))
-            > usize::try_from(kernel::buffer_size(self.conn.fd())).unwrap_or(0) / 2
-        {
+        let room = usize::try_from(kernel::buffer_size(self.conn.fd())).unwrap_or(0) / 2;
+        let fits = narrow(end.saturating_sub(self.base())) <= room;
+        // What the kernel has enlarged for an earlier wait is nobody's wish.
+        if !fits || !kernel::has_set_size(self.conn.fd(), libc::SO_RCVBUF) {
             return false;
         }
         self.incoming.request_raw(true);

@@ -65,8 +65,9 @@ pub(crate) enum Step {
     Bytes(usize),
     /// Too few are there; the kernel must hold bytes up to this position for it to be worth another attempt.
     Nothing { until: u64 },
-    /// Too few are there; the lane has published so far, and the kernel holds so many that are known.
-    Stretches { lane: u64, kernel: u64 },
+    /// Too few are there; the lane has published so far and must come to `until` for it to be worth another attempt, and the kernel
+    /// holds so many that are known.
+    Stretches { lane: u64, until: u64, kernel: u64 },
     /// Something has changed meanwhile.
     Again,
     /// The stream ends before.
@@ -75,6 +76,8 @@ pub(crate) enum Step {
 
 /// One end that can be searched.
 trait Searched {
+    /// Takes all that a call asks for, where that is simple, as it mostly is.
+    fn take_simply(&self, vector: Vector<'_>, offset: u64) -> Option<usize>;
     /// Takes what is there now. `last`: the caller has waited since the last attempt.
     fn attempt(&self, ask: &Ask<'_>, last: bool) -> Result<Step, Errno>;
     /// Whether the program has said that its calls are not to wait.
@@ -93,6 +96,11 @@ trait Searched {
 
 /// Receives from `offset` on: the whole of the call but for what sets ends apart.
 fn run(end: &impl Searched, vector: Vector<'_>, flags: c_int, offset: u64) -> Result<usize, Errno> {
+    if flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0
+        && let Some(bytes) = end.take_simply(vector, offset)
+    {
+        return Ok(bytes);
+    }
     let total = vector.len();
     let all = flags & libc::MSG_WAITALL != 0;
     let mut ask = Ask {
@@ -193,7 +201,31 @@ impl Recorded {
     }
 }
 
+impl Recorded {
+    /// Whether a call that takes bytes in order is inside the kernel.
+    fn is_shared(&self) -> bool {
+        // Read in the order that makes a call that ends meanwhile count as one.
+        let calls = self.conn.direct_receives.load(SeqCst);
+        calls > self.conn.peeks.load(SeqCst)
+    }
+}
+
 impl Searched for Recorded {
+    #[inline]
+    fn take_simply(&self, vector: Vector<'_>, offset: u64) -> Option<usize> {
+        let guard = self.conn.own_searched(self.id)?;
+        if self.conn.phase() == Phase::Attached {
+            return lanes::take_simply(self.conn, &guard, self.conn.area()?, vector, offset);
+        }
+        if self.is_shared() {
+            return None;
+        }
+        let bytes = front(self.conn)?.take_simply(vector, offset)?;
+        drop(guard);
+        self.received(bytes);
+        Some(bytes)
+    }
+
     fn attempt(&self, ask: &Ask<'_>, last: bool) -> Result<Step, Errno> {
         let mut guard = self.own()?;
         let area = begin(self.conn, &mut guard)?;
@@ -205,9 +237,7 @@ impl Searched for Recorded {
             let stretches = Stretches::new(self.conn, &guard).ok_or(libc::EBADF)?;
             return stretches.attempt(ask, last);
         }
-        // Read in the order that makes a call that ends meanwhile count as one.
-        let calls = self.conn.direct_receives.load(SeqCst);
-        let shared = calls > self.conn.peeks.load(SeqCst);
+        let shared = self.is_shared();
         if shared && ask.offset > 0 {
             return Err(libc::EBUSY);
         }
@@ -289,7 +319,8 @@ fn begin(conn: &Conn, guard: &mut Guard<'_>) -> Result<&'static Area, Errno> {
         return Ok(area);
     }
     let locks = conn.locks().ok_or(libc::EBADF)?;
-    if lifecycle::recall_options(conn).is_err() {
+    // With a lane it has passed already, and options have been watched since.
+    if conn.phase() != Phase::Attached && lifecycle::recall_options(conn).is_err() {
         return Err(libc::EOPNOTSUPP);
     }
     let number = area::claim().ok_or(libc::ENOBUFS)?;

@@ -197,6 +197,12 @@ fn after_fork_in_child() {
 }
 
 impl Searched for Socket {
+    #[inline]
+    fn take_simply(&self, vector: Vector<'_>, offset: u64) -> Option<usize> {
+        let _guard = self.own().ok()?;
+        self.front.take_simply(vector, offset)
+    }
+
     fn attempt(&self, ask: &Ask<'_>, last: bool) -> Result<Step, Errno> {
         let _guard = self.own()?;
         if !self.front.area.holes.is_intact() {

@@ -167,7 +167,7 @@ pub(super) fn wait(conn: &'static Conn, id: u64, step: Step, deadline: Deadline,
             }
             woken
         }
-        Step::Stretches { lane, kernel } => wait_for_news(conn, id, lane, kernel, deadline),
+        Step::Stretches { until, kernel, .. } => wait_for_news(conn, id, until, kernel, deadline),
         _ => Ok(Woken::Look),
     }
 }
@@ -187,31 +187,32 @@ fn wait_for_kernel(conn: &'static Conn, id: u64, until: u64, deadline: Deadline,
     })
 }
 
-/// Waits until the lane has published beyond `published`, or the kernel holds more than `queued` bytes.
-fn wait_for_news(
-    conn: &'static Conn,
-    id: u64,
-    published: u64,
-    queued: u64,
-    deadline: Deadline,
-) -> Result<Woken, Errno> {
+/// Waits until the lane has published up to position `until`, or the kernel holds more than `queued` bytes.
+fn wait_for_news(conn: &'static Conn, id: u64, until: u64, queued: u64, deadline: Deadline) -> Result<Woken, Errno> {
     let mut spinner = Spinner::new();
     let bit = wait::bit_for(conn);
     let area = conn.area().ok_or(libc::EBADF)?;
     let mark = loop {
         let guard = conn.own_searched(id).ok_or(libc::EBADF)?;
         let lane = conn.segment(&guard).ok_or(libc::EBADF)?.receiver(conn.side());
-        if lane.published() != published {
+        let missing = until.wrapping_sub(lane.published());
+        if missing.cast_signed() <= 0 {
             spinner.paid();
             return Ok(Woken::Look);
         }
         if Incoming::new(lane).source() == Source::Lane && spinner.again() {
+            if spinner.is_long() && has_ended(conn.fd()) {
+                return Ok(Woken::Look);
+            }
+            drop(guard);
+            spinner.rest(missing);
             continue;
         }
-        lane.arm(bit);
+        lane.arm_until(bit, until);
         let mark = Mark::at(conn.fd(), area, queued + 1);
+        let there = until.wrapping_sub(lane.published()).cast_signed() <= 0;
         // Fewer than were counted: another thread has taken some.
-        if lane.published() != published || queued > 0 && (kernel::queued(conn.fd()) as u64) < queued {
+        if there || queued > 0 && (kernel::queued(conn.fd()) as u64) < queued {
             return Ok(Woken::Look);
         }
         break mark;

@@ -3,11 +3,15 @@
 use super::{Errno, raw};
 use core::ffi::c_int;
 use core::sync::atomic::AtomicPtr;
-use core::sync::atomic::Ordering::{AcqRel, Acquire};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use viaduct_channel::Dest;
 
 /// Bytes of a [`Buffer`].
 pub(crate) const BUFFER: usize = 256 << 10;
+
+/// Buffers that are not needed just now: to map one and touch its pages takes longer than to search a short connection. Few, since they
+/// stay.
+static SPARE: [AtomicPtr<u8>; 4] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 4];
 
 /// A buffer of [`BUFFER`] bytes that is mapped when it is first needed. One user at a time.
 #[derive(Debug)]
@@ -24,19 +28,32 @@ impl Buffer {
         if !known.is_null() {
             return Some(known);
         }
+        let spare = SPARE
+            .iter()
+            .map(|place| place.swap(core::ptr::null_mut(), AcqRel))
+            .find(|spare| !spare.is_null());
+        if let Some(spare) = spare {
+            self.0.store(spare, Release);
+            return Some(spare);
+        }
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as usize;
         // SAFETY: a new mapping where the kernel likes.
         let fresh = unsafe { raw::call(libc::SYS_mmap, [0, BUFFER, protection, flags, usize::MAX, 0]) }.ok()?;
         let fresh = core::ptr::with_exposed_provenance_mut(fresh);
-        self.0.store(fresh, core::sync::atomic::Ordering::Release);
+        self.0.store(fresh, Release);
         Some(fresh)
     }
 
-    /// Gives the memory back.
+    /// Gives the memory back, or keeps it for another.
     pub(crate) fn unmap(&self) {
         let at = self.0.swap(core::ptr::null_mut(), AcqRel);
-        if !at.is_null() {
+        let free = |place: &AtomicPtr<u8>| {
+            place
+                .compare_exchange(core::ptr::null_mut(), at, AcqRel, Relaxed)
+                .is_ok()
+        };
+        if !at.is_null() && !SPARE.iter().any(free) {
             // SAFETY: the mapping made by `map`, of which nobody keeps an address.
             let _ = unsafe { raw::call(libc::SYS_munmap, [at.expose_provenance(), BUFFER, 0, 0, 0, 0]) };
         }
