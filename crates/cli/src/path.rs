@@ -190,7 +190,9 @@ fn candidates(meant: Meant, dir: Option<PathBuf>) -> Result<Vec<Process>> {
         }
         Meant::Target(_) => {
             let dir = config::runtime_dir(dir)?;
-            Ok(counters::read_all(Some(instance_id(dir.as_os_str().as_encoded_bytes())))?)
+            Ok(counters::read_all(Some(instance_id(
+                dir.as_os_str().as_encoded_bytes(),
+            )))?)
         }
     }
 }

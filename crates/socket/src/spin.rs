@@ -2,7 +2,8 @@
 //!
 //! A thread keeps a budget that grows when polling paid off and shrinks when it did not. Between short bursts it gives the core up:
 //! where both ends were put on one core, that is what lets the peer run at all. A yield that took long let somebody else run;
-//! when that happens again and again without anything arriving, there are more runnable threads than cores and the waiter sleeps.
+//! when that happens again and again without anything arriving, there are more runnable threads than cores and the waiter sleeps. One that took
+//! as long as a turn of a busy program ends polling for a while.
 
 use crate::policy;
 use crate::sys::{self, raw};
@@ -21,6 +22,11 @@ const BURST_US: u64 = 1;
 const CONTENDED_US: u64 = 2;
 /// So many contended yields in one wait are enough.
 const CONTENDED_MOST: u32 = 2;
+/// A yield longer than this gave a whole turn to somebody with work of its own.
+const LOST_US: u64 = 400;
+/// After a lost turn there is no polling for so many times its length: beside programs that use all there is of the processors, sleeping
+/// costs microseconds and each yield milliseconds.
+const LOST_SHARE: u64 = 32;
 
 /// A receiver that only receives rests so many nanoseconds after it has emptied the lane.
 const REST_NS: u64 = 250;
@@ -34,6 +40,8 @@ const LONGEST_REST_NS: u64 = BURST_US * 1000;
 thread_local! {
     static BUDGET_US: Cell<u32> = const { Cell::new(FIRST_US) };
     static SKIPPED: Cell<u32> = const { Cell::new(0) };
+    /// No polling before this moment, in ticks; 0: at once.
+    static NOT_BEFORE: Cell<u64> = const { Cell::new(0) };
 }
 
 /// One wait's polling.
@@ -57,6 +65,7 @@ impl Spinner {
         let budget = match policy::policy().spin {
             SpinPolicy::Never => 0,
             SpinPolicy::Always => LONGEST_US,
+            SpinPolicy::Auto if Self::lost_lately() => 0,
             SpinPolicy::Auto => match BUDGET_US.get() {
                 0 => {
                     let skipped = SKIPPED.get() + 1;
@@ -79,6 +88,18 @@ impl Spinner {
             always: policy::policy().spin == SpinPolicy::Always,
             bursts: 0,
         }
+    }
+
+    fn lost_lately() -> bool {
+        let not_before = NOT_BEFORE.get();
+        if not_before == 0 {
+            return false;
+        }
+        let lately = sys::ticks() < not_before;
+        if !lately {
+            NOT_BEFORE.set(0);
+        }
+        lately
     }
 
     /// Before the first look, where messages follow each other without an answer in between: each look takes the cache line that the
@@ -138,10 +159,17 @@ impl Spinner {
             }
             return self.until != 0;
         }
-        if after.wrapping_sub(before) > CONTENDED_US * sys::ticks_per_us() {
+        let away = after.wrapping_sub(before);
+        if away > LOST_US * sys::ticks_per_us() {
+            BUDGET_US.set(0);
+            NOT_BEFORE.set(after + away * LOST_SHARE);
+            self.until = 0;
+            return false;
+        }
+        if away > CONTENDED_US * sys::ticks_per_us() {
             self.contended += 1;
             // Time in which somebody else ran was not spent polling.
-            self.until += after.wrapping_sub(before);
+            self.until += away;
         }
         let go_on = after < self.until && self.contended < CONTENDED_MOST;
         if !go_on {
