@@ -108,7 +108,8 @@ fn ask(socket: &Socket, family: u8, any: SocketId, table: &mut HashMap<u64, Ends
                         table.insert(of.inode.into(), ends);
                     }
                 }
-                NetlinkPayload::Done(_) => return Ok(()),
+                // A dump that failed ends like one that did not, but for its code.
+                NetlinkPayload::Done(done) if done.code == 0 => return Ok(()),
                 other => bail!("no sockets but {other:?}"),
             }
             rest = rest.get(length..).unwrap_or_default();

@@ -11,6 +11,8 @@ use viaduct_stream::{Incoming, Mode, Outgoing, Source};
 
 /// How long a call waits for its own and the peer's direction to be back on TCP.
 const PATIENCE_NS: u64 = 200_000_000;
+/// A promotion that the peer had begun before it could see a request is announced within this time, unless it is interrupted just then.
+const SETTLED_NS: u64 = 200_000;
 
 /// Bans the connection from lanes, brings the sending direction back to TCP and asks the peer to do the same. A direction whose stretch
 /// has not ended yet goes on correctly; it is just not on TCP yet.
@@ -93,6 +95,7 @@ fn patiently(mut done: impl FnMut() -> bool) -> bool {
 /// Gives both directions to the kernel connection, with all that is unread, for somebody who does not know of lanes. Waits for the peer, which
 /// has a part in it; false if it did not do it in time.
 pub(crate) fn hand_over(conn: &'static Conn, reason: Reason) -> bool {
+    let again = conn.flag(conn::HANDED_OVER);
     conn.set_flag(conn::HANDED_OVER, true);
     ban_with(conn, reason, |incoming| incoming.recall());
     if conn.phase() != Phase::Attached {
@@ -101,14 +104,21 @@ pub(crate) fn hand_over(conn: &'static Conn, reason: Reason) -> bool {
     let id = conn.id();
     // The peer may sleep with nothing to send.
     let _ = raw::eventfd_ring(conn.peer_bell());
+    let mut settled_at = None;
     let done = patiently(|| {
         // Where both ends are ours, nobody else will serve the other.
         records::all()
             .filter(|other| other.segment_name() == conn.segment_name() && !core::ptr::eq(*other, conn))
             .for_each(send::serve);
-        sends_raw(conn, id) && marks::recalled(conn, id)
+        if !(sends_raw(conn, id) && marks::recalled(conn, id)) {
+            settled_at = None;
+            return false;
+        }
+        let now = sys::now_ns();
+        now - *settled_at.get_or_insert(now) >= SETTLED_NS
     });
-    if done {
+    // What the program has set since then went to the kernel.
+    if done && !again {
         options::give_back(conn);
     }
     done

@@ -18,6 +18,7 @@
 
 mod agent;
 mod announce;
+mod asleep;
 mod bell;
 pub mod cancel;
 pub mod conn;

@@ -5,7 +5,7 @@ use crate::records;
 use crate::search::streams;
 use crate::sys::{self, raw};
 use crate::table::{self, Entry};
-use crate::{agent, bell, counters, demote, epoll, epoll_share, forks, lock, options, policy, unseen};
+use crate::{agent, asleep, bell, counters, demote, epoll, epoll_share, forks, lock, options, policy, unseen};
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU32};
 use libc::c_int;
@@ -294,6 +294,7 @@ pub(crate) fn watch_thread() {
     sys::at_thread_exit(|| {
         bell::thread_ends();
         epoll::wake_elsewhere();
+        asleep::wake_up();
     });
 }
 
@@ -310,6 +311,7 @@ fn after_fork_in_parent() {
 fn after_fork_in_child() {
     PROCESS.store(raw::getpid(), Relaxed);
     lock::after_fork();
+    asleep::after_fork();
     agent::after_fork();
     bell::after_fork();
     epoll_share::after_fork();
@@ -364,7 +366,8 @@ fn hand_over_many(reason: Reason, concerned: impl Fn(c_int, &'static Conn) -> bo
     // A peer that does not answer costs time, and there may be many.
     let until = sys::now_ns() + 1_000_000_000;
     for (fd, conn) in table::connections() {
-        if concerned(fd, conn) && !conn.flag(conn::HANDED_OVER) && sys::now_ns() < until {
+        // Once more if it has been before: the peer may have left marks since.
+        if concerned(fd, conn) && sys::now_ns() < until {
             demote::hand_over(conn, reason);
         }
     }

@@ -22,7 +22,7 @@ pub(crate) struct Locks {
     /// Processes that hold the connection: a forked child counts until it lets go. One that was killed counts for ever, which only
     /// keeps the connection from being offered again.
     pub(crate) holders: AtomicU32,
-    /// Threads that sleep in a receive or a poll until a mark comes. One that was cancelled or left by a jump counts for ever, which only costs marks.
+    /// Threads that sleep in a receive or a poll until a mark comes, see [`crate::asleep`]. One of a process that was killed counts for ever.
     pub(crate) asleep: AtomicU32,
     /// One more than the number of the [`Area`](crate::search::area::Area) with the holes of the receiving direction; 0 for none.
     pub(crate) area: AtomicU32,

@@ -1,9 +1,8 @@
 //! How often a connection looks at what costs time, and what its recent traffic was like.
 
-use crate::bell;
 use crate::conn::Conn;
 use crate::sys;
-use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use core::sync::atomic::Ordering::Relaxed;
 use viaduct_control::Reason;
 
 /// Of calls that follow each other, so many do not read the clock.
@@ -54,25 +53,6 @@ impl Naps {
 }
 
 impl Conn {
-    /// A thread goes to sleep until there are bytes, or no longer sleeps; `bit` is what wakes it.
-    pub(crate) fn count_asleep(&self, bit: u32, asleep: bool) {
-        if bit == bell::BY_SOCKET
-            && let Some(locks) = self.locks()
-        {
-            if asleep {
-                locks.asleep.fetch_add(1, SeqCst);
-            } else {
-                // The connection may have ended meanwhile, and its words be another's.
-                let _ = locks.asleep.fetch_update(SeqCst, SeqCst, |count| count.checked_sub(1));
-            }
-        }
-    }
-
-    /// Whether threads sleep until a mark tells of bytes.
-    pub(crate) fn has_sleepers(&self) -> bool {
-        self.locks().is_some_and(|locks| locks.asleep.load(SeqCst) > 0)
-    }
-
     /// Whether the kernel connection was last looked at longer than `us` microseconds ago; if so, now counts as a look.
     #[inline]
     pub(crate) fn due_for_check(&self, us: u64) -> bool {

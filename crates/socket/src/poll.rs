@@ -5,7 +5,7 @@ use crate::lock::Guard;
 use crate::pace::{Bound, Naps};
 use crate::spin::Spinner;
 use crate::sys::{self, raw};
-use crate::{agent, announce, bell, cancel, epoll, marks, ready, real, send, table, wait};
+use crate::{agent, announce, asleep, bell, cancel, epoll, marks, ready, real, send, table, wait};
 use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM, c_int, pollfd};
 
 /// Both names of what there is to receive, and of room to send.
@@ -142,14 +142,14 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
         }
     }
     loop {
-        // Before they are armed: who takes a mark meanwhile must know.
-        count_asleep(entries, true);
+        let by_mark = |conn: &&'static Conn| wait::bit_for(conn) == bell::BY_SOCKET;
+        asleep::fall_asleep(receivers(entries).map(|(conn, _)| conn).filter(by_mark));
         let bound = arm(entries);
         let ready = glance(entries, shadow, true);
         let bound = match (ready, bound) {
             (Ok(0), Some(bound)) => bound,
             (ready, _) => {
-                count_asleep(entries, false);
+                asleep::wake_up();
                 match ready? {
                     0 => continue,
                     ready => return Ok(ready),
@@ -160,7 +160,7 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
         let nap = naps.next(bound, left);
         prepare(entries, shadow);
         let woken = real::ppoll_masked(shadow, nap.map(sys::timespec).as_ref(), how.mask);
-        count_asleep(entries, false);
+        asleep::wake_up();
         let rang = shadow.last().filter(|bell| bell.revents != 0).map(|bell| bell.fd);
         if let Some(bell) = rang {
             raw::eventfd_reset(bell);
@@ -190,13 +190,6 @@ fn at_once(entries: &mut [pollfd], shadow: &mut [pollfd], mask: *const libc::sig
         real::ppoll_masked(&mut [], Some(&sys::timespec(0)), mask)?;
     }
     Ok(ready)
-}
-
-/// The calling thread goes to sleep until the entries' connections have bytes, or no longer sleeps.
-fn count_asleep(entries: &[pollfd], asleep: bool) {
-    for (conn, _) in receivers(entries) {
-        conn.count_asleep(wait::bit_for(conn), asleep);
-    }
 }
 
 fn stirs(conn: &'static Conn, events: i16) -> bool {

@@ -9,7 +9,7 @@ use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, announce, bell, cancel, counters, kernel, search, send, wish};
+use crate::{agent, announce, asleep, bell, cancel, counters, kernel, search, send, wish};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_channel::Receiver;
@@ -380,7 +380,7 @@ pub(crate) fn ring_for_credit(conn: &Conn, bits: u32) {
 }
 
 /// Waits until a receive may find something. Nothing is owned while waiting.
-fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Errno> {
+fn wait_for_bytes(conn: &'static Conn, id: u64, deadline: Deadline) -> Result<Woken, Errno> {
     let mut spinner = Spinner::new();
     if conn.only_receives() {
         spinner.rest_first();
@@ -415,8 +415,7 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
         return Ok(Woken::TimedOut);
     }
     let bit = wait::bit_for(conn);
-    // Counted before it is armed: who takes the mark meanwhile must know.
-    conn.count_asleep(bit, true);
+    asleep::fall_asleep((bit == bell::BY_SOCKET).then_some(conn).into_iter());
     let armed = arm(conn, id, bit);
     let woken = match armed {
         Ok(Marks::None) => sleep(conn, bit, deadline),
@@ -424,7 +423,7 @@ fn wait_for_bytes(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
         Ok(Marks::End) => Err(END),
         Err(errno) => Err(errno),
     };
-    conn.count_asleep(bit, false);
+    asleep::wake_up();
     woken
 }
 

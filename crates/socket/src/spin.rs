@@ -24,6 +24,8 @@ const CONTENDED_US: u64 = 2;
 const CONTENDED_MOST: u32 = 2;
 /// A yield longer than this gave a whole turn to somebody with work of its own.
 const LOST_US: u64 = 400;
+/// More than this is not a turn that was lost: the process was stopped.
+const STOPPED_US: u64 = 10_000;
 /// After a lost turn there is no polling for so many times its length: beside programs that use all there is of the processors, sleeping
 /// costs microseconds and each yield milliseconds.
 const LOST_SHARE: u64 = 32;
@@ -95,7 +97,9 @@ impl Spinner {
         if not_before == 0 {
             return false;
         }
-        let lately = sys::ticks() < not_before;
+        // A clock that was set back meanwhile does not keep it for ever.
+        let left = not_before.saturating_sub(sys::ticks());
+        let lately = left != 0 && left <= STOPPED_US * LOST_SHARE * sys::ticks_per_us();
         if !lately {
             NOT_BEFORE.set(0);
         }
@@ -159,10 +163,10 @@ impl Spinner {
             }
             return self.until != 0;
         }
-        let away = after.wrapping_sub(before);
+        let away = after.saturating_sub(before);
         if away > LOST_US * sys::ticks_per_us() {
             BUDGET_US.set(0);
-            NOT_BEFORE.set(after + away * LOST_SHARE);
+            NOT_BEFORE.set(after + away.min(STOPPED_US * sys::ticks_per_us()) * LOST_SHARE);
             self.until = 0;
             return false;
         }

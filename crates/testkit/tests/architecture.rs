@@ -36,6 +36,7 @@ const LONGEST_FILE: usize = 500;
 
 /// Licences that a dependency may have, as `deny.toml` says too.
 const LICENCES: &[&str] = &[
+    "0BSD",
     "Apache-2.0",
     "Apache-2.0 WITH LLVM-exception",
     "MIT",
