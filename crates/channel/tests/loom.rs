@@ -115,12 +115,13 @@ fn no_wake_of_a_receiver_that_waits_for_more_is_lost() {
             })
         };
         let rx = b.receiver(Side::Second);
-        rx.arm_until(1, 2);
-        if rx.published() < 2 || rx.disarm(1) == 0 {
-            bells.receiver.wait();
+        // The model wakes sleepers for no reason, too.
+        while rx.readable() != Ok(2) {
+            rx.arm_until(1, 2);
+            if rx.published() < 2 || rx.disarm(1) == 0 {
+                bells.receiver.wait();
+            }
         }
-        // It slept once, however often something came.
-        assert_eq!(rx.readable(), Ok(2));
         sender.join().unwrap();
     });
 }
@@ -146,11 +147,12 @@ fn who_waits_for_more_keeps_nobody_else_asleep() {
         // Another thread's, which sleeps if it has to.
         rx.arm_until(2, 2);
         let sleeps = rx.published() < 2;
-        rx.arm(1);
-        if rx.published() == 0 || rx.disarm(1) == 0 {
-            bells.receiver.wait();
+        while rx.published() == 0 {
+            rx.arm(1);
+            if rx.published() == 0 || rx.disarm(1) == 0 {
+                bells.receiver.wait();
+            }
         }
-        assert!(rx.published() > 0);
         sender.join().unwrap();
         assert!(!sleeps || rx.disarm(2) == 0, "its bell was not rung");
     });
