@@ -147,12 +147,7 @@ fn who_waits_for_more_keeps_nobody_else_asleep() {
         // Another thread's, which sleeps if it has to.
         rx.arm_until(2, 2);
         let sleeps = rx.published() < 2;
-        while rx.published() == 0 {
-            rx.arm(1);
-            if rx.published() == 0 || rx.disarm(1) == 0 {
-                bells.receiver.wait();
-            }
-        }
+        bells.await_bytes(rx, 1);
         sender.join().unwrap();
         assert!(!sleeps || rx.disarm(2) == 0, "its bell was not rung");
     });

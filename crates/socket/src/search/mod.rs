@@ -199,9 +199,7 @@ impl Recorded {
         };
         self.conn.own_searched(self.id).ok_or(error)
     }
-}
 
-impl Recorded {
     /// Whether a call that takes bytes in order is inside the kernel.
     fn is_shared(&self) -> bool {
         // Read in the order that makes a call that ends meanwhile count as one.
