@@ -76,9 +76,10 @@ impl Geometry {
         self.blocks() << self.shift
     }
 
-    /// Bytes of a segment: the header page and two pools.
+    /// Bytes of a segment: the header page, and for each lane a pool and as much room for
+    /// what its receiver gives back.
     pub const fn segment_len(self) -> usize {
-        HEADER_BYTES + 2 * self.capacity()
+        HEADER_BYTES + 4 * self.capacity()
     }
 
     /// Furthest that an honest tail can be ahead of the head, in bytes. More than

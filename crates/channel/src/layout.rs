@@ -14,7 +14,7 @@ pub(crate) const HEADER_BYTES: usize = 4096;
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"viaductS");
 /// Version of the layout and of the rules for it.
 #[cfg(not(loom))]
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// Words a side's signal line has for the layer above.
 pub(crate) const WORDS: usize = 4;
 

@@ -3,7 +3,8 @@
 //! A *segment* is a memory region that the two ends of a connection map. It holds two
 //! *lanes*, one a direction. A lane is a byte stream kept in a pool of blocks: the
 //! [`Sender`] appends bytes and publishes them with one release store, the [`Receiver`]
-//! copies them out and gives whole blocks back, in any order, as *credits*. The channel
+//! copies them out and gives whole blocks back, in any order, as *credits*. What a receiver
+//! wants sent another way it puts into the lane's room for [`Returns`]. The channel
 //! knows no sockets and makes no system call once a segment is mapped, but for the one
 //! that takes memory when a lane grows.
 //!
@@ -29,6 +30,8 @@ mod layout;
 #[cfg(not(loom))]
 mod mapping;
 mod receiver;
+#[cfg(not(loom))]
+mod returns;
 mod segment;
 mod sender;
 mod sync;
@@ -39,6 +42,8 @@ pub use geometry::Geometry;
 #[cfg(not(loom))]
 pub use mapping::{MapError, Mapping};
 pub use receiver::Receiver;
+#[cfg(not(loom))]
+pub use returns::Returns;
 #[cfg(not(loom))]
 pub use segment::SegmentError;
 pub use segment::{Segment, Side};

@@ -14,7 +14,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::sync::AtomicU64;
 
-/// A shared, writable mapping of a whole memfd. Everyone who has the descriptor may write
+/// A shared, writable mapping of a memfd. Everyone who has the descriptor may write
 /// to it at any time.
 #[derive(Debug)]
 pub struct Mapping {
@@ -63,6 +63,11 @@ impl Mapping {
     /// # Errors
     /// [`MapError`] says which condition does not hold.
     pub fn from_fd(fd: BorrowedFd<'_>) -> Result<Self, MapError> {
+        Self::first_of(fd, |len| len).map(|(mapping, _)| mapping)
+    }
+
+    /// Maps as many of its first bytes as `part` makes of its length. Returns the length too.
+    pub(crate) fn first_of(fd: BorrowedFd<'_>, part: impl FnOnce(usize) -> usize) -> Result<(Self, usize), MapError> {
         let seals = match rustix::fs::fcntl_get_seals(fd) {
             // Not a memfd at all.
             Err(Errno::INVAL) => return Err(MapError::NotSealed),
@@ -76,7 +81,18 @@ impl Mapping {
         if len == 0 {
             return Err(MapError::Empty);
         }
-        Ok(Self::map(fd, len)?)
+        Ok((Self::map(fd, part(len).clamp(1, len))?, len))
+    }
+
+    /// Maps the first `len` bytes of the same memfd once more, which may be more of it; the memfd must be as long.
+    pub(crate) fn again(&self, len: usize) -> Option<Self> {
+        // SAFETY: no bytes of this mapping are moved, since it is shared and an old length of 0 asks for a second one (mremap(2)), at an
+        // address of the kernel's choice, which overlaps nothing.
+        let base = unsafe { rustix::mm::mremap(self.base.as_ptr().cast(), 0, len, rustix::mm::MremapFlags::MAYMOVE) };
+        Some(Self {
+            base: NonNull::new(base.ok()?.cast())?,
+            len,
+        })
     }
 
     fn map(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {

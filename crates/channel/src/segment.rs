@@ -8,6 +8,8 @@ use core::fmt;
 use crate::geometry::Geometry;
 use crate::layout::{Header, Lane};
 use crate::receiver::Receiver;
+#[cfg(not(loom))]
+use crate::returns::Returns;
 use crate::sender::Sender;
 use crate::sync::{Arc, Pool};
 
@@ -78,6 +80,21 @@ impl Segment {
     pub fn receiver(&self, side: Side) -> Receiver<'_> {
         let lane = side.other().lane();
         Receiver::new(self.lane(lane), self.pool(lane), self.geometry)
+    }
+
+    /// The room for bytes of the lane that `side` sends on which its receiver gives back.
+    ///
+    /// `None` if the process has no address space left: only who uses it maps it.
+    #[cfg(not(loom))]
+    pub fn returns(&self, side: Side) -> Option<Returns<'_>> {
+        let from = pool_offset(self.geometry, RETURNS + side.lane());
+        Some(match &self.memory {
+            Memory::Mapped(mapping) => {
+                Returns::mapped(mapping.again(self.geometry.segment_len())?, from, self.geometry)
+            }
+            // SAFETY: a heap segment has the geometry's segment length too, of which this is inside.
+            Memory::Heap(heap) => Returns::on_heap(unsafe { heap.base().add(from) }, self.geometry),
+        })
     }
 
     /// The number its maker gave it.
@@ -162,10 +179,14 @@ impl fmt::Debug for Segment {
     }
 }
 
-/// Where a lane's pool begins in its segment.
+/// Number of the first pool that holds returns; those of the lanes come before.
 #[cfg(not(loom))]
-const fn pool_offset(geometry: Geometry, lane: usize) -> usize {
-    crate::layout::HEADER_BYTES + lane * geometry.capacity()
+const RETURNS: usize = 2;
+
+/// Where a pool begins in its segment.
+#[cfg(not(loom))]
+const fn pool_offset(geometry: Geometry, pool: usize) -> usize {
+    crate::layout::HEADER_BYTES + pool * geometry.capacity()
 }
 
 #[cfg(not(loom))]
@@ -230,11 +251,12 @@ mod mapped {
         /// # Errors
         /// [`SegmentError`] says what is wrong with the descriptor.
         pub fn map(fd: BorrowedFd<'_>) -> Result<Self, SegmentError> {
-            let mapping = Mapping::from_fd(fd).map_err(SegmentError::Map)?;
+            // The header and the lanes, without the returns; whether they are, the geometry will tell.
+            let used = |len: usize| len - len.saturating_sub(crate::layout::HEADER_BYTES) / 2;
+            let (mapping, len) = Mapping::first_of(fd, used).map_err(SegmentError::Map)?;
             if mapping.len() < crate::layout::HEADER_BYTES {
                 return Err(SegmentError::NotASegment);
             }
-            let len = mapping.len();
             let mut segment = Self {
                 memory: Memory::Mapped(mapping),
                 geometry: Geometry::DEFAULT,

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
-use viaduct_channel::{Geometry, MapError, Mapping, Segment, SegmentError, Side};
+use viaduct_channel::{Geometry, MapError, Mapping, Returns, Segment, SegmentError, Side};
 
 /// Bytes of memory that a memfd has taken.
 fn taken(fd: &OwnedFd) -> u64 {
@@ -21,7 +21,7 @@ fn geometries_out_of_range_are_refused() {
         assert_eq!(Geometry::new(shift, blocks), None, "2^{shift} x {blocks}");
     }
     let least = Geometry::new(12, 8).expect("permitted");
-    assert_eq!((least.capacity(), least.segment_len()), (32768, 4096 + 65536));
+    assert_eq!((least.capacity(), least.segment_len()), (32768, 4096 + 4 * 32768));
     assert_eq!(Geometry::new(12, 256), Some(Geometry::DEFAULT));
     assert!(Geometry::new(16, 256).is_some());
 }
@@ -40,6 +40,54 @@ fn both_ends_map_what_was_made() {
     let mut got = vec![0; 20_000];
     assert_eq!(rx.copy_out(got.as_mut_slice().into(), 0), 20_000);
     assert_eq!(got, bytes);
+}
+
+#[test]
+fn what_a_receiver_gives_back_stands_beside_the_lanes() {
+    let geometry = Geometry::new(12, 8).expect("permitted");
+    let fd = Segment::create(1, geometry).expect("memory");
+    give_back(
+        geometry,
+        &Segment::map(fd.as_fd()).expect("just made"),
+        &Segment::map(fd.as_fd()).expect("just made"),
+    );
+    let (a, b) = Segment::heap(geometry);
+    give_back(geometry, &a, &b);
+}
+
+fn returns(segment: &Segment, side: Side) -> Returns<'_> {
+    segment.returns(side).expect("address space")
+}
+
+fn give_back(geometry: Geometry, a: &Segment, b: &Segment) {
+    let fill = |side, byte| {
+        let bytes = vec![byte; geometry.capacity() + 9];
+        assert_eq!(a.sender(side).append(bytes.as_slice().into()), Ok(geometry.capacity()));
+    };
+    fill(Side::First, 1);
+    fill(Side::Second, 2);
+    let bytes: Vec<u8> = (0..=255).cycle().take(40_000).collect();
+    let written = returns(b, Side::First).write(5000, bytes.as_slice().into());
+    assert_eq!(written, geometry.capacity() - 5000, "as far as there is room");
+    assert_eq!(returns(b, Side::Second).write(0, b"other"[..].into()), 5);
+    let mut got = vec![0; 40_000];
+    assert_eq!(
+        returns(a, Side::First).copy_out(5000, got.as_mut_slice().into()),
+        written
+    );
+    assert_eq!(got[..written], bytes[..written]);
+    assert_eq!(returns(a, Side::Second).copy_out(0, (&mut got[..5]).into()), 5);
+    assert_eq!(&got[..5], b"other");
+    for at in [geometry.capacity() as u64, u64::MAX] {
+        assert_eq!(returns(b, Side::First).write(at, b"x"[..].into()), 0);
+        assert_eq!(returns(a, Side::First).copy_out(at, (&mut got[..5]).into()), 0);
+    }
+    for (side, byte) in [(Side::First, 1), (Side::Second, 2)] {
+        let lane = b.receiver(side.other());
+        assert_eq!(lane.readable(), Ok(geometry.capacity()));
+        lane.copy_out(got.as_mut_slice().into(), 0);
+        assert!(got[..geometry.capacity()].iter().all(|got| *got == byte));
+    }
 }
 
 #[test]
@@ -107,9 +155,9 @@ fn anything_but_a_segment_is_refused() {
     };
     assert!(spoil(3, 9).is_ok());
     assert!(matches!(spoil(0, 9), Err(SegmentError::NotASegment)));
-    assert!(matches!(spoil(1, 12 << 32 | 2), Err(SegmentError::Version(2))));
+    assert!(matches!(spoil(1, 12 << 32 | 9), Err(SegmentError::Version(9))));
     // Another geometry than the length is for, and two that are out of range.
-    for (word, value) in [(1, 13 << 32 | 1), (1, 40 << 32 | 1), (2, 0)] {
+    for (word, value) in [(1, 13 << 32 | 2), (1, 40 << 32 | 2), (2, 0)] {
         assert!(matches!(spoil(word, value), Err(SegmentError::Geometry { .. })));
     }
 }

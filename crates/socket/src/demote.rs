@@ -4,15 +4,13 @@ use crate::conn::{self, Conn, Phase};
 use crate::lock::Guard;
 use crate::records;
 use crate::sys::{self, raw};
-use crate::{marks, options, receive, send};
+use crate::{marks, options, recall, receive, send};
 use viaduct_channel::Segment;
 use viaduct_control::Reason;
 use viaduct_stream::{Incoming, Mode, Outgoing, Source};
 
 /// How long a call waits for its own and the peer's direction to be back on TCP.
 const PATIENCE_NS: u64 = 200_000_000;
-/// A promotion that the peer had begun before it could see a request is announced within this time, unless it is interrupted just then.
-const SETTLED_NS: u64 = 200_000;
 
 /// Bans the connection from lanes, brings the sending direction back to TCP and asks the peer to do the same. A direction whose stretch
 /// has not ended yet goes on correctly; it is just not on TCP yet.
@@ -104,19 +102,16 @@ pub(crate) fn hand_over(conn: &'static Conn, reason: Reason) -> bool {
     let id = conn.id();
     // The peer may sleep with nothing to send.
     let _ = raw::eventfd_ring(conn.peer_bell());
-    let mut settled_at = None;
     let done = patiently(|| {
-        // Where both ends are ours, nobody else will serve the other.
+        // The peer may recall too; and where both ends are ours, nobody else will serve the other.
         records::all()
-            .filter(|other| other.segment_name() == conn.segment_name() && !core::ptr::eq(*other, conn))
+            .filter(|end| end.segment_name() == conn.segment_name())
             .for_each(send::serve);
-        if !(sends_raw(conn, id) && marks::recalled(conn, id)) {
-            settled_at = None;
-            return false;
-        }
-        let now = sys::now_ns();
-        now - *settled_at.get_or_insert(now) >= SETTLED_NS
+        recall::is_over(conn, id) && sends_raw(conn, id)
     });
+    if !done {
+        recall::give_up(conn, id);
+    }
     // What the program has set since then went to the kernel.
     if done && !again {
         options::give_back(conn);

@@ -47,6 +47,7 @@ pub mod poll;
 mod ready;
 #[expect(unsafe_code, reason = "the C library's functions")]
 pub mod real;
+mod recall;
 mod receive;
 mod receive_raw;
 mod records;

@@ -53,7 +53,7 @@ fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leaves: bool)
                     return Ok(Marks::Changed);
                 }
                 let taken = incoming.marks(marks);
-                take_marks(conn, taken)?;
+                take(conn, taken)?;
                 if incoming.source() != Source::Lane {
                     return Ok(Marks::Changed);
                 }
@@ -82,9 +82,9 @@ fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leaves: bool)
     Ok(Marks::Changed)
 }
 
-/// Takes `count` marks that have been seen off the kernel connection. Read rather than discarded: what stays behind would be taken for
-/// data later.
-fn take_marks(conn: &Conn, count: usize) -> Result<(), Errno> {
+/// Takes `count` bytes that have been seen, marks as a rule, off the kernel connection. Read rather than discarded: what stays behind would be
+/// taken for data later.
+pub(crate) fn take(conn: &Conn, count: usize) -> Result<(), Errno> {
     let mut bytes = [0; 64];
     let mut left = count;
     while let Some(room) = bytes.get_mut(..left)
@@ -173,27 +173,6 @@ pub(crate) fn look_behind_fin(conn: &Conn) {
             conn.set_flag(conn::DEAD, true);
             conn.set_error(libc::ECONNRESET);
         }
-    }
-}
-
-/// Whether the kernel connection carries the raw stream from here on, the lane's rest having been recalled; takes the marks before it.
-pub(crate) fn recalled(conn: &Conn, id: u64) -> bool {
-    let Some(guard) = conn.own_receive(id) else { return true };
-    let Some(segment) = conn.segment(&guard) else {
-        return true;
-    };
-    let lane = segment.receiver(conn.side());
-    let incoming = Incoming::new(lane);
-    match incoming.source() {
-        Source::Raw => true,
-        // The sender has taken back what was left, or has not come to it yet.
-        Source::LaneThenRaw => lane.readable() == Ok(0),
-        // Raw bytes before X are unread, and marks stand behind them.
-        Source::RawUntil(_) => false,
-        Source::Lane => match look_at_marks(conn, &incoming, &lane) {
-            Ok(_) => incoming.source() == Source::LaneThenRaw && lane.readable() == Ok(0),
-            Err(_) => true,
-        },
     }
 }
 

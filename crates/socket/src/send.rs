@@ -8,7 +8,7 @@ use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, bell, cancel, counters, kernel, marks, ready, wish};
+use crate::{agent, bell, cancel, counters, kernel, marks, ready, recall, wish};
 use libc::c_int;
 use viaduct_channel::Segment;
 use viaduct_control::Reason;
@@ -145,13 +145,17 @@ fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) 
                 }
             }
             Mode::Recalling => {
-                if !send_again(conn, segment, &out)? {
+                if !recall::send_again(conn, segment, &out)? {
                     return Ok(0);
                 }
             }
             Mode::Raw => {
                 wish::heed_sending(conn, id);
-                let may = moves < MOVES && conn.wants_lane() && !out.peer_wants_raw() && !conn.sending_directly();
+                let wanted = out.peer_wants_raw();
+                if wanted && recall::fetch(conn, &out) {
+                    continue;
+                }
+                let may = moves < MOVES && conn.wants_lane() && !wanted && !conn.sending_directly();
                 if may && promote(conn, &out) {
                     moves += 1;
                     continue;
@@ -293,7 +297,9 @@ fn promote(conn: &Conn, out: &Outgoing<'_>) -> bool {
         }
     };
     conn.set_flag(conn::COUNTED, true);
-    out.promote(position);
+    if !out.promote(position) {
+        return false;
+    }
     counters::add(conn, slot::SWITCHES, 1);
     // Wakes a peer that sleeps in the kernel.
     if let Err(errno) = mark(conn, MARK_BELL) {
@@ -327,34 +333,6 @@ pub(crate) fn send_back(conn: &Conn, out: &Outgoing<'_>) -> Result<bool, Errno> 
     }
 }
 
-/// Sends again, raw, what the peer left unread in the lane; false: the kernel's buffer is full.
-fn send_again(conn: &Conn, segment: &Segment, out: &Outgoing<'_>) -> Result<bool, Errno> {
-    // The peer has promised to read no more: this end stands in for it.
-    let lane = segment.receiver(conn.side().other());
-    let mut bytes = [0; 4096];
-    loop {
-        if lane.readable().is_err() {
-            return Err(violated(conn));
-        }
-        let len = lane.copy_out((&mut bytes[..]).into(), 0);
-        if len == 0 {
-            out.recalled();
-            return Ok(true);
-        }
-        match raw::send(
-            conn.fd(),
-            bytes.get(..len).unwrap_or(&[]),
-            libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
-        ) {
-            Ok(sent) => {
-                lane.consume(sent);
-            }
-            Err(libc::EAGAIN | libc::EINTR) => return Ok(false),
-            Err(errno) => return Err(errno),
-        }
-    }
-}
-
 /// Whether something must go out on the kernel connection before the sending direction is raw.
 pub(crate) fn owes(conn: &Conn) -> bool {
     conn.try_own_send().is_some_and(|guard| {
@@ -373,6 +351,7 @@ pub(crate) fn serve(conn: &Conn) {
     if out.mode() == Mode::Lane && out.peer_wants_raw() {
         demote(conn, &out, Reason::PeerRequested);
     }
+    recall::fetch(conn, &out);
     // What the kernel does not take now goes with the next send.
     if out.mode() == Mode::BackPending
         && let Err(errno) = send_back(conn, &out)
@@ -380,7 +359,7 @@ pub(crate) fn serve(conn: &Conn) {
         marks::found_broken(conn, errno);
     }
     if out.mode() == Mode::Recalling
-        && let Err(errno) = send_again(conn, segment, &out)
+        && let Err(errno) = recall::send_again(conn, segment, &out)
     {
         marks::found_broken(conn, errno);
     }

@@ -26,18 +26,20 @@
 //! | sender 0 | X of the newest epoch |
 //! | sender 1 | newest epoch, counted from 1 |
 //! | sender 2 | bit 0: the sender has closed with a reset, and means it; bit 1: this end is closing; bit 2: it is putting a mark |
-//! | sender 3 | the sender's own [`Mode`], so that forked processes share it |
+//! | sender 3 | the sender's own [`Mode`], so that forked processes share it; from bit 8 on: bytes given back that it has sent again |
 //! | receiver 0 | 1: this end is attached, promotions may come |
 //! | receiver 1 | newest epoch whose stretch has ended and been read |
-//! | receiver 2 | 0: as you like, 1: please demote, 2: please demote and take back what is unread |
+//! | receiver 2 | bit 0: please demote; bit 1: recall; bit 2, set by the sender: it is promoting; bit 3: the recall has been given up; from bit 8 on: bytes given back |
 //! | receiver 3 | epoch being read, bit 63: its [`MARK_BACK`] has been seen |
 #![forbid(unsafe_code)]
 
 mod holes;
+mod recall;
 
 pub use holes::{Full, HOLES, Holes};
+pub use recall::Recall;
 
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use viaduct_channel::{Receiver, Sender};
 
 /// Mark: look at the lane. Carries no meaning beyond making the socket readable.
@@ -57,6 +59,13 @@ const R_ENDED: usize = 1;
 const R_REQUEST: usize = 2;
 const R_READING: usize = 3;
 const BACK_SEEN: u64 = 1 << 63;
+const MODE: u64 = 0xff;
+const WISH: u64 = 1;
+const RECALL: u64 = 2;
+const PROMOTING: u64 = 4;
+const GIVEN_UP: u64 = 8;
+/// Where the counts of bytes given back begin, in the sender's mode and in the receiver's request.
+const COUNT: u32 = 8;
 
 /// How the sender sends now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,8 +76,20 @@ pub enum Mode {
     Lane,
     /// [`MARK_BACK`] must be sent before anything else; then the mode is [`Mode::Raw`].
     BackPending,
-    /// The bytes the receiver left in the lane must be sent raw before anything else.
+    /// What the receiver has given back, and what it left in the lane, must be sent raw before anything else.
     Recalling,
+}
+
+impl Mode {
+    #[inline]
+    fn of(word: u64) -> Self {
+        match word & MODE {
+            1 => Self::Lane,
+            2 => Self::BackPending,
+            3 => Self::Recalling,
+            _ => Self::Raw,
+        }
+    }
 }
 
 /// The sending half of one end. Used by one party at a time.
@@ -87,12 +108,13 @@ impl<'a> Outgoing<'a> {
     /// How bytes are sent now.
     #[inline]
     pub fn mode(&self) -> Mode {
-        match self.lane.word(S_MODE).load(Relaxed) {
-            1 => Mode::Lane,
-            2 => Mode::BackPending,
-            3 => Mode::Recalling,
-            _ => Mode::Raw,
-        }
+        Mode::of(self.lane.word(S_MODE).load(Relaxed))
+    }
+
+    fn set_mode(&self, mode: u64) {
+        let word = self.lane.word(S_MODE);
+        // Release pairs with the acquire in `Incoming::recalling`: who sees that the sender is raw sees what it took from the lane.
+        word.store(word.load(Relaxed) & !MODE | mode, Release);
     }
 
     /// Whether the receiver is attached and has taken the whole of the last lane stretch, so that [`Outgoing::promote`] is allowed.
@@ -107,21 +129,27 @@ impl<'a> Outgoing<'a> {
     /// Whether the receiver asks for TCP.
     #[inline]
     pub fn peer_wants_raw(&self) -> bool {
-        self.lane.peer_word(R_REQUEST).load(Relaxed) != 0
-    }
-
-    /// Whether the receiver will read no more from the lane: what it left there must travel again, raw, after [`MARK_BACK`].
-    pub fn peer_recalls(&self) -> bool {
-        // Acquire pairs with the release in `Incoming::recall`: the receiver's head stands still.
-        self.lane.peer_word(R_REQUEST).load(Acquire) == 2
+        self.lane.peer_word(R_REQUEST).load(Relaxed) & (WISH | RECALL) != 0
     }
 
     /// Declares that the raw stretch ends at kernel position `until` and the lane goes on from there. A mark must follow on
-    /// the kernel connection, to wake a receiver that waits there.
-    pub fn promote(&self, until: u64) {
+    /// the kernel connection, to wake a receiver that waits there. False, and nothing has changed, if the receiver asks for TCP.
+    pub fn promote(&self, until: u64) -> bool {
+        let request = self.lane.peer_word(R_REQUEST);
+        // A receiver that recalls either comes first, or sees that a promotion is on its way and waits for the epoch.
+        if request.compare_exchange(0, PROMOTING, AcqRel, Relaxed).is_err() {
+            return false;
+        }
+        self.announce(until);
+        // Release pairs with the acquire in `Incoming::recalling`.
+        request.fetch_and(!PROMOTING, Release);
+        true
+    }
+
+    fn announce(&self, until: u64) {
         let epoch = self.lane.word(S_EPOCH).load(Relaxed);
         self.lane.word(S_UNTIL).store(until, Relaxed);
-        self.lane.word(S_MODE).store(1, Relaxed);
+        self.set_mode(1);
         // Release pairs with the acquire in `Incoming::source`: who sees the epoch sees X.
         self.lane.word(S_EPOCH).store(epoch.wrapping_add(1), Release);
     }
@@ -129,7 +157,7 @@ impl<'a> Outgoing<'a> {
     /// Ends the lane stretch; [`MARK_BACK`] is now owed to the kernel connection.
     pub fn demote(&self) {
         if self.mode() == Mode::Lane {
-            self.lane.word(S_MODE).store(2, Relaxed);
+            self.set_mode(2);
         }
     }
 
@@ -159,14 +187,7 @@ impl<'a> Outgoing<'a> {
 
     /// [`MARK_BACK`] has been handed to the kernel.
     pub fn back_sent(&self) {
-        self.lane
-            .word(S_MODE)
-            .store(if self.peer_recalls() { 3 } else { 0 }, Relaxed);
-    }
-
-    /// In [`Mode::Recalling`]: nothing is left in the lane.
-    pub fn recalled(&self) {
-        self.lane.word(S_MODE).store(0, Relaxed);
+        self.set_mode(if self.peer_recalls() { 3 } else { 0 });
     }
 }
 
@@ -207,17 +228,14 @@ impl<'a> Incoming<'a> {
         self.lane.word(R_READY).store(0, Release);
     }
 
-    /// Asks the sender for TCP and for all that is unread in the lane, which this end reads no more: a successor that knows no lanes is
-    /// to receive it.
-    pub fn recall(&self) {
-        // Release pairs with `Outgoing::peer_recalls`.
-        self.lane.word(R_REQUEST).store(2, Release);
-    }
-
     /// Asks the sender for TCP, or takes that back. A recall stands either way: who has promised to read no more cannot be asked for less.
     pub fn request_raw(&self, raw: bool) {
-        let (from, to) = (u64::from(!raw), u64::from(raw));
-        let _ = self.lane.word(R_REQUEST).compare_exchange(from, to, Relaxed, Relaxed);
+        let request = self.lane.word(R_REQUEST);
+        if raw {
+            request.fetch_or(WISH, Relaxed);
+        } else {
+            request.fetch_and(!WISH, Relaxed);
+        }
     }
 
     /// Whether the sender has closed with a reset and means it.
@@ -254,7 +272,8 @@ impl<'a> Incoming<'a> {
     pub fn enter_lane(&self) {
         let epoch = self.lane.word(R_ENDED).load(Relaxed).wrapping_add(1) & !BACK_SEEN;
         // Never 0, which would mean that the lane has not been entered: a hostile peer could have it entered for ever.
-        self.lane.word(R_READING).store(epoch.max(1), Relaxed);
+        // Release pairs with the acquire in `Outgoing::knows_rest`: who sees this sees all that was given back before.
+        self.lane.word(R_READING).store(epoch.max(1), Release);
     }
 
     /// Takes marks that were peeked from the kernel connection in [`Source::Lane`]; answers how many of them may be

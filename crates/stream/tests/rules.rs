@@ -4,7 +4,7 @@ mod support;
 
 use support::{Pipe, segment};
 use viaduct_channel::{Segment, Side};
-use viaduct_stream::{Incoming, MARK_BACK, MARK_BELL, Mode, Outgoing, Source};
+use viaduct_stream::{Incoming, MARK_BACK, MARK_BELL, Mode, Outgoing, Recall, Source};
 
 fn outgoing(near: &Segment) -> Outgoing<'_> {
     Outgoing::new(near.sender(Side::First))
@@ -19,7 +19,7 @@ fn on_lane<'a>(near: &'a Segment, far: &'a Segment) -> (Outgoing<'a>, Incoming<'
     let (out, inc) = (outgoing(near), incoming(far));
     inc.set_ready();
     assert!(out.may_promote());
-    out.promote(0);
+    assert!(out.promote(0));
     assert_eq!(inc.source(), Source::RawUntil(0));
     inc.enter_lane();
     assert_eq!(inc.source(), Source::Lane);
@@ -57,7 +57,7 @@ fn a_promotion_names_the_position_at_which_the_raw_stretch_ends() {
     let (near, far) = segment();
     let (out, inc) = (outgoing(&near), incoming(&far));
     inc.set_ready();
-    out.promote(1 << 40);
+    assert!(out.promote(1 << 40));
     assert_eq!(out.mode(), Mode::Lane);
     assert!(!out.may_promote());
     assert_eq!(inc.source(), Source::RawUntil(1 << 40));
@@ -78,7 +78,7 @@ fn the_next_promotion_waits_until_the_stretch_before_it_has_been_read() {
     inc.lane_drained();
     assert_eq!(inc.source(), Source::Raw);
     assert!(out.may_promote());
-    out.promote(9);
+    assert!(out.promote(9));
     assert_eq!(inc.source(), Source::RawUntil(9));
 }
 
@@ -133,11 +133,15 @@ fn a_request_for_tcp_is_seen_and_can_be_taken_back() {
     let (near, far) = segment();
     let (out, inc) = (outgoing(&near), incoming(&far));
     assert!(!out.peer_wants_raw());
+    inc.set_ready();
     inc.request_raw(true);
     assert!(out.peer_wants_raw());
     assert!(!out.peer_recalls());
+    assert!(!out.promote(0), "a promotion that comes after the request is none");
+    assert_eq!((out.mode(), inc.source()), (Mode::Raw, Source::Raw));
     inc.request_raw(false);
     assert!(!out.peer_wants_raw());
+    assert!(out.promote(0));
 }
 
 #[test]
@@ -170,7 +174,53 @@ fn a_recall_makes_the_sender_send_again_behind_the_mark_back() {
 }
 
 #[test]
-fn a_recall_behind_the_mark_back_comes_too_late() {
+fn what_stands_before_the_marks_is_given_back_and_comes_first() {
+    let (near, far) = segment();
+    let (out, inc) = (outgoing(&near), incoming(&far));
+    inc.set_ready();
+    assert!(out.promote(3));
+    inc.recall();
+    assert_eq!(inc.recalling(), Recall::RawUntil(3));
+    // The sender may be faster.
+    out.demote();
+    out.back_sent();
+    assert_eq!(out.mode(), Mode::Recalling);
+    assert!(!out.knows_rest());
+    assert_eq!(
+        far.returns(Side::First)
+            .expect("on the heap")
+            .write(inc.given_back(), b"raw"[..].into()),
+        3
+    );
+    inc.give_back(3);
+    assert!(!out.knows_rest());
+    inc.enter_lane();
+    assert!(out.knows_rest());
+    assert_eq!(inc.recalling(), Recall::Marks);
+    inc.marks(&[MARK_BACK]);
+    assert_eq!(
+        inc.recalling(),
+        Recall::Done,
+        "the sender sends the rest as the kernel takes it"
+    );
+    let mut bytes = [0; 3];
+    assert_eq!(out.returned(), 0..3);
+    assert_eq!(
+        near.returns(Side::First)
+            .expect("on the heap")
+            .copy_out(0, (&mut bytes[..]).into()),
+        3
+    );
+    assert_eq!(&bytes, b"raw");
+    out.sent_again(2);
+    assert_eq!((out.mode(), out.returned()), (Mode::Recalling, 2..3));
+    out.sent_again(1);
+    out.recalled();
+    assert_eq!((out.mode(), out.returned()), (Mode::Raw, 3..3));
+}
+
+#[test]
+fn a_recall_behind_the_mark_back_makes_the_sender_come_and_fetch() {
     let (near, far) = segment();
     let (out, inc) = on_lane(&near, &far);
     assert_eq!(near.sender(Side::First).append(b"unread"[..].into()), Ok(6));
@@ -179,9 +229,46 @@ fn a_recall_behind_the_mark_back_comes_too_late() {
     inc.recall();
     assert_eq!(out.mode(), Mode::Raw);
     inc.marks(&[MARK_BACK]);
-    // The bytes are where they were, and the receiver must read them itself.
-    assert_eq!(inc.source(), Source::LaneThenRaw);
+    assert_eq!(inc.recalling(), Recall::Lane);
     assert_eq!(far.receiver(Side::Second).readable(), Ok(6));
+    far.receiver(Side::Second).consume(6);
+    inc.give_back(6);
+    assert!(!out.must_fetch(), "there may be more");
+    inc.lane_drained();
+    assert_eq!(inc.recalling(), Recall::Wait);
+    assert!(!out.promote(9));
+    assert!(out.must_fetch());
+    assert!(!out.fetch(None));
+    assert!(out.fetch(Some(9)));
+    assert_eq!(out.mode(), Mode::BackPending);
+    assert_eq!(inc.recalling(), Recall::RawUntil(9));
+    inc.give_back(1);
+    inc.enter_lane();
+    out.back_sent();
+    assert_eq!(out.returned(), 0..7);
+    out.sent_again(7);
+    out.recalled();
+    inc.marks(&[MARK_BACK]);
+    assert_eq!(inc.recalling(), Recall::Lane, "to be found empty");
+    inc.lane_drained();
+    assert_eq!(inc.recalling(), Recall::Done);
+}
+
+#[test]
+fn a_sender_does_without_a_receiver_that_has_given_up() {
+    let (near, far) = segment();
+    let (out, inc) = (outgoing(&near), incoming(&far));
+    inc.set_ready();
+    assert!(out.promote(3));
+    inc.recall();
+    out.demote();
+    out.back_sent();
+    assert!(!out.knows_rest());
+    inc.give_up_recall();
+    assert!(out.knows_rest());
+    // Who tries again is waited for again.
+    inc.recall();
+    assert!(!out.knows_rest());
 }
 
 #[test]
@@ -230,7 +317,7 @@ fn who_looks_at_the_epoch_before_counting_takes_a_mark_for_data() {
     inc.set_ready();
     pipe.send(b"data");
     let (epoch_first, counted_first) = (inc.source(), pipe.queued());
-    out.promote(pipe.send_position());
+    assert!(out.promote(pipe.send_position()));
     pipe.send(&[MARK_BELL]);
     let (epoch_second, counted_second) = (inc.source(), pipe.queued());
     // Wrong: it was raw, and there are five bytes, of which one is a mark.

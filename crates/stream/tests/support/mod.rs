@@ -5,13 +5,9 @@
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
-use std::sync::atomic::Ordering::Relaxed;
 
-use viaduct_channel::{Geometry, Receiver, Segment, Sender, Side};
-use viaduct_stream::{Incoming, MARK_BACK, MARK_BELL, Mode, Outgoing, Source};
-
-/// The sender's word that holds its mode, as in docs/stream-protocol.md.
-const S_MODE: usize = 3;
+use viaduct_channel::{Geometry, Receiver, Returns, Segment, Sender, Side};
+use viaduct_stream::{Incoming, MARK_BACK, MARK_BELL, Mode, Outgoing, Recall, Source};
 
 /// The smallest segment there is.
 pub(crate) fn segment() -> (Segment, Segment) {
@@ -124,12 +120,17 @@ pub(crate) struct Talker<'a> {
     pub(crate) lane: Sender<'a>,
     /// The peer's side of the lane, for what the peer has recalled.
     far: Receiver<'a>,
+    returns: Returns<'a>,
     pub(crate) pipe: &'a Pipe,
     switch: Switch,
     /// Stream bytes sent.
     pub(crate) sent: u64,
     /// Stream bytes sent a second time, because the peer recalled them.
     pub(crate) again: u64,
+    /// Those of them that the peer gave back.
+    pub(crate) returned: u64,
+    /// Stretches begun for what the peer gave back.
+    pub(crate) fetches: u64,
     /// Changes of path.
     pub(crate) switches: u64,
     /// Times that [`MARK_BACK`] met a full pipe.
@@ -143,10 +144,13 @@ impl<'a> Talker<'a> {
             out: Outgoing::new(lane),
             lane,
             far: segment.receiver(side.other()),
+            returns: segment.returns(side).expect("on the heap"),
             pipe,
             switch: Switch::None,
             sent: 0,
             again: 0,
+            returned: 0,
+            fetches: 0,
             switches: 0,
             refused: 0,
         }
@@ -156,8 +160,11 @@ impl<'a> Talker<'a> {
     pub(crate) fn act(&mut self, deed: Deed) {
         match self.switch {
             Switch::Positioned(until) => {
-                self.out.promote(until);
-                self.switch = Switch::BellOwed;
+                self.switch = if self.out.promote(until) {
+                    Switch::BellOwed
+                } else {
+                    Switch::None
+                };
             }
             Switch::BellOwed => {
                 // A full pipe wakes its reader anyway.
@@ -174,6 +181,10 @@ impl<'a> Talker<'a> {
 
     fn act_freely(&mut self, deed: Deed) {
         match (self.out.mode(), deed) {
+            (Mode::Raw, _) if self.out.must_fetch() => {
+                self.out.fetch(Some(self.pipe.send_position()));
+                self.fetches += 1;
+            }
             (Mode::Raw, Deed::Send(len)) => {
                 let sent = self.pipe.send(&bytes_at(self.sent, len));
                 self.sent += sent as u64;
@@ -213,7 +224,20 @@ impl<'a> Talker<'a> {
     }
 
     fn send_again(&mut self) {
+        if !self.out.knows_rest() {
+            return;
+        }
         let mut bytes = [0; 100];
+        let returned = self.out.returned();
+        if !returned.is_empty() {
+            let left = usize::try_from(returned.end - returned.start).unwrap_or(100).min(100);
+            let len = self.returns.copy_out(returned.start, (&mut bytes[..left]).into());
+            let sent = self.pipe.send(&bytes[..len]);
+            self.out.sent_again(sent);
+            self.again += sent as u64;
+            self.returned += sent as u64;
+            return;
+        }
         let readable = self.far.readable().unwrap_or(0);
         let len = self.far.copy_out((&mut bytes[..]).into(), 0);
         if readable == 0 || len == 0 {
@@ -251,6 +275,17 @@ enum Look {
     Discard(usize),
 }
 
+/// How far a listener is with giving the connection to a successor that knows no lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HandOver {
+    No,
+    Begun,
+    /// The successor receives.
+    Done,
+    /// There was no room for what had to be given back.
+    Failed,
+}
+
 /// What a step of a listener did.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
@@ -267,9 +302,10 @@ pub(crate) enum Step {
 pub(crate) struct Listener<'a> {
     pub(crate) incoming: Incoming<'a>,
     pub(crate) lane: Receiver<'a>,
+    returns: Returns<'a>,
     pub(crate) pipe: &'a Pipe,
     look: Look,
-    recalled: bool,
+    handing_over: HandOver,
     /// Stream bytes received.
     pub(crate) received: u64,
     /// Bytes received that are not those of the stream.
@@ -287,9 +323,10 @@ impl<'a> Listener<'a> {
         Self {
             incoming,
             lane,
+            returns: segment.returns(side.other()).expect("on the heap"),
             pipe,
             look: Look::Begin,
-            recalled: false,
+            handing_over: HandOver::No,
             received: 0,
             garbled: 0,
             entered: 0,
@@ -297,13 +334,24 @@ impl<'a> Listener<'a> {
         }
     }
 
-    /// Asks for everything back; possible until the end of a lane stretch has been seen.
+    /// Begins to hand the connection over, in any state. No look is half done then.
     pub(crate) fn recall(&mut self) {
-        if self.incoming.source() != Source::LaneThenRaw {
-            self.incoming.set_unready();
-            self.incoming.recall();
-            self.recalled = true;
+        if let Look::Discard(marks) = core::mem::replace(&mut self.look, Look::Begin) {
+            self.pipe.receive(marks);
         }
+        self.incoming.set_unready();
+        self.incoming.recall();
+        if self.handing_over == HandOver::No {
+            self.handing_over = HandOver::Begun;
+        }
+    }
+
+    pub(crate) fn has_handed_over(&self) -> bool {
+        self.handing_over == HandOver::Done
+    }
+
+    pub(crate) fn ran_out_of_room(&self) -> bool {
+        self.handing_over == HandOver::Failed
     }
 
     pub(crate) fn request_raw(&self, raw: bool) {
@@ -340,6 +388,62 @@ impl<'a> Listener<'a> {
     }
 
     fn begin(&mut self, glance: Glance) -> Step {
+        match self.handing_over {
+            HandOver::No => self.receive(glance),
+            HandOver::Begun => self.hand_over(glance),
+            HandOver::Done => match self.pipe.receive(glance.room) {
+                bytes if bytes.is_empty() => Step::Idle,
+                bytes => self.accept(&bytes),
+            },
+            HandOver::Failed => Step::Idle,
+        }
+    }
+
+    fn hand_over(&mut self, glance: Glance) -> Step {
+        match self.incoming.recalling() {
+            Recall::Done => self.handing_over = HandOver::Done,
+            Recall::Wait => return Step::Idle,
+            Recall::Marks => return self.take_marks(glance.batch),
+            Recall::RawUntil(until) => {
+                let Some(left) = until.checked_sub(self.pipe.receive_position()) else {
+                    return Step::Violation;
+                };
+                let left = usize::try_from(left).expect("64 bits");
+                let bytes = self.pipe.receive(left.min(glance.room));
+                if left == 0 {
+                    self.incoming.enter_lane();
+                    self.entered += 1;
+                } else if bytes.is_empty() {
+                    return Step::Idle;
+                }
+                self.give_back(&bytes);
+            }
+            Recall::Lane => {
+                let Ok(readable) = self.lane.readable() else {
+                    return Step::Violation;
+                };
+                let mut bytes = vec![0; readable.min(glance.room)];
+                let copied = self.lane.copy_out(bytes.as_mut_slice().into(), 0);
+                self.give_back(&bytes[..copied]);
+                self.lane.consume(copied);
+                if copied == readable {
+                    self.incoming.lane_drained();
+                }
+            }
+        }
+        Step::Moved
+    }
+
+    fn give_back(&mut self, bytes: &[u8]) {
+        let at = self.incoming.given_back();
+        if self.returns.write(at, bytes.into()) == bytes.len() {
+            self.incoming.give_back(bytes.len());
+        } else {
+            self.handing_over = HandOver::Failed;
+        }
+    }
+
+    fn receive(&mut self, glance: Glance) -> Step {
         match self.incoming.source() {
             // The sender may promote before what waits is counted.
             Source::Raw => {
@@ -363,15 +467,14 @@ impl<'a> Listener<'a> {
                     Step::Moved
                 }
             }
-            Source::Lane if glance.marks_first || self.recalled => match self.take_marks(glance.batch) {
-                Step::Idle if !self.recalled => self.read_lane(glance.room),
+            Source::Lane if glance.marks_first => match self.take_marks(glance.batch) {
+                Step::Idle => self.read_lane(glance.room),
                 step => step,
             },
             Source::Lane => match self.read_lane(glance.room) {
                 Step::Idle => self.take_marks(glance.batch),
                 step => step,
             },
-            Source::LaneThenRaw if self.recalled => self.end_of_recalled(glance.room),
             Source::LaneThenRaw => match self.read_lane(glance.room) {
                 Step::Idle => {
                     self.incoming.lane_drained();
@@ -393,19 +496,6 @@ impl<'a> Listener<'a> {
         }
         self.look = Look::Discard(taken);
         Step::Moved
-    }
-
-    /// Behind the end of a stretch that was recalled. The sender may have ended it before it saw the recall: then it is raw
-    /// at once and leaves the lane alone, which is to be read as ever.
-    fn end_of_recalled(&mut self, room: usize) -> Step {
-        let sender_is_raw = self.lane.peer_word(S_MODE).load(Relaxed) == 0;
-        if sender_is_raw && self.lane.has_bytes() {
-            return self.read_lane(room);
-        }
-        match self.pipe.receive(room) {
-            bytes if bytes.is_empty() => Step::Idle,
-            bytes => self.accept(&bytes),
-        }
     }
 
     fn read_lane(&mut self, room: usize) -> Step {

@@ -11,10 +11,6 @@ pub(crate) struct Difference {
     pub(crate) reason: &'static str,
 }
 
-/// Themes whose cases give sockets to other programs. While connections are moved at random, each of them may differ: a hand-over
-/// in the moment of a promotion leaves raw bytes before it unread, and does not come to an end.
-pub(crate) const HAND_OVERS: &[&str] = &["successors", "alone_successors"];
-
 const MOVED: &[&str] = &["moved at random"];
 const ON_LANES: &[&str] = &["accelerated", "accelerated without polling", "moved at random"];
 

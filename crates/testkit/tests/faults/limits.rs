@@ -87,7 +87,7 @@ fn a_program_without_address_space_stays_on_tcp() {
 fn limits_of_a_user_leave_connections_on_tcp_and_say_so() {
     for (option, value, reason) in [
         ("--segments-per-user", "3", "limit-segments"),
-        ("--memory-per-user", "3000000", "limit-memory"),
+        ("--memory-per-user", "6000000", "limit-memory"),
     ] {
         let instance = Instance::start_with(&[option, value]);
         let mode = Mode::Accelerated(&instance);
