@@ -83,13 +83,27 @@ pub unsafe extern "C-unwind" fn pthread_cancel(thread: libc::pthread_t) -> c_int
     unsafe { real::pthread_cancel(thread) }
 }
 
+/// Where the stack will be after a jump to `place`: a word of the C library's `jmp_buf` that it has encrypted (`PTR_MANGLE`).
+unsafe fn stack_at(place: *const c_void) -> usize {
+    /// The number of the word (`JB_RSP`).
+    const STACK: usize = 6;
+    // SAFETY: the program's buffer, which `setjmp` has filled.
+    let mut stack = unsafe { *place.cast::<usize>().add(STACK) };
+    // SAFETY: reads a word of the thread's control block that the C library has put there for this (`pointer_guard`).
+    unsafe {
+        core::arch::asm!("ror {0}, 17", "xor {0}, fs:[0x30]", inout(reg) stack, options(pure, readonly, nostack));
+    }
+    stack
+}
+
 /// Defines hooks of jumps: a handler may leave calls of ours by one.
 macro_rules! jumps {
     ($($name:ident)*) => {
         $(
             #[unsafe(no_mangle)]
             pub unsafe extern "C-unwind" fn $name(place: *mut c_void, value: c_int) {
-                viaduct_socket::jumping();
+                // SAFETY: the program's buffer.
+                viaduct_socket::jumping(unsafe { stack_at(place) });
                 // SAFETY: the program's own call, which does not return.
                 unsafe { real::$name(place, value) }
             }

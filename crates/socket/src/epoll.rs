@@ -15,7 +15,7 @@ use crate::bell::{self, Bell};
 use crate::conn::{self, Conn, Phase};
 pub(crate) use crate::epoll_set::{
     EDGE, EMULATED, FIRED, FRESH, HOT, KERNEL, MEMBER, MEMBER_HINT, MEMBERS, Member, PARKED, SET, Set, Tagged, UNSEEN,
-    hot_links, member, set, set_links, tag, wake_elsewhere, whose,
+    hot_links, jumping, member, set, set_links, tag, wake_elsewhere, whose,
 };
 use crate::lock::Guard;
 use crate::pace::Bound;

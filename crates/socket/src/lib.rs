@@ -12,7 +12,7 @@
 //! | [`options`], [`signals`], [`cancel`] | calls whose meaning we keep; `wish`: what `viaduct path` asks for |
 //! | [`search`] | direct search: bytes from the middle of a stream |
 //! | `agent` | viaductd; `policy`: what `viaduct run` said; `counters`: what `viaduct status` shows |
-//! | `conn`, `table`, `lock`, `bell`, `announce`, `spin`, `wait` | the records and how threads wait |
+//! | `conn`, `table`, `lock`, `jump`, `bell`, `announce`, `spin`, `wait` | the records and how threads wait |
 //! | [`sys`], [`real`] | the system-call corner |
 #![deny(unsafe_code)]
 
@@ -32,6 +32,7 @@ pub mod epoll_wait;
 pub mod file;
 mod flags;
 mod forks;
+mod jump;
 mod kernel;
 pub mod lifecycle;
 mod list;
@@ -68,7 +69,7 @@ mod wait;
 mod wish;
 
 pub use conn::Conn;
-pub use lock::jumping;
+pub use jump::jumping;
 pub use policy::remember_environment;
 pub use receive::receive;
 pub use send::{send, send_with_control};
