@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_void};
 use libc::pid_t;
-use viaduct_socket::{cancel, lifecycle, real, signals, sys};
+use viaduct_socket::{cancel, lifecycle, lodgers, real, signals, sys};
 
 /// A child of `vfork` would run our hooks on its parent's memory; a forked one has its own. POSIX allows the exchange.
 #[unsafe(no_mangle)]
@@ -54,7 +54,7 @@ pub unsafe extern "C-unwind" fn clone(
         unsafe { real::clone(start, stack, flags, argument, parent, tls, child) }
     };
     let Some(start) = start.filter(|_| has_own_memory(flags as u64)) else {
-        lifecycle::lodging();
+        lodgers::expect(flags as u64);
         let start = start.map_or(core::ptr::null(), |start| start as *const c_void);
         return call(start, argument);
     };

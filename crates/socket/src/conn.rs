@@ -5,8 +5,8 @@
 //! owned (`crate::lock`), or while the epoll set the connection is a member of is.
 
 pub(crate) use crate::flags::{
-    ACTIVE, ASKED, BANNED, CORK, COUNTED, DEAD, FIN_PROBED, FORKED, HANDED_OVER, IN_WANTED, LEFT, NAGLE, OUT_WANTED,
-    PEER_FIN, READY_OWED, SEARCHED, SHUT_READ, SHUT_WRITE,
+    ACTIVE, ASKED, BANNED, CORK, COUNTED, DEAD, FIN_PROBED, FORKED, HANDED_OVER, IN_WANTED, LEFT, NAGLE, OPTIONS_OWED,
+    OUT_WANTED, PEER_FIN, READY_OWED, SEARCHED, SHUT_READ, SHUT_WRITE,
 };
 use crate::lock::{self, Guard, Locks};
 use crate::records::{disclaim, index_of};

@@ -20,13 +20,16 @@ pub(crate) use crate::epoll_set::{
 use crate::lock::Guard;
 use crate::pace::Bound;
 use crate::sys::raw;
-use crate::{demote, ready, table};
+use crate::{demote, lodgers, ready, table};
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use libc::{EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP};
 use viaduct_control::Reason;
 
 /// A new epoll set `fd`.
 pub fn created(fd: i32) {
+    if lodgers::has_own_table() {
+        return;
+    }
     for (index, set) in SET.iter().enumerate() {
         if set.used.load(Relaxed) || set.used.swap(true, AcqRel) {
             continue;

@@ -6,7 +6,7 @@
 //!
 //! | module | what it knows |
 //! |---|---|
-//! | [`lifecycle`] | descriptors: connect, accept, dup, close, fork, exit |
+//! | [`lifecycle`] | descriptors: connect, accept, dup, close, fork, exit; [`lodgers`]: children on the same memory |
 //! | [`send()`], [`receive()`], [`mod@file`] | the stream's bytes; `peek`: unread ones; `demote`: back to TCP |
 //! | [`epoll`], [`epoll_wait`], [`poll`] | readiness; `ready`: how it is computed |
 //! | [`options`], [`signals`], [`cancel`] | calls whose meaning we keep; `wish`: what `viaduct path` asks for |
@@ -37,6 +37,7 @@ mod kernel;
 pub mod lifecycle;
 mod list;
 mod lock;
+pub mod lodgers;
 mod marks;
 mod offer;
 pub mod options;
