@@ -416,8 +416,11 @@ impl Conn {
             state.sending = Path::from_number(self.sending.load(Relaxed)).unwrap_or(Path::Tcp);
             state.receiving = Path::from_number(self.receiving.load(Relaxed)).unwrap_or(Path::Tcp);
         }
-        if state.sending == Path::Shm && state.receiving == Path::Shm {
-            state.reason = Reason::Accelerated;
+        match (state.sending == Path::Shm, state.receiving == Path::Shm) {
+            (true, true) => state.reason = Reason::Accelerated,
+            // Many programs never send the other way.
+            (true, false) | (false, true) if state.reason == Reason::Pairing => state.reason = Reason::OneWay,
+            _ => {}
         }
         words[slot::STATE].store(state.pack(), Relaxed);
     }
