@@ -98,7 +98,8 @@ impl Locks {
             let name = place.load(SeqCst);
             name != 0 && !lock::lives(name) && place.compare_exchange(name, 0, SeqCst, SeqCst).is_ok()
         };
-        self.sleepers.iter().fold(false, |any, place| forget(place) || any)
+        // All of them, not only the first.
+        self.sleepers.iter().filter(|place| forget(place)).count() > 0
     }
 
     /// Nobody sleeps.
