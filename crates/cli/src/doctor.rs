@@ -165,15 +165,14 @@ fn kernel_version(release: &str) -> (u32, u32) {
 
 fn kernel(release: &str, version: (u32, u32)) -> Check {
     let finding = format!("Linux {release}");
-    if version >= (5, 15) {
-        return Check::ok("kernel", finding);
-    }
-    Check::new(
-        "kernel",
-        Level::Warn,
-        finding,
-        "Before Linux 5.15 there is no kernel ticket, and ends in different network namespaces may look alike.",
-    )
+    let advice = match version {
+        (6, 4..) | (7.., _) => return Check::ok("kernel", finding),
+        (5, 14..) | (6, _) => {
+            "Before Linux 6.4 the kernel may have no ticket; then connections are matched by user only."
+        }
+        _ => "Before Linux 5.14 there is no kernel ticket, and ends in different network namespaces may look alike.",
+    };
+    Check::new("kernel", Level::Warn, finding, advice)
 }
 
 fn memfds() -> Check {
@@ -451,6 +450,15 @@ fn viaductd(dir: &Path) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kernels_without_tickets_are_warned_of() {
+        let advice = |release: &str| kernel(release, kernel_version(release)).consequence;
+        assert!(advice("5.13.1").contains("5.14"));
+        assert!(advice("5.14.0").contains("6.4"));
+        assert!(advice("6.3.9").contains("6.4"));
+        assert!(advice("6.4").is_empty() && advice("7.0").is_empty());
+    }
 
     #[test]
     fn releases_are_understood() {

@@ -1,11 +1,11 @@
-//! What a program finds as the user left it: whether SIGPIPE is ignored, and which signals are blocked. And what no shell may read.
+//! What a program finds as the user left it: whether SIGPIPE is ignored, which signals are blocked, and its environment but for our variables.
+//! And what no shell may read.
 //!
 //! Rust's runtime ignores SIGPIPE before `main`, and its way of turning into another program sets SIGPIPE to its default and unblocks
 //! every signal. A program under `viaduct run` is to see neither. So the disposition is noted before the runtime starts, and put
 //! back at the last moment.
 
-use std::collections::BTreeMap;
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CString, OsStr};
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
@@ -53,36 +53,34 @@ pub(crate) fn as_found(command: &mut Command) {
     unsafe { command.pre_exec(restore) };
 }
 
+/// Has the program find the variable set so: where it found it before, or else behind the others. What else it finds stays as it is, in its
+/// order, and with what is no variable; `Command` would sort it. To be called last but for what turns into the program.
+pub(crate) fn set_variable(name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) {
+    // SAFETY: the process has no other threads.
+    unsafe { std::env::set_var(name, value) };
+}
+
 /// Has `command` turn into its program without the C library, which has a shell read what the kernel refuses. A shell that reads a
 /// binary of another machine, or a damaged one, does what the bytes happen to mean. To be called last.
 pub(crate) fn without_shell(command: &mut Command, name: &OsStr) -> io::Result<()> {
-    let mut variables: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
-    for (key, value) in command.get_envs() {
-        match value {
-            Some(value) => variables.insert(key.to_owned(), value.to_owned()),
-            None => variables.remove(key),
-        };
+    unsafe extern "C" {
+        static environ: *const *const libc::c_char;
     }
-    let variables = variables
-        .iter()
-        .map(|(key, value)| [key.as_bytes(), b"=", value.as_bytes()].concat());
     let arguments = iter::once(name)
         .chain(command.get_args())
-        .map(|word| word.as_bytes().to_owned());
+        .map(|word| CString::new(word.as_bytes()));
+    let arguments = arguments.collect::<Result<Vec<_>, _>>()?;
     let program = CString::new(command.get_program().as_bytes())?;
-    let arguments = arguments.map(CString::new).collect::<Result<Vec<_>, _>>()?;
-    let variables = variables.map(CString::new).collect::<Result<Vec<_>, _>>()?;
     let become_it = move || {
-        let pointers = |strings: &[CString]| -> Vec<*const libc::c_char> {
-            strings
-                .iter()
-                .map(|string| string.as_ptr())
-                .chain([std::ptr::null()])
-                .collect()
-        };
-        let (arguments, variables) = (pointers(&arguments), pointers(&variables));
+        let arguments: Vec<_> = arguments
+            .iter()
+            .map(|argument| argument.as_ptr())
+            .chain([std::ptr::null()])
+            .collect();
+        // SAFETY: the C library's list, which nobody changes meanwhile.
+        let variables = unsafe { environ };
         // SAFETY: strings and lists end in zero and outlive the call.
-        unsafe { libc::execve(program.as_ptr(), arguments.as_ptr(), variables.as_ptr()) };
+        unsafe { libc::execve(program.as_ptr(), arguments.as_ptr(), variables) };
         Err(io::Error::last_os_error())
     };
     // SAFETY: nothing is forked, so the closure may allocate.

@@ -107,7 +107,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         }
     }
     if subjects.is_empty() {
-        bail!("no connection under Viaduct is {}", describe(target));
+        let all = proc::processes().into_iter().all(proc::may_look_into);
+        let among = match all {
+            true => "",
+            false => " among the processes that you may look into; for all of them, run this as root",
+        };
+        bail!("no connection under Viaduct is {}{among}", describe(target));
     }
     for subject in &subjects {
         subject.ask(wish.wanted())?;
@@ -183,8 +188,11 @@ fn parse(words: &[String]) -> Result<(Meant, Wish)> {
 fn candidates(meant: Meant, dir: Option<PathBuf>) -> Result<Vec<Process>> {
     match meant {
         Meant::Descriptor(pid, _) => {
-            if proc::name(pid).is_none() {
+            if !proc::exists(pid) {
                 bail!("there is no process {pid}");
+            }
+            if !proc::may_look_into(pid) {
+                bail!("process {pid} may not be looked into: run this as the user it belongs to, or as root");
             }
             Ok(counters::read_some(&[pid], None)?)
         }

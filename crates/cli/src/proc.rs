@@ -50,6 +50,18 @@ impl Descriptors {
     }
 }
 
+/// Whether the caller may see the descriptors of `pid`.
+pub(crate) fn may_look_into(pid: u32) -> bool {
+    fs::read_dir(format!("/proc/{pid}/fd")).is_ok()
+}
+
+/// Whether there is a process `pid`, even one that the caller does not see.
+pub(crate) fn exists(pid: u32) -> bool {
+    let process = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+    let asked = process.map(rustix::process::test_kill_process);
+    name(pid).is_some() || asked.is_some_and(|found| found != Err(rustix::io::Errno::SRCH))
+}
+
 fn numbers(dir: &Path) -> Vec<u32> {
     let Ok(entries) = fs::read_dir(dir) else {
         return Vec::new();

@@ -121,7 +121,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     command.arg0(program).args(arguments);
     match preload_for(&file) {
         Ok(library) => {
-            enter(&mut command, &settings, &library, args.verbose);
+            enter(&settings, &library, args.verbose);
         }
         Err(why) => {
             eprintln!("viaduct: {} runs as plain TCP: {why}", program.display());
@@ -179,7 +179,7 @@ fn preload_for(file: &Path) -> Result<PathBuf, String> {
     Ok(library)
 }
 
-fn enter(command: &mut Command, settings: &Settings, library: &Path, verbose: bool) {
+fn enter(settings: &Settings, library: &Path, verbose: bool) {
     // A program that is to stay on TCP needs nobody to match it.
     if settings.path != PathChoice::Tcp
         && let Err(error) = daemon::ensure(&settings.dir, settings.config.as_deref())
@@ -188,11 +188,11 @@ fn enter(command: &mut Command, settings: &Settings, library: &Path, verbose: bo
         eprintln!("viaduct: runs as plain TCP until a viaductd answers: {error:#}");
     }
     for (name, value) in settings.variables() {
-        command.env(name, value);
+        inherit::set_variable(name, value);
     }
-    command.env(DIR_VARIABLE, &settings.dir);
+    inherit::set_variable(DIR_VARIABLE, &settings.dir);
     let entry = locate::preload_entry(library);
-    command.env("LD_PRELOAD", with_preload(&entry, env::var_os("LD_PRELOAD")));
+    inherit::set_variable("LD_PRELOAD", with_preload(&entry, env::var_os("LD_PRELOAD")));
     if verbose {
         eprintln!(
             "viaduct: path {}, spin {}, offer {}, runtime directory {}",

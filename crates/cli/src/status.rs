@@ -46,7 +46,8 @@ JSON
     netns_cookie            the kernel's cookie of that namespace, or null
     path                    tcp, shm, or sending/receiving where they differ
     sending, receiving      the path of each direction
-    reason                  why not faster, as a word; else `accelerated`
+    reason                  why not faster, as a word; else `accelerated`; `one-way` if
+                            nothing has been sent the other way since the match
     bytes_sent, bytes_received
                             stream bytes
     fast_bytes_sent, fast_bytes_received

@@ -144,6 +144,32 @@ fn what_is_not_there_cannot_be_moved() {
     }
 }
 
+#[test]
+fn processes_of_others_are_not_said_to_have_no_connection() {
+    use std::os::unix::process::CommandExt;
+    let guest = Guest::new();
+    let as_nobody = |arguments: &[&str]| {
+        let mut command = viaduct(&guest.dir.path);
+        // Who is not root may not look into the first process anyway.
+        if rustix::process::geteuid().is_root() {
+            command.uid(65534);
+        }
+        let output = command.arg("path").args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        stderr(&output)
+    };
+    let said = as_nobody(&["1", "3", "tcp"]);
+    assert!(
+        said.contains("may not be looked into") && said.contains("root"),
+        "{said}"
+    );
+    let said = as_nobody(&["203.0.113.1:9", "tcp"]);
+    assert!(
+        said.contains("that you may look into") && said.contains("root"),
+        "{said}"
+    );
+}
+
 fn explain(guest: &Guest, target: &str) -> String {
     succeed(viaduct(&guest.dir.path).args(["explain", target]))
 }

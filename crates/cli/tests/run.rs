@@ -107,6 +107,42 @@ fn the_library_goes_before_others_and_only_once() {
     assert_eq!(preload(&format!("{other}:{library}")), format!("{library}:{other}\n"));
 }
 
+/// What `viaduct run` passes on of an environment that `env -i` has made of these variables.
+fn passed_on(variables: &[&str], program: &Path) -> Vec<String> {
+    let home = Dir::new();
+    let ours = [
+        format!("HOME={}", home.path.display()),
+        format!("VIADUCT_DIR={}", home.path.display()),
+        format!("VIADUCT_PRELOAD={}", some_library().display()),
+        "VIADUCT_DAEMON=/nonexistent/viaductd".to_owned(),
+    ];
+    let mut command = Command::new("env");
+    command.arg("-i").args(variables).args(ours);
+    let text = succeed(command.arg(env!("CARGO_BIN_EXE_viaduct")).arg("run").arg(program));
+    text.split(['\n', '\0']).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_environment_keeps_its_order() {
+    let given = ["ZZ=1", "PATH=/usr/bin:/bin", "LD_PRELOAD=", "MM=2", "AA=3"];
+    let found = passed_on(&given, Path::new("env"));
+    let names: Vec<&str> = found
+        .iter()
+        .filter_map(|line| line.split_once('='))
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(names[..5], ["ZZ", "PATH", "LD_PRELOAD", "MM", "AA"], "{found:?}");
+    assert!(found[2].contains(some_library().to_str().unwrap()), "{found:?}");
+}
+
+#[test]
+fn the_environment_of_a_script_keeps_its_order() {
+    let dir = Dir::new();
+    let script = executable(&dir, "script", b"#!/bin/cat /proc/self/environ\n");
+    let found = passed_on(&["ZZ=1", "PATH=/usr/bin:/bin", "AA=3"], &script);
+    assert_eq!(found[..3], ["ZZ=1", "PATH=/usr/bin:/bin", "AA=3"], "{found:?}");
+}
+
 #[test]
 fn without_the_library_the_program_runs_and_it_is_said() {
     let home = Dir::new();

@@ -2,7 +2,7 @@
 
 use crate::{descriptors, exec, files, options, process, transfer, wait};
 use core::ffi::{c_int, c_long, c_void};
-use viaduct_socket::{is_nowhere, lifecycle, real, sys};
+use viaduct_socket::{is_nowhere, lifecycle, lodgers, real, sys};
 
 /// The address that a word holds.
 fn place<T>(word: c_long) -> *mut T {
@@ -87,16 +87,10 @@ pub unsafe extern "C-unwind" fn syscall(
             libc::SYS_socketpair => descriptors::socketpair(fd, b as c_int, c as c_int, place(d)).into(),
             libc::SYS_pidfd_getfd => descriptors::pidfd_getfd(fd, b as c_int, c as u32).into(),
             libc::SYS_fork | libc::SYS_vfork => process::_Fork().into(),
-            libc::SYS_clone if process::has_own_memory(a as u64) => {
-                lifecycle::forking(|| real::syscall(number, a, b, c, d, e, f) as isize) as c_long
-            }
+            libc::SYS_clone => cloning(a as u64, || real::syscall(number, a, b, c, d, e, f)),
             // The flags come first among its arguments.
-            libc::SYS_clone3 if !is_nowhere(place::<u64>(a)) && process::has_own_memory(*place::<u64>(a)) => {
-                lifecycle::forking(|| real::syscall(number, a, b, c, d, e, f) as isize) as c_long
-            }
-            libc::SYS_clone | libc::SYS_clone3 => {
-                lifecycle::lodging();
-                real::syscall(number, a, b, c, d, e, f)
+            libc::SYS_clone3 if !is_nowhere(place::<u64>(a)) => {
+                cloning(*place::<u64>(a), || real::syscall(number, a, b, c, d, e, f))
             }
             libc::SYS_exit_group => process::_exit(fd),
             libc::SYS_execve => exec::execve(place(a), place(b), place(c)).into(),
@@ -114,6 +108,15 @@ pub unsafe extern "C-unwind" fn syscall(
             }
         }
     }
+}
+
+/// Makes a child, or a thread, by a call that tells nobody.
+fn cloning(flags: u64, call: impl FnOnce() -> c_long) -> c_long {
+    if process::has_own_memory(flags) {
+        return lifecycle::forking(|| call() as isize) as c_long;
+    }
+    lodgers::expect(flags);
+    call()
 }
 
 /// Whether the call answers with a new descriptor of a kind that is none of ours.

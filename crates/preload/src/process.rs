@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_void};
 use libc::pid_t;
-use viaduct_socket::{cancel, lifecycle, real, signals, sys};
+use viaduct_socket::{cancel, lifecycle, lodgers, real, signals, sys};
 
 /// A child of `vfork` would run our hooks on its parent's memory; a forked one has its own. POSIX allows the exchange.
 #[unsafe(no_mangle)]
@@ -54,7 +54,7 @@ pub unsafe extern "C-unwind" fn clone(
         unsafe { real::clone(start, stack, flags, argument, parent, tls, child) }
     };
     let Some(start) = start.filter(|_| has_own_memory(flags as u64)) else {
-        lifecycle::lodging();
+        lodgers::expect(flags as u64);
         let start = start.map_or(core::ptr::null(), |start| start as *const c_void);
         return call(start, argument);
     };
@@ -83,13 +83,27 @@ pub unsafe extern "C-unwind" fn pthread_cancel(thread: libc::pthread_t) -> c_int
     unsafe { real::pthread_cancel(thread) }
 }
 
+/// Where the stack will be after a jump to `place`: a word of the C library's `jmp_buf` that it has encrypted (`PTR_MANGLE`).
+unsafe fn stack_at(place: *const c_void) -> usize {
+    /// The number of the word (`JB_RSP`).
+    const STACK: usize = 6;
+    // SAFETY: the program's buffer, which `setjmp` has filled.
+    let mut stack = unsafe { *place.cast::<usize>().add(STACK) };
+    // SAFETY: reads a word of the thread's control block that the C library has put there for this (`pointer_guard`).
+    unsafe {
+        core::arch::asm!("ror {0}, 17", "xor {0}, fs:[0x30]", inout(reg) stack, options(pure, readonly, nostack));
+    }
+    stack
+}
+
 /// Defines hooks of jumps: a handler may leave calls of ours by one.
 macro_rules! jumps {
     ($($name:ident)*) => {
         $(
             #[unsafe(no_mangle)]
             pub unsafe extern "C-unwind" fn $name(place: *mut c_void, value: c_int) {
-                viaduct_socket::jumping();
+                // SAFETY: the program's buffer.
+                viaduct_socket::jumping(unsafe { stack_at(place) });
                 // SAFETY: the program's own call, which does not return.
                 unsafe { real::$name(place, value) }
             }
@@ -170,6 +184,7 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
 /// Runs when the library is loaded.
 extern "C" fn loaded() {
     viaduct_socket::remember_environment();
+    real::prepare();
     // SAFETY: a function that lives as long as the process.
     unsafe { __cxa_at_quick_exit(exiting_quickly, core::ptr::null_mut()) };
 }

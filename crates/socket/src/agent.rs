@@ -447,7 +447,7 @@ static FORKER: AtomicU32 = AtomicU32::new(0);
 /// an offer half made. A signal handler that forks amidst such a dealing of its own thread leaves its child that.
 pub(crate) fn before_fork() {
     if let Some(owner) = lock::acquire(&OWNER) {
-        core::mem::forget(owner);
+        owner.keep();
         FORKER.store(lock::tid(), Relaxed);
     }
 }

@@ -5,8 +5,8 @@
 //! owned (`crate::lock`), or while the epoll set the connection is a member of is.
 
 pub(crate) use crate::flags::{
-    ACTIVE, ASKED, BANNED, CORK, COUNTED, DEAD, FIN_PROBED, FORKED, HANDED_OVER, IN_WANTED, LEFT, NAGLE, OUT_WANTED,
-    PEER_FIN, READY_OWED, SEARCHED, SHUT_READ, SHUT_WRITE,
+    ACTIVE, ASKED, BANNED, CORK, COUNTED, DEAD, FIN_PROBED, FORKED, HANDED_OVER, IN_WANTED, LEFT, NAGLE, OPTIONS_OWED,
+    OUT_WANTED, PEER_FIN, READY_OWED, SEARCHED, SHUT_READ, SHUT_WRITE,
 };
 use crate::lock::{self, Guard, Locks};
 use crate::records::{disclaim, index_of};
@@ -416,8 +416,11 @@ impl Conn {
             state.sending = Path::from_number(self.sending.load(Relaxed)).unwrap_or(Path::Tcp);
             state.receiving = Path::from_number(self.receiving.load(Relaxed)).unwrap_or(Path::Tcp);
         }
-        if state.sending == Path::Shm && state.receiving == Path::Shm {
-            state.reason = Reason::Accelerated;
+        match (state.sending == Path::Shm, state.receiving == Path::Shm) {
+            (true, true) => state.reason = Reason::Accelerated,
+            // Many programs never send the other way.
+            (true, false) | (false, true) if state.reason == Reason::Pairing => state.reason = Reason::OneWay,
+            _ => {}
         }
         words[slot::STATE].store(state.pack(), Relaxed);
     }

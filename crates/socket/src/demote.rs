@@ -10,7 +10,7 @@ use viaduct_control::Reason;
 use viaduct_stream::{Incoming, Mode, Outgoing, Source};
 
 /// How long a call waits for its own and the peer's direction to be back on TCP.
-const PATIENCE_NS: u64 = 200_000_000;
+pub(crate) const PATIENCE_NS: u64 = 200_000_000;
 
 /// Bans the connection from lanes, brings the sending direction back to TCP and asks the peer to do the same. A direction whose stretch
 /// has not ended yet goes on correctly; it is just not on TCP yet.
@@ -93,30 +93,49 @@ fn patiently(mut done: impl FnMut() -> bool) -> bool {
 /// Gives both directions to the kernel connection, with all that is unread, for somebody who does not know of lanes. Waits for the peer, which
 /// has a part in it; false if it did not do it in time.
 pub(crate) fn hand_over(conn: &'static Conn, reason: Reason) -> bool {
-    let again = conn.flag(conn::HANDED_OVER);
-    conn.set_flag(conn::HANDED_OVER, true);
+    begin_hand_over(conn, reason);
+    end_hand_over(conn, sys::now_ns() + PATIENCE_NS)
+}
+
+/// Does this end's part of handing the connection over, and asks the peer for its own.
+pub(crate) fn begin_hand_over(conn: &'static Conn, reason: Reason) {
+    if !conn.flag(conn::HANDED_OVER) {
+        // Only the first time: what the program sets from now on goes to the kernel.
+        conn.set_flag(conn::HANDED_OVER | conn::OPTIONS_OWED, true);
+    }
     ban_with(conn, reason, |incoming| incoming.recall());
+    if conn.phase() == Phase::Attached {
+        // The peer may sleep with nothing to send.
+        let _ = raw::eventfd_ring(conn.peer_bell());
+    }
+}
+
+/// Waits until the moment `until` for the peer to have done its part; false if it has not by then.
+pub(crate) fn end_hand_over(conn: &'static Conn, until: u64) -> bool {
     if conn.phase() != Phase::Attached {
         return true;
     }
     let id = conn.id();
-    // The peer may sleep with nothing to send.
-    let _ = raw::eventfd_ring(conn.peer_bell());
-    let done = patiently(|| {
+    let owed = conn.flag(conn::OPTIONS_OWED);
+    conn.set_flag(conn::OPTIONS_OWED, false);
+    loop {
         // The peer may recall too; and where both ends are ours, nobody else will serve the other.
         records::all()
             .filter(|end| end.segment_name() == conn.segment_name())
             .for_each(send::serve);
-        recall::is_over(conn, id) && sends_raw(conn, id)
-    });
-    if !done {
-        recall::give_up(conn, id);
+        if recall::is_over(conn, id) && sends_raw(conn, id) {
+            break;
+        }
+        if sys::now_ns() > until {
+            recall::give_up(conn, id);
+            return false;
+        }
+        raw::sched_yield();
     }
-    // What the program has set since then went to the kernel.
-    if done && !again {
+    if owed {
         options::give_back(conn);
     }
-    done
+    true
 }
 
 /// Makes a send that only TCP can carry.

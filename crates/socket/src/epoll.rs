@@ -15,18 +15,21 @@ use crate::bell::{self, Bell};
 use crate::conn::{self, Conn, Phase};
 pub(crate) use crate::epoll_set::{
     EDGE, EMULATED, FIRED, FRESH, HOT, KERNEL, MEMBER, MEMBER_HINT, MEMBERS, Member, PARKED, SET, Set, Tagged, UNSEEN,
-    hot_links, member, set, set_links, tag, wake_elsewhere, whose,
+    hot_links, jumping, member, set, set_links, tag, wake_elsewhere, whose,
 };
 use crate::lock::Guard;
 use crate::pace::Bound;
 use crate::sys::raw;
-use crate::{demote, ready, table};
+use crate::{demote, lodgers, ready, table};
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use libc::{EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP};
 use viaduct_control::Reason;
 
 /// A new epoll set `fd`.
 pub fn created(fd: i32) {
+    if lodgers::has_own_table() {
+        return;
+    }
     for (index, set) in SET.iter().enumerate() {
         if set.used.load(Relaxed) || set.used.swap(true, AcqRel) {
             continue;

@@ -2,9 +2,10 @@
 
 use crate::bell::{self, BY_BELL, BY_SOCKET, Bell};
 use crate::conn::Conn;
+use crate::jump::Jump;
 use crate::list::{Links, List};
 use crate::lock::{self, Guard};
-use crate::sys::raw;
+use crate::sys::{self, raw};
 use crate::{lifecycle, ready, records};
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -168,22 +169,29 @@ pub(crate) fn set(index: usize) -> Option<&'static Set> {
 }
 
 thread_local! {
-    /// The set that the thread sleeps in, or slept in when it was cancelled or jumped elsewhere.
-    static ASLEEP_IN: Cell<Option<&'static Set>> = const { Cell::new(None) };
+    /// The set that the thread sleeps in, or slept in when it was cancelled, and where on the stack.
+    static ASLEEP_IN: Cell<Option<(&'static Set, usize)>> = const { Cell::new(None) };
 }
 
 /// The calling thread does not sleep in any set, though it may have left one without saying so.
 pub(crate) fn wake_elsewhere() {
-    if let Some(set) = ASLEEP_IN.take() {
+    if let Some((set, _)) = ASLEEP_IN.take() {
         // The set may be another by now, with no sleepers.
         let _ = set.sleepers.fetch_update(AcqRel, Relaxed, |count| count.checked_sub(1));
+    }
+}
+
+/// The calling thread is about to jump, perhaps out of its sleep.
+pub(crate) fn jumping(jump: &Jump) {
+    if ASLEEP_IN.get().is_some_and(|(_, frame)| jump.leaves(frame)) {
+        wake_elsewhere();
     }
 }
 
 impl Set {
     /// Owns the set's lists.
     #[inline]
-    pub(crate) fn own(&self) -> Option<Guard<'_>> {
+    pub(crate) fn own(&'static self) -> Option<Guard<'static>> {
         lock::acquire(&self.owner)
     }
 
@@ -221,12 +229,12 @@ impl Set {
         wake_elsewhere();
         lifecycle::watch_thread();
         self.sleepers.fetch_add(1, AcqRel);
-        ASLEEP_IN.set(Some(self));
+        ASLEEP_IN.set(Some((self, sys::stack_pointer())));
     }
 
     /// The calling thread is awake again. Answers whether others sleep.
     pub(crate) fn wake_up(&self) -> bool {
-        if ASLEEP_IN.get().is_some_and(|set| core::ptr::eq(set, self)) {
+        if ASLEEP_IN.get().is_some_and(|(set, _)| core::ptr::eq(set, self)) {
             wake_elsewhere();
         }
         self.sleepers.load(Acquire) > 0
@@ -358,7 +366,16 @@ mod tests {
         std::thread::spawn(|| {
             one.fall_asleep();
             assert_eq!(sleepers(one), 1);
-            // Jumped out of a signal handler, it sleeps elsewhere.
+            crate::jump::jumping(sys::stack_pointer() - 4096);
+            assert_eq!(
+                sleepers(one),
+                1,
+                "a handler that interrupts the sleep has jumped within itself"
+            );
+            crate::jump::jumping(sys::stack_pointer() + 4096);
+            assert_eq!(sleepers(one), 0);
+            one.fall_asleep();
+            // Unwound, it sleeps elsewhere.
             other.fall_asleep();
             assert_eq!((sleepers(one), sleepers(other)), (0, 1));
             assert!(!other.wake_up(), "nobody else sleeps there");

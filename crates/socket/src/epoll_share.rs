@@ -34,7 +34,7 @@ pub(crate) fn before_fork() {
     for set in all_sets() {
         if let Some(owner) = set.own() {
             share(set);
-            core::mem::forget(owner);
+            owner.keep();
             set.forks.store(true, Relaxed);
         }
     }

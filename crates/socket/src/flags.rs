@@ -25,6 +25,8 @@ pub(crate) const SHUT_READ: u32 = 1 << 17;
 pub(crate) const SHUT_WRITE: u32 = 1 << 11;
 /// given to somebody who may not know of lanes.
 pub(crate) const HANDED_OVER: u32 = 1 << 12;
+/// what the program has set is not the kernel's yet, though the connection is given away.
+pub(crate) const OPTIONS_OWED: u32 = 1 << 9;
 /// this process no longer counts among the holders.
 pub(crate) const LEFT: u32 = 1 << 14;
 /// a receive found nothing; an edge is due once there is something.

@@ -6,13 +6,13 @@
 //!
 //! | module | what it knows |
 //! |---|---|
-//! | [`lifecycle`] | descriptors: connect, accept, dup, close, fork, exit |
+//! | [`lifecycle`] | descriptors: connect, accept, dup, close, fork, exit; [`lodgers`]: children on the same memory |
 //! | [`send()`], [`receive()`], [`mod@file`] | the stream's bytes; `peek`: unread ones; `demote`: back to TCP |
 //! | [`epoll`], [`epoll_wait`], [`poll`] | readiness; `ready`: how it is computed |
 //! | [`options`], [`signals`], [`cancel`] | calls whose meaning we keep; `wish`: what `viaduct path` asks for |
 //! | [`search`] | direct search: bytes from the middle of a stream |
 //! | `agent` | viaductd; `policy`: what `viaduct run` said; `counters`: what `viaduct status` shows |
-//! | `conn`, `table`, `lock`, `bell`, `announce`, `spin`, `wait` | the records and how threads wait |
+//! | `conn`, `table`, `lock`, `jump`, `bell`, `announce`, `spin`, `wait` | the records and how threads wait |
 //! | [`sys`], [`real`] | the system-call corner |
 #![deny(unsafe_code)]
 
@@ -32,10 +32,12 @@ pub mod epoll_wait;
 pub mod file;
 mod flags;
 mod forks;
+mod jump;
 mod kernel;
 pub mod lifecycle;
 mod list;
 mod lock;
+pub mod lodgers;
 mod marks;
 mod offer;
 pub mod options;
@@ -69,7 +71,7 @@ mod wait;
 mod wish;
 
 pub use conn::Conn;
-pub use lock::jumping;
+pub use jump::jumping;
 pub use policy::remember_environment;
 pub use receive::receive;
 pub use send::{send, send_with_control};

@@ -5,9 +5,9 @@ use crate::records;
 use crate::search::streams;
 use crate::sys::{self, raw};
 use crate::table::{self, Entry};
-use crate::{agent, asleep, bell, counters, demote, epoll, epoll_share, forks, lock, options, policy, unseen};
+use crate::{agent, asleep, bell, counters, demote, epoll, epoll_share, forks, lock, lodgers, options, policy, unseen};
+use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicBool, AtomicU32};
 use libc::c_int;
 use viaduct_control::Reason;
 use viaduct_control::policy::OfferPolicy;
@@ -16,7 +16,7 @@ use viaduct_stream::Outgoing;
 /// A descriptor has just been created by a call that knows nothing of what the number stood for: whatever that was has been
 /// closed unseen.
 pub fn fresh(fd: c_int) {
-    if fd >= 0 {
+    if fd >= 0 && !lodgers::has_own_table() {
         streams::clear(fd);
         forget(fd, true);
     }
@@ -25,7 +25,9 @@ pub fn fresh(fd: c_int) {
 /// The program has made a socket of the type for direct search.
 pub fn made_seek_stream(fd: c_int) {
     fresh(fd);
-    streams::set(fd);
+    if !lodgers::has_own_table() {
+        streams::set(fd);
+    }
 }
 
 /// Forgets what `fd` stood for. `stale`: the number already stands for something else.
@@ -46,6 +48,9 @@ pub fn hidden(fd: c_int) -> bool {
 /// The program is about to close `fd`, or to put something else in its place.
 #[inline]
 pub fn closing(fd: c_int) {
+    if lodgers::has_own_table() {
+        return;
+    }
     streams::clear(fd);
     if !matches!(table::lookup(fd), Entry::Unknown) {
         forget(fd, false);
@@ -54,6 +59,9 @@ pub fn closing(fd: c_int) {
 
 /// The program is about to close every descriptor from `first` to `last`. Calls `close` with each range in which nothing is ours.
 pub fn closing_range(first: c_int, last: c_int, mut close: impl FnMut(c_int, c_int) -> c_int) -> c_int {
+    if lodgers::has_own_table() {
+        return close(first, last);
+    }
     let mut from = first;
     let mut next = first;
     let mut result = 0;
@@ -80,6 +88,9 @@ pub fn duplicated(old: c_int, new: c_int) {
     if new < 0 || new == old {
         return;
     }
+    if lodgers::has_own_table() {
+        return duplicated_for_successor(old, new);
+    }
     fresh(new);
     if streams::is(old) {
         streams::set(new);
@@ -104,8 +115,21 @@ pub fn duplicated(old: c_int, new: c_int) {
     }
 }
 
+/// In a child on our memory, with a table of its own: a standard number is for the program that it becomes.
+fn duplicated_for_successor(old: c_int, new: c_int) {
+    if new <= libc::STDERR_FILENO
+        && let Some(conn) = table::connection(old)
+        && is_tcp(new)
+    {
+        demote::hand_over(conn, Reason::ForeignProcess);
+    }
+}
+
 /// The program has fetched `fd` from another process, or from itself: then it is one more descriptor of a socket that is known.
 pub fn fetched(fd: c_int) {
+    if lodgers::has_own_table() {
+        return;
+    }
     fresh(fd);
     let cookie = |fd: c_int| {
         let mut cookie = 0_u64;
@@ -122,7 +146,8 @@ pub fn fetched(fd: c_int) {
 
 /// The program has connected `fd` (to an address of family `family`), or is about to know (`pending`).
 pub fn connected(fd: c_int, family: c_int, pending: bool) {
-    if !matches!(family, libc::AF_INET | libc::AF_INET6) || table::connection(fd).is_some() {
+    if !matches!(family, libc::AF_INET | libc::AF_INET6) || lodgers::has_own_table() || table::connection(fd).is_some()
+    {
         return;
     }
     start();
@@ -136,6 +161,9 @@ pub fn connected(fd: c_int, family: c_int, pending: bool) {
 
 /// The program is about to dissolve the connection behind `fd` by connecting to no address, which resets it and leaves a new socket.
 pub fn disconnecting(fd: c_int) {
+    if lodgers::has_own_table() {
+        return;
+    }
     let Some(conn) = table::connection(fd) else { return };
     if let Some(guard) = conn.own_send(conn.id())
         && let Some(segment) = conn.segment(&guard)
@@ -149,6 +177,9 @@ pub fn disconnecting(fd: c_int) {
 
 /// The program has accepted `fd` from `listener`.
 pub fn accepted(fd: c_int, listener: c_int) {
+    if lodgers::has_own_table() {
+        return;
+    }
     start();
     fresh(fd);
     if streams::is(listener) {
@@ -161,6 +192,9 @@ pub fn accepted(fd: c_int, listener: c_int) {
 
 /// A record for a connected socket whose opening was not seen. It stays on TCP: what it has carried is not known.
 pub(crate) fn adopted(fd: c_int) -> Option<&'static Conn> {
+    if lodgers::has_own_table() {
+        return None;
+    }
     start();
     let conn = records::open(fd)?;
     conn.set_flag(conn::BANNED, true);
@@ -250,8 +284,13 @@ fn shutting_plain(conn: &'static Conn) {
 /// The process whose connections the records are; 0 before the first one.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
+/// Whether the records are the calling process's, which may be a child on the memory of another.
+pub(crate) fn owns_records() -> bool {
+    PROCESS.load(Relaxed) == raw::getpid()
+}
+
 /// Before the first connection: has `fork` tell us.
-fn start() {
+pub(crate) fn start() {
     if PROCESS.load(Relaxed) == 0 && PROCESS.swap(raw::getpid(), Relaxed) == 0 {
         crate::sys::at_fork(before_fork, after_fork_in_parent, after_fork_in_child);
     }
@@ -272,14 +311,6 @@ pub fn forking(call: impl FnOnce() -> isize) -> isize {
     after_fork_in_parent();
     sys::set_errno(errno);
     child
-}
-
-/// Whether the process may have had a child on its own memory.
-static LODGERS: AtomicBool = AtomicBool::new(false);
-
-/// The program makes a child, or a thread, that runs on this process's memory.
-pub fn lodging() {
-    LODGERS.store(true, Relaxed);
 }
 
 /// In a child that [`forking`] cannot return in.
@@ -310,6 +341,7 @@ fn after_fork_in_parent() {
 
 fn after_fork_in_child() {
     PROCESS.store(raw::getpid(), Relaxed);
+    lodgers::after_fork();
     lock::after_fork();
     asleep::after_fork();
     agent::after_fork();
@@ -351,6 +383,11 @@ pub fn receives_by_kernel(conn: &'static Conn) -> bool {
 
 /// The process is about to become another program, which may not run under Viaduct.
 pub fn executing() {
+    if lodgers::is_one() {
+        // The descriptors are the child's, the records its parent's.
+        let is_standard = |fd, _: &Conn| fd <= libc::STDERR_FILENO && is_kept(fd) && is_tcp(fd);
+        return hand_over_many(Reason::ForeignProcess, is_standard);
+    }
     hand_over_many(Reason::ForeignProcess, is_for_successor);
     records::all().for_each(Conn::leave);
 }
@@ -363,12 +400,16 @@ pub fn loading_unseen() {
 }
 
 fn hand_over_many(reason: Reason, concerned: impl Fn(c_int, &'static Conn) -> bool) {
-    // A peer that does not answer costs time, and there may be many.
-    let until = sys::now_ns() + 1_000_000_000;
-    for (fd, conn) in table::connections() {
-        // Once more if it has been before: the peer may have left marks since.
-        if concerned(fd, conn) && sys::now_ns() < until {
-            demote::hand_over(conn, reason);
+    let all = || table::connections().filter(|(fd, conn)| concerned(*fd, conn));
+    // Once more if it has been before: the peer may have left marks since.
+    all().for_each(|(_, conn)| demote::begin_hand_over(conn, reason));
+    // Those that do not answer keep nobody from waiting for the others, which have had the time, too. It runs anew with each answer.
+    let last = sys::now_ns() + 1_000_000_000;
+    let soon = || (sys::now_ns() + demote::PATIENCE_NS).min(last);
+    let mut until = soon();
+    for (_, conn) in all() {
+        if demote::end_hand_over(conn, until) {
+            until = soon();
         }
     }
 }
@@ -376,8 +417,12 @@ fn hand_over_many(reason: Reason, concerned: impl Fn(c_int, &'static Conn) -> bo
 /// Whether the program that this process becomes is meant to have the connection by `fd`: as its standard input or output, or because nobody else
 /// has it any more. A socket that the process has in common with others is most often left open by oversight.
 fn is_for_successor(fd: c_int, conn: &'static Conn) -> bool {
-    let kept = || raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags & libc::FD_CLOEXEC as usize == 0);
-    fd < 3 || conn.alone() && kept()
+    fd <= libc::STDERR_FILENO || conn.alone() && is_kept(fd)
+}
+
+/// Whether the program that this process becomes has the descriptor.
+fn is_kept(fd: c_int) -> bool {
+    raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags & libc::FD_CLOEXEC as usize == 0)
 }
 
 /// The process did not become another program.
@@ -403,10 +448,10 @@ pub fn exiting() {
         return;
     }
     // A child that runs on its parent's memory ends nothing of its parent's. Not asked for nothing: programs forbid themselves system calls.
-    let is_ours = core::cell::LazyCell::new(|| PROCESS.load(Relaxed) == raw::getpid());
-    if LODGERS.load(Relaxed) && !*is_ours {
+    if lodgers::is_one() {
         return;
     }
+    let is_ours = core::cell::LazyCell::new(owns_records);
     for conn in records::all() {
         if conn.phase() == Phase::Attached {
             if !*is_ours {

@@ -1,17 +1,19 @@
 //! Ownership words: who uses a direction of a connection now.
 //!
 //! The words live in anonymous shared memory, so that a process and its forked children exclude each other, and out of the
-//! peer's reach. A word holds the number of the thread that owns it. A thread that finds its own number there has
-//! been interrupted by a signal whose handler uses the same direction; it must not wait. A word held by a thread that no
-//! longer exists, or has left the call by a jump out of a handler, is taken over: the channel's stores are ordered so that a user killed
-//! midway does no harm.
+//! peer's reach. A word holds the name of the thread that owns it. A thread that finds its own name there has
+//! been interrupted by a signal whose handler uses the same direction; it must not wait. A thread that leaves its stretch by a jump out of a handler
+//! gives its words up as it jumps, see `crate::jump`. A word held by a thread that no longer exists is taken over: the channel's stores are
+//! ordered so that a user killed midway does no harm.
 //!
 //! No word is held while waiting.
 
+use crate::asleep;
+use crate::jump::Jump;
 use crate::sys::{self, raw};
 use core::cell::Cell;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, compiler_fence};
 
 /// The two ownership words of a connection end, on a cache line of their own. Whoever takes both takes `send` first.
 #[derive(Debug, Default)]
@@ -22,8 +24,9 @@ pub(crate) struct Locks {
     /// Processes that hold the connection: a forked child counts until it lets go. One that was killed counts for ever, which only
     /// keeps the connection from being offered again.
     pub(crate) holders: AtomicU32,
-    /// Threads that sleep in a receive or a poll until a mark comes, see [`crate::asleep`]. One of a process that was killed counts for ever.
-    pub(crate) asleep: AtomicU32,
+    /// Threads that sleep in a receive or a poll until a mark comes, see [`crate::asleep`].
+    pub(crate) sleepers: [AtomicU32; asleep::NAMES],
+    pub(crate) more_sleepers: AtomicU32,
     /// One more than the number of the [`Area`](crate::search::area::Area) with the holes of the receiving direction; 0 for none.
     pub(crate) area: AtomicU32,
     /// See [`crate::conn::Conn::position`].
@@ -32,72 +35,140 @@ pub(crate) struct Locks {
 
 /// Bits of a word with the number of its thread: none is larger (`PID_MAX_LIMIT`, linux/threads.h).
 const NUMBER: u32 = (1 << 22) - 1;
-/// Bits of a word that tell how often its thread had jumped when it took the word.
-const JUMPS: u32 = !(NUMBER | SEARCHED);
+/// In a word: the direction is searched. Then taking it fails the fast way, so that who never searches pays nothing.
+const SEARCHED: u32 = 1 << 31;
+/// Bits of a name that tell its thread from others that have had the same number.
+const GENERATION: u32 = !(NUMBER | SEARCHED);
 /// The first of them.
-const JUMP: u32 = NUMBER + 1;
+const ONE_GENERATION: u32 = NUMBER + 1;
+
+/// Words that one thread can own at a time and give up by a jump: four, and as many again for each handler that interrupts another.
+const MOST: usize = 16;
+
+/// What a thread knows of its words.
+#[derive(Debug)]
+struct Own {
+    /// What the thread writes into words; 0 before the first.
+    name: Cell<u32>,
+    /// How many words it owns or is about to take.
+    count: Cell<usize>,
+    held: [Held; MOST],
+}
+
+/// A word, and where on the stack its owner works.
+#[derive(Debug)]
+struct Held {
+    word: Cell<Option<&'static AtomicU32>>,
+    frame: Cell<usize>,
+}
 
 thread_local! {
-    /// What this thread writes into words.
-    static OWNER: Cell<u32> = const { Cell::new(0) };
+    static OWN: Own = const {
+        Own {
+            name: Cell::new(0),
+            count: Cell::new(0),
+            held: [const {
+                Held {
+                    word: Cell::new(None),
+                    frame: Cell::new(0),
+                }
+            }; MOST],
+        }
+    };
 }
 
-/// What threads that have jumped write into words since; one place serves many threads.
-static JUMPERS: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
-
-fn jumper(owner: u32) -> Option<&'static AtomicU32> {
-    JUMPERS.get((owner & NUMBER) as usize % JUMPERS.len())
-}
+/// Threads of this process that have a name.
+static NAMED: AtomicU32 = AtomicU32::new(0);
 
 /// The calling thread's number.
 #[inline]
 pub(crate) fn tid() -> u32 {
-    owner() & NUMBER
+    name() & NUMBER
 }
 
+/// What the calling thread writes into words, unlike any other thread's as far as can be.
 #[inline]
-fn owner() -> u32 {
-    let known = OWNER.get();
-    if known != 0 {
-        return known;
-    }
-    let tid = raw::gettid();
-    // Another thread of this number may have jumped, and ended.
-    let known = jumper(tid).map_or(tid, |jumper| jumper.load(Relaxed));
-    let owner = if known & NUMBER == tid { known } else { tid };
-    OWNER.set(owner);
-    owner
+pub(crate) fn name() -> u32 {
+    sys::thread_local(&OWN).name()
 }
 
-/// The calling thread is about to leave functions by a jump, perhaps calls of ours that its handler has interrupted.
-pub fn jumping() {
-    let known = OWNER.get();
-    if known != 0 {
-        let next = known & NUMBER | known.wrapping_add(JUMP) & JUMPS;
-        OWNER.set(next);
-        if let Some(jumper) = jumper(next) {
-            jumper.store(next, Relaxed);
+/// Whether the thread of this name lives, as far as this process may see. An earlier one of the caller's number does not.
+pub(crate) fn lives(name: u32) -> bool {
+    let own = self::name();
+    let (number, own_number) = (name & NUMBER, own & NUMBER);
+    name == own || number != own_number && raw::thread_alive(number)
+}
+
+impl Own {
+    #[inline]
+    fn name(&self) -> u32 {
+        match self.name.get() {
+            0 => self.choose_name(),
+            known => known,
         }
     }
-}
 
-/// Whether the thread that has written `owner` into a word has jumped since, as far as is known.
-fn has_jumped(owner: u32) -> bool {
-    let now = jumper(owner).map_or(owner, |jumper| jumper.load(Relaxed));
-    now & NUMBER == owner & NUMBER && now != owner
-}
-
-/// In a forked child: the thread has another number now, and its parent's jumps go unseen.
-pub(crate) fn after_fork() {
-    OWNER.set(0);
-    for jumper in &JUMPERS {
-        jumper.store(0, Relaxed);
+    #[cold]
+    fn choose_name(&self) -> u32 {
+        let generation = NAMED.fetch_add(1, Relaxed).wrapping_mul(ONE_GENERATION) & GENERATION;
+        self.name.set(raw::gettid() | generation);
+        self.name.get()
     }
+
+    /// Before the word is taken: from then on a handler may interrupt the thread and jump. Answers how many there were before.
+    #[inline]
+    fn note(&self, word: &'static AtomicU32) -> usize {
+        let before = self.count.get();
+        if let Some(held) = self.held.get(before) {
+            held.word.set(Some(word));
+            held.frame.set(sys::stack_pointer());
+        }
+        // The fences are for handlers of this thread: an entry that counts is whole, and a word that is owned has one.
+        compiler_fence(SeqCst);
+        self.count.set(before + 1);
+        compiler_fence(SeqCst);
+        before
+    }
+
+    /// The word noted when there were `before` is no longer owned.
+    #[inline]
+    fn strike_off(&self, before: usize) {
+        compiler_fence(SeqCst);
+        // Guards are dropped in any order; one that outlives an earlier one is not noted any more.
+        self.count.set(self.count.get().min(before));
+    }
+
+    /// Gives up what was taken in functions that `jump` leaves.
+    #[cold]
+    fn give_up(&self, jump: &Jump) {
+        let held = self.held.get(..self.count.get()).unwrap_or(&self.held);
+        let kept = held.iter().take_while(|held| !jump.leaves(held.frame.get())).count();
+        let (kept, left) = held.split_at(kept);
+        for word in left.iter().filter_map(|held| held.word.get()) {
+            // A handler may have been about to ask for a word that the thread has owned since before.
+            let owned_before = |held: &Held| held.word.get().is_some_and(|kept| core::ptr::eq(kept, word));
+            let seen = word.load(Relaxed);
+            if seen & !SEARCHED == self.name.get() && !kept.iter().any(owned_before) {
+                word.store(seen & SEARCHED, Release);
+            }
+        }
+        self.strike_off(kept.len());
+    }
+}
+
+/// The calling thread is about to jump: what it owns in functions that it leaves is free for others.
+pub(crate) fn jumping(jump: &Jump) {
+    let own = sys::thread_local(&OWN);
+    if own.count.get() > 0 {
+        own.give_up(jump);
+    }
+}
+
+/// In a forked child: the thread has another number now.
+pub(crate) fn after_fork() {
+    sys::thread_local(&OWN).name.set(0);
     REGION.store(core::ptr::null_mut(), Relaxed);
 }
-
-/// In a word that nobody owns: the direction is searched. Then taking it fails the fast way, so that who never searches pays nothing.
-const SEARCHED: u32 = 1 << 31;
 
 /// Ownership of one direction, given up on drop.
 #[derive(Debug)]
@@ -105,6 +176,11 @@ pub(crate) struct Guard<'a> {
     word: &'a AtomicU32,
     /// What the word is when nobody owns it.
     idle: u32,
+    /// What it is now.
+    owned: u32,
+    own: &'a Own,
+    /// See [`Own::note`].
+    before: usize,
 }
 
 impl Guard<'_> {
@@ -117,65 +193,91 @@ impl Guard<'_> {
     /// From now on the direction may have holes, or no longer.
     pub(crate) fn set_searched(&mut self, searched: bool) {
         self.idle = if searched { SEARCHED } else { 0 };
+        self.owned = self.owned & !SEARCHED | self.idle;
         // At once: a thread that is killed never gives the word up.
-        self.word.store(owner() | self.idle, Release);
+        self.word.store(self.owned, Release);
+    }
+
+    /// Keeps the word owned, for others to give up: through a fork.
+    pub(crate) fn keep(self) {
+        self.own.strike_off(self.before);
+        core::mem::forget(self);
     }
 }
 
 impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release pairs with the acquire in `acquire`.
-        self.word.store(self.idle, Release);
+        // Nobody takes a word from a thread that lives. Should it be another's all the same, that one's it stays.
+        if self.word.load(Relaxed) == self.owned {
+            // Release pairs with the acquire in `acquire`.
+            self.word.store(self.idle, Release);
+        }
+        self.own.strike_off(self.before);
     }
 }
 
 /// Takes a word; `None` if this very thread holds it already.
 #[inline]
-pub(crate) fn acquire(word: &AtomicU32) -> Option<Guard<'_>> {
-    let own = owner();
-    if word.compare_exchange(0, own, Acquire, Relaxed).is_ok() {
-        return Some(Guard { word, idle: 0 });
-    }
-    acquire_contended(word, own)
+pub(crate) fn acquire(word: &'static AtomicU32) -> Option<Guard<'static>> {
+    acquire_idle(word, 0).or_else(|| acquire_contended(word))
 }
 
 /// Takes the word of a direction that has been searched, most likely; `None` if this very thread holds it already.
 #[inline]
-pub(crate) fn acquire_searched(word: &AtomicU32) -> Option<Guard<'_>> {
-    let (own, idle) = (owner(), SEARCHED);
-    if word.compare_exchange(idle, own | idle, Acquire, Relaxed).is_ok() {
-        return Some(Guard { word, idle });
-    }
-    acquire_contended(word, own)
+pub(crate) fn acquire_searched(word: &'static AtomicU32) -> Option<Guard<'static>> {
+    acquire_idle(word, SEARCHED).or_else(|| acquire_contended(word))
 }
 
 /// Takes a word if it is free.
 #[inline]
-pub(crate) fn try_acquire(word: &AtomicU32) -> Option<Guard<'_>> {
-    // Made only on success: a guard that is dropped gives up a word, whoever owns it.
-    word.compare_exchange(0, owner(), Acquire, Relaxed)
-        .ok()
-        .map(|_| Guard { word, idle: 0 })
+pub(crate) fn try_acquire(word: &'static AtomicU32) -> Option<Guard<'static>> {
+    acquire_idle(word, 0)
+}
+
+/// Takes a word that is `idle` when nobody owns it, if nobody does.
+#[inline]
+fn acquire_idle(word: &'static AtomicU32, idle: u32) -> Option<Guard<'static>> {
+    let own = sys::thread_local(&OWN);
+    take(own, word, idle, idle)
+}
+
+/// Takes a word that holds `seen`.
+#[inline]
+fn take(own: &'static Own, word: &'static AtomicU32, seen: u32, idle: u32) -> Option<Guard<'static>> {
+    let owned = own.name() | idle;
+    let before = own.note(word);
+    if word.compare_exchange(seen, owned, Acquire, Relaxed).is_ok() {
+        // Made only on success: a guard that is dropped gives up its word.
+        return Some(Guard {
+            word,
+            idle,
+            owned,
+            own,
+            before,
+        });
+    }
+    own.strike_off(before);
+    None
 }
 
 #[cold]
-fn acquire_contended(word: &AtomicU32, own: u32) -> Option<Guard<'_>> {
+fn acquire_contended(word: &'static AtomicU32) -> Option<Guard<'static>> {
+    let own = sys::thread_local(&OWN);
+    let name = own.name();
     let mut rounds = 0_u32;
     loop {
-        let owner = word.load(Relaxed);
-        let (owner, idle) = (owner & !SEARCHED, owner & SEARCHED);
-        if owner == own {
+        let seen = word.load(Relaxed);
+        let (owner, idle) = (seen & !SEARCHED, seen & SEARCHED);
+        if owner == name {
             return None;
         }
-        let gone = || has_jumped(owner) || !raw::thread_alive(owner & NUMBER);
-        let free = owner == 0 || owner & NUMBER == own & NUMBER || rounds % 1024 == 1023 && gone();
-        if free
-            && word
-                .compare_exchange(owner | idle, own | idle, Acquire, Relaxed)
-                .is_ok()
+        // At once if it was a thread of this number.
+        let ask = rounds % 1024 == 1023 || owner & NUMBER == name & NUMBER;
+        if (owner == 0 || ask && !lives(owner))
+            && let Some(guard) = take(own, word, seen, idle)
         {
-            return Some(Guard { word, idle });
+            return Some(guard);
         }
         rounds = rounds.wrapping_add(1);
         if rounds < 64 {
@@ -206,7 +308,7 @@ pub(crate) fn claim(count: usize) -> Option<&'static Locks> {
         if locks.holders.load(Relaxed) == 0 && locks.holders.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
             // The words are free already, or held for a moment by a thread that came too late for the last connection.
             crate::search::area::release(&locks.area);
-            locks.asleep.store(0, Relaxed);
+            locks.forget_sleepers();
             let _ = locks.receive.compare_exchange(SEARCHED, 0, Relaxed, Relaxed);
             return Some(locks);
         }
@@ -221,31 +323,35 @@ static HINT: AtomicU32 = AtomicU32::new(0);
 mod tests {
     use super::*;
 
+    fn word() -> &'static AtomicU32 {
+        Box::leak(Box::default())
+    }
+
     #[test]
     fn a_failed_attempt_leaves_the_word_to_its_owner() {
-        let word = AtomicU32::new(0);
-        let owner = acquire(&word);
+        let word = word();
+        let owner = acquire(word);
         assert!(owner.is_some());
-        assert!(try_acquire(&word).is_none());
-        assert!(acquire(&word).is_none(), "this thread owns it already");
-        assert_eq!(word.load(Relaxed), super::owner());
+        assert!(try_acquire(word).is_none());
+        assert!(acquire(word).is_none(), "this thread owns it already");
+        assert_eq!(word.load(Relaxed), sys::thread_local(&OWN).name());
         drop(owner);
-        assert!(try_acquire(&word).is_some());
+        assert!(try_acquire(word).is_some());
         assert_eq!(word.load(Relaxed), 0);
     }
 
     #[test]
     fn a_searched_direction_stays_so_until_it_is_told() {
-        let word = AtomicU32::new(0);
-        let mut owner = acquire(&word).unwrap();
+        let word = word();
+        let mut owner = acquire(word).unwrap();
         assert!(!owner.searched());
         owner.set_searched(true);
-        assert!(acquire(&word).is_none(), "this thread owns it already");
+        assert!(acquire(word).is_none(), "this thread owns it already");
         drop(owner);
         assert_eq!(word.load(Relaxed), SEARCHED);
-        let mut owner = acquire(&word).unwrap();
+        let mut owner = acquire(word).unwrap();
         assert!(owner.searched());
-        assert!(acquire(&word).is_none(), "this thread owns it already");
+        assert!(acquire(word).is_none(), "this thread owns it already");
         owner.set_searched(false);
         drop(owner);
         assert_eq!(word.load(Relaxed), 0);
@@ -253,37 +359,100 @@ mod tests {
 
     #[test]
     fn a_direction_is_searched_even_if_its_first_searcher_is_killed() {
-        let word = AtomicU32::new(0);
+        let word = word();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let mut owner = acquire(&word).unwrap();
+                let mut owner = acquire(word).unwrap();
                 owner.set_searched(true);
                 core::mem::forget(owner);
             });
         });
-        assert!(acquire(&word).unwrap().searched());
+        assert!(acquire(word).unwrap().searched());
+    }
+
+    /// Takes a word in a function of its own, and leaves it as a jump does; answers where the stack was.
+    #[inline(never)]
+    fn take_and_leave(word: &'static AtomicU32) -> usize {
+        core::mem::forget(acquire(word).unwrap());
+        sys::stack_pointer()
     }
 
     #[test]
     fn a_word_left_by_a_jump_is_free_for_everybody() {
-        let word = AtomicU32::new(0);
-        core::mem::forget(acquire(&word).unwrap());
-        assert!(acquire(&word).is_none(), "a handler that interrupts the owner");
-        jumping();
-        drop(acquire(&word).unwrap());
-        core::mem::forget(acquire(&word).unwrap());
-        jumping();
+        let word = word();
+        let above = take_and_leave(word) + 1;
+        assert!(acquire(word).is_none(), "a handler that interrupts the owner");
+        crate::jump::jumping(above);
+        drop(acquire(word).unwrap());
+        let above = take_and_leave(word) + 1;
+        crate::jump::jumping(above);
         std::thread::scope(|scope| {
-            scope.spawn(|| assert!(acquire(&word).is_some()));
+            scope.spawn(|| assert!(acquire(word).is_some()));
         });
     }
 
     #[test]
+    fn a_word_stays_with_its_owner_when_a_handler_jumps_within_itself() {
+        let (owned, left) = (word(), word());
+        let owner = acquire(owned).unwrap();
+        // As far below as a handler is.
+        let within = sys::stack_pointer() - 4096;
+        // Deeper still, another handler has taken one.
+        core::mem::forget(acquire(left).unwrap());
+        let own = sys::thread_local(&OWN);
+        own.held[1].frame.set(within - 1);
+        // And is about to ask for the first.
+        own.note(owned);
+        own.held[2].frame.set(within - 2);
+        crate::jump::jumping(within);
+        assert_eq!(left.load(Relaxed), 0);
+        assert_eq!(owned.load(Relaxed), own.name());
+        assert_eq!(own.count.get(), 1);
+        drop(owner);
+        assert_eq!((owned.load(Relaxed), own.count.get()), (0, 0));
+    }
+
+    #[test]
+    fn a_guard_gives_up_no_other_owners_word() {
+        let word = word();
+        let owner = acquire(word).unwrap();
+        word.store(1, Relaxed);
+        drop(owner);
+        assert_eq!(word.load(Relaxed), 1);
+    }
+
+    #[test]
+    fn a_word_of_an_earlier_thread_of_the_same_number_is_free() {
+        let word = word();
+        let name = sys::thread_local(&OWN).name();
+        word.store((name ^ ONE_GENERATION) | SEARCHED, Relaxed);
+        assert!(acquire(word).unwrap().searched());
+        assert_eq!(word.load(Relaxed), SEARCHED);
+    }
+
+    #[test]
+    fn threads_of_one_number_have_different_names() {
+        let own = sys::thread_local(&OWN);
+        let first = own.name();
+        own.name.set(0);
+        assert_eq!(own.name() & NUMBER, first & NUMBER);
+        assert_ne!(own.name(), first);
+    }
+
+    #[test]
+    fn a_word_that_is_kept_is_no_longer_noted() {
+        let word = word();
+        acquire(word).unwrap().keep();
+        let own = sys::thread_local(&OWN);
+        assert_eq!((word.load(Relaxed), own.count.get()), (own.name(), 0));
+    }
+
+    #[test]
     fn a_word_excludes_other_threads() {
-        let (word, inside) = (AtomicU32::new(0), AtomicU32::new(0));
+        let (word, inside) = (word(), AtomicU32::new(0));
         std::thread::scope(|scope| {
             for number in 0..4 {
-                let (word, inside) = (&word, &inside);
+                let inside = &inside;
                 scope.spawn(move || {
                     for _ in 0..20_000 {
                         let guard = if number % 2 == 0 {

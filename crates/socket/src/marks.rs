@@ -5,6 +5,7 @@ use crate::conn::{self, Conn};
 use crate::lock::Guard;
 use crate::send;
 use crate::sys::{self, Errno, raw};
+use core::sync::atomic::Ordering::Relaxed;
 use viaduct_channel::Receiver;
 use viaduct_stream::{Incoming, Mode, Outgoing, Source};
 
@@ -57,7 +58,7 @@ fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leaves: bool)
                 if incoming.source() != Source::Lane {
                     return Ok(Marks::Changed);
                 }
-                if conn.has_sleepers() {
+                if conn.has_sleepers() || set_may_miss_edge(conn) {
                     // The mark may have been for another, whose wait bit went with it.
                     lane.arm(bell::BY_SOCKET);
                     if lane.published() != lane.head() {
@@ -80,6 +81,15 @@ fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leaves: bool)
         }
     }
     Ok(Marks::Changed)
+}
+
+/// Whether the kernel may drop the edge that a mark made in a set, the mark being taken. As a rule it does not: our registrations ask for room,
+/// too, and there is some as long as this end's own bytes go by the lane.
+fn set_may_miss_edge(conn: &Conn) -> bool {
+    conn.memberships.load(Relaxed) != 0
+        && conn
+            .segment(&conn)
+            .is_some_and(|segment| Outgoing::new(segment.sender(conn.side())).mode() != Mode::Lane)
 }
 
 /// Takes `count` bytes that have been seen, marks as a rule, off the kernel connection. Read rather than discarded: what stays behind would be

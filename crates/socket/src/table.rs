@@ -2,8 +2,9 @@
 
 use crate::conn::Conn;
 use crate::records;
-use core::sync::atomic::AtomicU32;
+use crate::sys::listing;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicU32};
 
 /// Descriptors at or above this number are not looked after: they stay plain.
 const DESCRIPTORS: usize = 1 << 20;
@@ -16,6 +17,9 @@ const PRIVATE: u32 = 3;
 
 /// One word a descriptor: the kind in the upper bits, an index in the lower. Untouched pages cost nothing.
 static TABLE: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+
+/// Whether a descriptor of Viaduct's own has had a number beyond those of ordinary sets.
+static HIGH: AtomicBool = AtomicBool::new(false);
 
 /// What a descriptor is.
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +103,9 @@ pub(crate) fn set_epoll(fd: i32, index: usize) -> bool {
 /// Notes that `fd` is Viaduct's own.
 pub(crate) fn set_private(fd: i32) {
     set(fd, PRIVATE, 0);
+    if usize::try_from(fd).is_ok_and(|fd| fd >= libc::FD_SETSIZE) {
+        HIGH.store(true, Relaxed);
+    }
 }
 
 /// Forgets `fd`; answers what it was.
@@ -149,9 +156,13 @@ pub fn reach(count: usize) -> usize {
     if count <= libc::FD_SETSIZE || theirs(count - 1) {
         return count;
     }
-    let highest = crate::sys::listing::open_descriptors()
-        .filter(|fd| !is_private(*fd))
-        .max();
+    // None of ours has made it larger than it is at least.
+    if !HIGH.load(Relaxed)
+        && let Some(room) = listing::room()
+    {
+        return count.min(room.max(libc::FD_SETSIZE));
+    }
+    let highest = listing::open_descriptors().filter(|fd| !is_private(*fd)).max();
     let highest = highest.and_then(|fd| usize::try_from(fd).ok()).unwrap_or(0);
     // The table's size is always a power of two.
     count.min((highest + 1).next_power_of_two().max(libc::FD_SETSIZE))

@@ -118,6 +118,39 @@ fn await_path(instance: &Instance, count: usize, path: &str, meant: impl Fn(&&Ro
     rows.unwrap_or_else(|rows| panic!("not on {path}: {rows:#?}"))
 }
 
+#[test]
+fn a_stream_that_goes_one_way_is_said_to() {
+    const RECEIVE: &str = "import socket, sys\n\
+        c = socket.create_server(('127.0.0.1', int(sys.argv[1]))).accept()[0]\n\
+        while c.recv(4096): pass\n";
+    const SEND: &str = "import socket, sys, time\n\
+        s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n\
+        while True:\n\
+        \ts.send(b'x' * 100)\n\
+        \ttime.sleep(0.001)\n";
+    if !can_run(true, &["python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let port = free_port();
+    let start = |code: &str| {
+        let mode = Mode::Accelerated(&instance);
+        Launch::new(mode, "python3", ["-c", code, &port.to_string()]).spawn()
+    };
+    let mut receiver = start(RECEIVE).listening(port);
+    let mut sender = start(SEND);
+    let rows = instance.wait_for_status(PATIENCE, |rows| {
+        let shows = |pid, path| {
+            rows.iter()
+                .any(|row| row.pid == pid && row.path == path && row.reason == "one-way")
+        };
+        shows(sender.pid(), "shm/tcp") && shows(receiver.pid(), "tcp/shm")
+    });
+    assert!(rows.is_ok(), "{rows:#?}");
+    sender.kill();
+    receiver.kill();
+}
+
 fn both_directions_move(waiting: &str) {
     let instance = Instance::start();
     let mode = Mode::Accelerated(&instance);

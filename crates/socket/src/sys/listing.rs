@@ -9,6 +9,21 @@ const DIRECTORY: &CStr = c"/proc/thread-self/fd";
 const LENGTH_AT: usize = 16;
 const NAME_AT: usize = 19;
 
+/// Where it tells how many the calling thread's table has room for, in a line that begins so.
+const STATUS: &CStr = c"/proc/thread-self/status";
+const ROOM: &[u8] = b"FDSize:";
+
+/// How many descriptors the kernel's table has room for; `None` where it does not tell.
+pub(crate) fn room() -> Option<usize> {
+    let fd = raw::open_file(STATUS).ok()?;
+    let mut status = [0; 1024];
+    let read = raw::pread(fd, &mut status, 0);
+    raw::close(fd);
+    let mut lines = status.get(..read.ok()?)?.split(|byte| *byte == b'\n');
+    let room = lines.find_map(|line| line.strip_prefix(ROOM))?;
+    core::str::from_utf8(room).ok()?.trim().parse().ok()
+}
+
 /// The listing, part by part.
 #[derive(Debug)]
 struct Listing {
@@ -69,6 +84,15 @@ impl Drop for Listing {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_table_has_room_for_the_highest_descriptor_so_far() {
+        let made = raw::eventfd().unwrap();
+        let high = raw::fcntl(made, libc::F_DUPFD, 900).unwrap();
+        assert!(room().is_some_and(|room| room > high && room.is_power_of_two()));
+        raw::close(made);
+        raw::close(c_int::try_from(high).unwrap());
+    }
 
     #[test]
     fn every_open_descriptor_is_listed() {

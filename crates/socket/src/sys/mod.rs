@@ -48,9 +48,11 @@ pub(crate) mod listing;
 pub(crate) mod memory;
 mod packet;
 pub mod raw;
+mod stack;
 
 pub use events::Events;
 pub(crate) use packet::{addresses, connect_packet_socket, own_descriptor, receive_packet, send_packet};
+pub(crate) use stack::{signal_stack, stack_pointer};
 
 /// Nanoseconds of `CLOCK_MONOTONIC`.
 pub fn now_ns() -> u64 {
@@ -208,6 +210,17 @@ pub fn timespec(ns: u64) -> libc::timespec {
         tv_sec: i64::try_from(ns / 1_000_000_000).unwrap_or(i64::MAX),
         tv_nsec: i64::try_from(ns % 1_000_000_000).unwrap_or(0),
     }
+}
+
+/// The calling thread's value of a thread-local, for as long as the thread is in functions of ours. It cannot be given to other threads, since it
+/// is not `Sync`.
+#[inline]
+pub(crate) fn thread_local<T>(key: &'static std::thread::LocalKey<T>) -> &'static T {
+    const { assert!(!core::mem::needs_drop::<T>()) };
+    key.with(|value| {
+        // SAFETY: a value without a destructor lives as long as its thread.
+        unsafe { &*core::ptr::from_ref(value) }
+    })
 }
 
 /// Has `action` called when the calling thread ends, however often this is asked for. One action serves the whole process.

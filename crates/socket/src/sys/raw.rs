@@ -78,6 +78,14 @@ pub fn sched_yield() {
     let _ = unsafe { call(libc::SYS_sched_yield, [0; 6]) };
 }
 
+/// Opens a file for reading.
+pub fn open_file(path: &core::ffi::CStr) -> Result<c_int, Errno> {
+    let place = path.as_ptr().expose_provenance();
+    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
+    // SAFETY: a C string.
+    unsafe { call(libc::SYS_openat, [libc::AT_FDCWD as usize, place, flags, 0, 0, 0]) }.map(|fd| fd as c_int)
+}
+
 /// Opens a directory for reading.
 pub fn open_directory(path: &core::ffi::CStr) -> Result<c_int, Errno> {
     let flags = (libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) as usize;

@@ -1,6 +1,7 @@
 /* epoll: triggers, one-shot, exclusive, sets of sets, descriptors that go while they are watched. */
 #include "sets.h"
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/timerfd.h>
 
 static void level(void)
@@ -333,9 +334,105 @@ static void errors_of_waits(void)
     FAR(R(epoll_wait(set, (struct epoll_event *)8, 1, 1000)));
 }
 
+static volatile int woken;
+
+/* Not as soon as it might: others come first. */
+static void *wait_for_b(void *set)
+{
+    struct epoll_event event;
+    char byte = 0;
+
+    setpriority(PRIO_PROCESS, (id_t)gettid(), 19);
+    while (byte != 'e')
+        if (epoll_wait(*(int *)set, &event, 1, -1) == 1 && recv(s, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 1 && byte != 'a' &&
+            recv(s, &byte, 1, MSG_DONTWAIT) == 1 && byte == 'b')
+            woken++;
+    return NULL;
+}
+
+static void work_for(double seconds)
+{
+    for (double until = now() + seconds; now() < until;)
+        ;
+}
+
+static volatile int sending;
+
+static void *send_much(void *unused)
+{
+    static char bytes[1 << 16];
+
+    while (sending && send_all(s, bytes, sizeof bytes))
+        ;
+    shutdown(s, SHUT_WR);
+    return unused;
+}
+
+/* A thread sleeps in a set while another receives what it would wake up for, and looks at all that tells of it. The next byte wakes it. */
+static void receive_beside_a_sleeper(int rounds)
+{
+    int set = epoll_create1(0), go_on = 1;
+    struct pollfd look = {s, POLLIN, 0};
+    pthread_t thread;
+    char byte;
+
+    if (!is_near) {
+        watch(set, s, EPOLLIN | EPOLLET);
+        thread = in_thread(wait_for_b, &set);
+    }
+    for (int round = 0; go_on && round < rounds; round++) {
+        if (is_near) {
+            ask();
+            sleep_ms(1);
+            send_all(s, "a", 1);
+            work_for(0.0002);
+            ask();
+            send_all(s, "b", 1);
+            go_on = ask();
+        } else {
+            tell(0);
+            while (recv(s, &byte, 1, MSG_DONTWAIT) != 1)
+                ;
+            for (double until = now() + 0.0002; now() < until;)
+                poll(&look, 1, 0);
+            tell(0);
+            for (double until = now() + 1.5; woken <= round && now() < until;)
+                usleep(50);
+            go_on = woken > round;
+            tell(go_on);
+        }
+    }
+    NEAR(send_all(s, "e", 1));
+    FAR(say("woken each time %d", woken == rounds); pthread_join(thread, NULL));
+}
+
+static void a_receiver_beside_a_sleeper(void)
+{
+    receive_beside_a_sleeper(100);
+}
+
+/* The same where what the sleeper's end sends has filled all there is. */
+static void a_receiver_beside_a_sleeper_without_room(void)
+{
+    pthread_t thread;
+
+    FAR(sending = 1; thread = in_thread(send_much, NULL); sleep_ms(400));
+    receive_beside_a_sleeper(50);
+    if (is_near) {
+        static char bytes[1 << 16];
+        while (recv(s, bytes, sizeof bytes, 0) > 0)
+            ;
+    } else {
+        sending = 0;
+        pthread_join(thread, NULL);
+    }
+    step();
+}
+
 MAIN(JOINED(level), JOINED(edge), JOINED(edge_read_until_empty), JOINED(edge_while_waiting), JOINED(edge_for_both),
      JOINED(room), JOINED(room_by_level), JOINED(one_shot), JOINED(one_shot_edge), JOINED(one_shot_at_the_end),
      JOINED(exclusive), JOINED(waiting_threads_share_a_set), JOINED(nested), JOINED(nested_edge),
      JOINED(set_polled_and_selected), JOINED(closed_in_a_set), JOINED(closed_but_for_a_copy),
      JOINED(number_taken_over_by_a_pipe), JOINED(copies_in_one_set), JOINED(in_two_sets), JOINED(errors_of_control),
-     JOINED(errors_of_waits))
+     JOINED(errors_of_waits), JOINED(a_receiver_beside_a_sleeper),
+     JOINED(a_receiver_beside_a_sleeper_without_room))

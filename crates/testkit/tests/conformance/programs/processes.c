@@ -1,10 +1,8 @@
 /* Sockets and processes: fork in all its uses. */
 #include "play.h"
-#include <spawn.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/epoll.h>
-
-
 
 static void a_child_takes_over(void)
 {
@@ -208,7 +206,47 @@ static void parent_and_child_at_either_direction(void)
     step();
 }
 
+static char stack[1 << 16];
+
+/* Does in a table of descriptors of its own what becomes of children that will be other programs, and of their parents' memory. */
+static int rearrange(void *how)
+{
+    int ends[2], number;
+
+    close(s);
+    number = open("/dev/null", O_RDWR);
+    fcntl(number, F_SETFD, FD_CLOEXEC);
+    pipe(ends);
+    dup2(ends[0], s);
+    dup2(ends[1], 0);
+    epoll_create1(0);
+    close_range(10, 20, 0);
+    if (!strcmp(how, "exec"))
+        execl("/bin/true", "true", NULL);
+    if (!strcmp(how, "fail"))
+        execl("/does/not/exist", "true", NULL);
+    _exit(0);
+}
+
+static void children_on_the_same_memory(void)
+{
+    static const char *const hows[] = {"exit", "fail", "exec"};
+    int status;
+
+    for (int how = 0; how < 3; how++) {
+        if (!is_near) {
+            pid_t child = clone(rearrange, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, (void *)hows[how]);
+            R(waitpid(child, &status, 0) == child && WIFEXITED(status));
+        }
+        step();
+        talk(s);
+        int fd = join();
+        talk(fd);
+        close(fd);
+    }
+}
+
 MAIN(JOINED(a_child_takes_over), JOINED(a_child_takes_over_with_bytes_waiting), JOINED(a_child_that_only_exits),
      JOINED(a_child_that_ends_at_once), JOINED(the_parent_leaves), JOINED(end_only_with_the_last_holder),
      JOINED(shutdown_reaches_all_holders), JOINED(two_processes_read), JOINED(two_processes_write),
-     JOINED(parent_and_child_at_either_direction))
+     JOINED(parent_and_child_at_either_direction), JOINED(children_on_the_same_memory))

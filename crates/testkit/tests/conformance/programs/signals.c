@@ -331,9 +331,178 @@ static void handlers_close(void)
     step();
 }
 
+static void jump_within(int number)
+{
+    sigjmp_buf inside;
+
+    if (sigsetjmp(inside, 1) == 0)
+        siglongjmp(inside, number);
+    /* Long enough for others to believe that what this thread was about is given up. */
+    sleep_ms(5);
+}
+
+static volatile int sending;
+
+static void *send_letters(void *letter)
+{
+    char letters[10];
+    long sent = 0;
+
+    memset(letters, *(char *)letter, sizeof letters);
+    while (sending && send_all(s, letters, sizeof letters))
+        sent += (long)sizeof letters;
+    return (void *)sent;
+}
+
+/* Receives until the end, and counts both letters. */
+static void count_letters(long counts[2])
+{
+    char bytes[4096];
+
+    for (long got; (got = recv(s, bytes, sizeof bytes, 0)) > 0;)
+        for (long index = 0; index < got; index++)
+            counts[bytes[index] == 'b']++;
+}
+
+/* A handler that jumps about in its own functions leaves alone what it has interrupted. */
+static void handlers_jump_within_themselves(void)
+{
+    struct sigaction action = {.sa_handler = jump_within, .sa_flags = SA_RESTART};
+    long counts[2] = {0, 0};
+
+    if (is_near) {
+        pthread_t threads[2];
+        void *sent[2];
+        sigaction(SIGUSR2, &action, NULL);
+        sending = 1;
+        for (int index = 0; index < 2; index++)
+            threads[index] = in_thread(send_letters, (void *)&"ab"[index]);
+        for (int round = 0; round < 60; round++) {
+            pthread_kill(threads[round % 2], SIGUSR2);
+            sleep_ms(7);
+        }
+        sending = 0;
+        for (int index = 0; index < 2; index++)
+            pthread_join(threads[index], &sent[index]);
+        shutdown(s, SHUT_WR);
+        tell((int)(long)sent[0]);
+        tell((int)(long)sent[1]);
+    } else {
+        count_letters(counts);
+        int a = ask(), b = ask();
+        say("right %d %d", counts[0] == a, counts[1] == b);
+    }
+    step();
+}
+
+static void *within_handlers(void *stack)
+{
+    stack_t apart = {.ss_sp = stack, .ss_size = 1 << 16};
+
+    sigaltstack(&apart, NULL);
+    return send_letters("a");
+}
+
+/* The same where handlers have a stack of their own, above and below the thread's. */
+static void handlers_jump_on_stacks_of_their_own(void)
+{
+    struct sigaction action = {.sa_handler = jump_within, .sa_flags = SA_RESTART | SA_ONSTACK};
+    long counts[2] = {0, 0};
+
+    if (is_near) {
+        static char low[1 << 16];
+        pthread_t thread, other;
+        void *sent, *others;
+        sigaction(SIGUSR2, &action, NULL);
+        sending = 1;
+        /* What is on this function's stack is above that of its threads. */
+        char high[1 << 16];
+        thread = in_thread(within_handlers, high);
+        other = in_thread(send_letters, "b");
+        for (int round = 0; round < 30; round++) {
+            pthread_kill(thread, SIGUSR2);
+            sleep_ms(7);
+        }
+        sending = 0;
+        pthread_join(thread, &sent);
+        sending = 1;
+        pthread_t below = in_thread(within_handlers, low);
+        for (int round = 0; round < 30; round++) {
+            pthread_kill(below, SIGUSR2);
+            sleep_ms(7);
+        }
+        sending = 0;
+        void *more;
+        pthread_join(below, &more);
+        pthread_join(other, &others);
+        shutdown(s, SHUT_WR);
+        tell((int)((long)sent + (long)more));
+        tell((int)(long)others);
+    } else {
+        count_letters(counts);
+        int a = ask(), b = ask();
+        say("right %d %d", counts[0] == a, counts[1] == b);
+    }
+    step();
+}
+
+static sigjmp_buf out;
+
+static void jump_out(int number)
+{
+    siglongjmp(out, number);
+}
+
+static volatile pthread_t jumper;
+static volatile int jumps;
+
+static void *interrupt_often(void *unused)
+{
+    for (int round = 0; round < 200; round++) {
+        pthread_kill(jumper, SIGUSR2);
+        usleep(500);
+    }
+    sending = 0;
+    return unused;
+}
+
+/* Whoever jumps out of a send while others send leaves nothing owned, and takes nothing from them. */
+static void jumps_out_of_busy_sends(void)
+{
+    long counts[2] = {0, 0};
+
+    if (is_near) {
+        pthread_t thread, interrupter;
+        void *sent;
+        struct sigaction action = {.sa_handler = jump_out};
+        sigaction(SIGUSR2, &action, NULL);
+        jumper = pthread_self();
+        sending = 1;
+        thread = in_thread(send_letters, "b");
+        jumps = -1;
+        sigsetjmp(out, 1);
+        if (++jumps == 0)
+            interrupter = in_thread(interrupt_often, NULL);
+        while (sending)
+            send(s, "a", 1, 0);
+        signal(SIGUSR2, SIG_IGN);
+        pthread_join(interrupter, NULL);
+        pthread_join(thread, &sent);
+        shutdown(s, SHUT_WR);
+        tell((int)(long)sent);
+        say("jumped %d", jumps > 0);
+    } else {
+        count_letters(counts);
+        int b = ask();
+        say("right %d", counts[1] == b);
+    }
+    step();
+}
+
 MAIN(JOINED(interrupted_receive), JOINED(restarted_receive), JOINED(restart_by_other_names),
      JOINED(no_restart_by_other_names), JOINED(no_restart_with_a_time_out), JOINED(other_handlers_do_not_matter),
      JOINED(handlers_change_while_receives_wait), JOINED(interrupted_waits), JOINED(interrupted_send), JOINED(restarted_send),
      BARE(interrupted_accept_and_connect), JOINED(masked_signals_wait), JOINED(stop_and_continue),
      JOINED(stopped_meanwhile), JOINED(children_end_meanwhile), JOINED(handlers_send), JOINED(handlers_receive),
-     JOINED(handlers_close))
+     JOINED(handlers_close), JOINED(handlers_jump_within_themselves),
+     JOINED(handlers_jump_on_stacks_of_their_own), JOINED(jumps_out_of_busy_sends))

@@ -1,14 +1,35 @@
 /* Sockets given to other programs and processes: exec, spawn, passing, inherited listeners. */
 #include "play.h"
+#include <sched.h>
 #include <spawn.h>
 #include <sys/mman.h>
 #include <sys/epoll.h>
 
 extern char **environ;
 
-/* Gives the socket to `program` as its standard input and output, and talks to it. */
-static void exec_on(char *const arguments[], char *const environment[], bool early, bool spawned)
+enum way { FORKED, SPAWNED, LODGED };
+
+struct successor {
+    char *const *arguments, *const *environment;
+};
+
+static int become(void *successor)
 {
+    const struct successor *next = successor;
+
+    dup2(s, 0);
+    dup2(s, 1);
+    close(s);
+    execve(next->arguments[0], next->arguments, next->environment);
+    _exit(127);
+}
+
+/* Gives the socket to `program` as its standard input and output, and talks to it. */
+static void exec_on(char *const arguments[], char *const environment[], bool early, enum way way)
+{
+    struct successor next = {arguments, environment};
+    static char stack[1 << 16];
+
     if (early)
         NEAR(R(send(s, "before\n", 7, 0)));
     if (is_near) {
@@ -22,22 +43,19 @@ static void exec_on(char *const arguments[], char *const environment[], bool ear
         GET(s, 1, 0);
     } else {
         pid_t child;
-        if (spawned) {
+        if (way == SPAWNED) {
             posix_spawn_file_actions_t actions;
             posix_spawn_file_actions_init(&actions);
             posix_spawn_file_actions_adddup2(&actions, s, 0);
             posix_spawn_file_actions_adddup2(&actions, s, 1);
             posix_spawn_file_actions_addclose(&actions, s);
             R(posix_spawn(&child, arguments[0], &actions, NULL, arguments, environment));
+        } else if (way == LODGED) {
+            child = clone(become, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, &next);
         } else {
             child = fork();
-            if (child == 0) {
-                dup2(s, 0);
-                dup2(s, 1);
-                close(s);
-                execve(arguments[0], arguments, environment);
-                _exit(127);
-            }
+            if (child == 0)
+                become(&next);
         }
         close(s);
         reap(child);
@@ -50,27 +68,37 @@ static char *const nothing[] = {NULL};
 
 static void a_successor(void)
 {
-    exec_on(cat, environ, true, false);
+    exec_on(cat, environ, true, FORKED);
 }
 
 static void a_foreign_successor(void)
 {
-    exec_on(cat, nothing, true, false);
+    exec_on(cat, nothing, true, FORKED);
 }
 
 static void a_successor_without_bytes_waiting(void)
 {
-    exec_on(cat, environ, false, false);
+    exec_on(cat, environ, false, FORKED);
 }
 
 static void a_spawned_successor(void)
 {
-    exec_on(cat, environ, true, true);
+    exec_on(cat, environ, true, SPAWNED);
 }
 
 static void a_spawned_foreign_successor(void)
 {
-    exec_on(cat, nothing, true, true);
+    exec_on(cat, nothing, true, SPAWNED);
+}
+
+static void a_successor_on_the_same_memory(void)
+{
+    exec_on(cat, environ, true, LODGED);
+}
+
+static void a_foreign_successor_on_the_same_memory(void)
+{
+    exec_on(cat, nothing, true, LODGED);
 }
 
 static char *const shell[] = {"/bin/sh", "-c", "read a; echo got $a; cat", NULL};
@@ -397,7 +425,8 @@ static void connections_of_children(void)
 }
 
 MAIN(JOINED(a_successor), JOINED(a_foreign_successor), JOINED(a_successor_without_bytes_waiting),
-     JOINED(a_spawned_successor), JOINED(a_spawned_foreign_successor), JOINED(a_server_of_inetd),
+     JOINED(a_spawned_successor), JOINED(a_spawned_foreign_successor),
+     JOINED(a_successor_on_the_same_memory), JOINED(a_foreign_successor_on_the_same_memory), JOINED(a_server_of_inetd),
      JOINED(an_execvp_that_fails), JOINED(a_successor_that_is_told_the_number), JOINED(closed_by_exec),
      JOINED(exec_by_the_only_process), JOINED(a_child_of_vfork), JOINED(shell_commands_meanwhile),
      JOINED(passed_to_a_child), JOINED(passed_to_oneself), JOINED(passed_to_a_plain_process),

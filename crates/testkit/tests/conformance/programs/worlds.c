@@ -97,6 +97,63 @@ static void calls_of_a_deep_scope(void)
     step();
 }
 
+enum { STOPPED = 7 };
+
+/* Answers on several connections to `port` until they end. */
+static void answer_on_many(int port)
+{
+    struct pollfd ends[STOPPED];
+    char byte;
+
+    for (int index = 0; index < STOPPED; index++)
+        ends[index] = (struct pollfd){dial(AF_INET, port), POLLIN, 0};
+    while (poll(ends, STOPPED, 5000) > 0)
+        for (int index = 0; index < STOPPED; index++)
+            if (ends[index].revents && (recv(ends[index].fd, &byte, 1, 0) != 1 || send(ends[index].fd, &byte, 1, 0) != 1))
+                _exit(0);
+    _exit(0);
+}
+
+/* Ends that do not answer keep the others' connections from nothing. */
+static void calls_of_a_deep_scope_beside_stopped_ends(void)
+{
+    ssize_t (*deep_send)(int, const void *, size_t, int);
+    ssize_t (*deep_recv)(int, void *, size_t, int);
+    char bytes[8] = "";
+    pid_t child = -1;
+
+    if (is_near) {
+        int port, listening = listener(AF_INET, &port), ends[STOPPED];
+        child = fork();
+        if (child == 0)
+            answer_on_many(port);
+        for (int index = 0; index < STOPPED; index++)
+            ends[index] = accept(listening, NULL, NULL);
+        for (int round = 0; round < 20; round++) {
+            for (int index = 0; index < STOPPED; index++)
+                if (!send_all(ends[index], "w", 1) || !receive_all(ends[index], bytes, 1))
+                    say("no answer");
+            sleep_ms(1);
+        }
+    }
+    int last = join();
+    FAR(R(send(last, "early", 5, 0)));
+    if (is_near) {
+        kill(child, SIGSTOP);
+        void *scope = dlopen("libc.so.6", RTLD_NOW | RTLD_DEEPBIND);
+        deep_send = (ssize_t(*)(int, const void *, size_t, int))dlsym(scope, "send");
+        deep_recv = (ssize_t(*)(int, void *, size_t, int))dlsym(scope, "recv");
+        R(deep_recv(last, bytes, 5, MSG_WAITALL));
+        say("%s", bytes);
+        R(deep_send(last, "deep", 4, 0));
+        kill(child, SIGKILL);
+        reap(child);
+    } else {
+        ALL(last, 4);
+    }
+    step();
+}
+
 /* A library of another space has a C library of its own. */
 static void calls_of_another_space(void)
 {
@@ -352,6 +409,7 @@ static void sets_made_unseen(void)
 #endif
 
 MAIN(JOINED(calls_by_number), JOINED(waits_by_number), JOINED(system_calls_of_no_meaning), JOINED(rings_with_another_way),
-     JOINED(calls_of_a_deep_scope), JOINED(calls_of_another_space), JOINED(symbols_looked_up_by_name), JOINED(chrooted), JOINED(without_privileges),
-     JOINED(sandboxed_refusing), JOINED(sandboxed_killing), BARE(sandboxed_before_the_first_socket),
-     JOINED(without_memory_to_spare), BARE(connections_in_tiny_stacks) UNSEEN)
+     JOINED(calls_of_a_deep_scope), JOINED(calls_of_a_deep_scope_beside_stopped_ends), JOINED(calls_of_another_space),
+     JOINED(symbols_looked_up_by_name), JOINED(chrooted), JOINED(without_privileges), JOINED(sandboxed_refusing),
+     JOINED(sandboxed_killing), BARE(sandboxed_before_the_first_socket), JOINED(without_memory_to_spare),
+     BARE(connections_in_tiny_stacks) UNSEEN)
