@@ -5,7 +5,7 @@ use crate::records;
 use crate::search::streams;
 use crate::sys::{self, raw};
 use crate::table::{self, Entry};
-use crate::{agent, asleep, bell, counters, demote, epoll, epoll_share, forks, lock, options, policy, unseen};
+use crate::{agent, asleep, bell, counters, demote, direct, epoll, epoll_share, forks, lock, options, policy, unseen};
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU32};
 use libc::c_int;
@@ -293,6 +293,7 @@ pub fn forked() {
 pub(crate) fn watch_thread() {
     sys::at_thread_exit(|| {
         bell::thread_ends();
+        direct::thread_ends();
         epoll::wake_elsewhere();
         asleep::wake_up();
     });
