@@ -338,6 +338,62 @@ static void a_first_search_lets_others_wake(void)
     }
 }
 
+enum { LETTERS = 120 };
+
+static void *send_letters(void *argument)
+{
+    const struct pair *pairs = argument;
+
+    for (int number = 0; number < LETTERS; number++) {
+        viaduct_msg_send(pairs[number % 2].near, (uint32_t)number, &number, sizeof number);
+        if (number % 7 == 0)
+            sleep_ms(1);
+    }
+    shutdown(pairs[0].near, SHUT_WR);
+    shutdown(pairs[1].near, SHUT_WR);
+    return NULL;
+}
+
+/* An inbox among other things to wait for. */
+static void an_inbox_can_be_polled(void)
+{
+    struct pair pairs[2] = {connect_pair(), connect_pair()};
+    viaduct_inbox *inbox = viaduct_inbox_open(0, 0);
+    struct pollfd entry = {viaduct_inbox_fd(inbox), POLLIN, 0};
+    struct viaduct_msg info;
+    int next[2] = {0, 1}, number, waits = 0;
+    pthread_t thread;
+
+    EXPECT(inbox && entry.fd >= 0 && entry.fd == viaduct_inbox_fd(inbox));
+    EXPECT_ERROR(viaduct_inbox_fd(NULL), EINVAL);
+    EXPECT(viaduct_inbox_add(inbox, pairs[0].far) == 0 && viaduct_inbox_add(inbox, pairs[1].far) == 1);
+    EXPECT_ERROR(viaduct_msg_recv(inbox, VIADUCT_ANY, VIADUCT_ANY, NULL, 0, 0, NULL), ETIMEDOUT);
+    EXPECT(poll(&entry, 1, 20) == 0);
+    EXPECT(viaduct_msg_cancel(inbox) == 0 && poll(&entry, 1, 1000) == 1);
+    EXPECT_ERROR(viaduct_msg_probe(inbox, VIADUCT_ANY, VIADUCT_ANY, 0, NULL), ETIMEDOUT);
+    EXPECT(poll(&entry, 1, 20) == 0);
+    thread = in_thread(send_letters, pairs);
+    for (int ended = 0; !ended; waits++) {
+        ssize_t got;
+        int error;
+
+        EXPECT(poll(&entry, 1, 2000) == 1);
+        while ((got = viaduct_msg_recv(inbox, VIADUCT_ANY, VIADUCT_ANY, &number, sizeof number, 0, &info)) >= 0) {
+            EXPECT(got == sizeof number && (info.source == 0 || info.source == 1));
+            EXPECT(number == next[info.source] && info.tag == (uint32_t)number);
+            next[info.source] += 2;
+        }
+        error = errno;
+        EXPECT(error == ETIMEDOUT || error == ENOTCONN);
+        ended = error == ENOTCONN;
+    }
+    EXPECT(next[0] == LETTERS && next[1] == LETTERS + 1 && waits < 4 * LETTERS);
+    pthread_join(thread, NULL);
+    viaduct_inbox_close(inbox);
+    close_pair(pairs[0]);
+    close_pair(pairs[1]);
+}
+
 int main(int argc, char **argv)
 {
     static const struct check checks[] = {
@@ -349,6 +405,7 @@ int main(int argc, char **argv)
         {"children_leave_nothing", children_leave_nothing},
         {"a_cancelled_receive_is_over", a_cancelled_receive_is_over},
         {"a_first_search_lets_others_wake", a_first_search_lets_others_wake},
+        {"an_inbox_can_be_polled", an_inbox_can_be_polled},
     };
 
     return run_checks(checks, sizeof checks / sizeof *checks, argc, argv);
