@@ -339,7 +339,11 @@ impl<'a> Stretches<'a> {
         if self.is_too_far(parts, end) {
             return Err(libc::ENOBUFS);
         }
-        if last && let (Place::Kernel, into, _) = self.locate(parts, end - 1) {
+        // A buffer that is empty is not too small yet.
+        if last
+            && parts.queued > 0
+            && let (Place::Kernel, into, _) = self.locate(parts, end - 1)
+        {
             announce(self.conn.fd(), self.area, self.base() + into + 1)?;
         }
         Ok(not_yet)
@@ -364,11 +368,13 @@ impl<'a> Stretches<'a> {
     /// The lane can never hold so much. If the program has made the socket's buffer large enough for all of it, the stream goes on
     /// there.
     fn ask_for_kernel(&self, end: u64) -> bool {
+        // What the kernel has enlarged for an earlier wait is nobody's wish.
+        if !kernel::has_set_size(self.conn.fd(), libc::SO_RCVBUF) {
+            return false;
+        }
         // The kernel counts what surrounds the bytes too.
         let room = usize::try_from(kernel::buffer_size(self.conn.fd())).unwrap_or(0) / 2;
-        let fits = narrow(end.saturating_sub(self.base())) <= room;
-        // What the kernel has enlarged for an earlier wait is nobody's wish.
-        if !fits || !kernel::has_set_size(self.conn.fd(), libc::SO_RCVBUF) {
+        if narrow(end.saturating_sub(self.base())) > room {
             return false;
         }
         self.incoming.request_raw(true);
