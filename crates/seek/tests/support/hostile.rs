@@ -272,7 +272,10 @@ impl Run {
                 let count = usize::from(script.byte() % 32);
                 sender.pending.extend(script.some(count));
             }
-            7 => sender.shut_down(),
+            7 => {
+                sender.flush(self.limits.longest);
+                sender.shut_down();
+            }
             8 if script.byte() < 32 => sender.break_off(),
             9 if script.byte() < 32 => {
                 assert_eq!(self.inbox.remove(number).is_ok(), !sender.removed);
