@@ -259,8 +259,9 @@ impl Run {
                 sender.pending.extend(b"VMSG");
                 sender.pending.extend(u32::from(tag).to_le_bytes());
                 sender.pending.extend(u32::try_from(len).expect("short").to_le_bytes());
-                let payload = (0..len).map(|at| seed.wrapping_add((at * 7 + at / 251) as u8));
-                sender.pending.extend(payload);
+                let step = 7 + u8::from(len > 256);
+                let bytes = std::iter::successors(Some(seed), |byte| Some(byte.wrapping_add(step)));
+                sender.pending.extend(bytes.take(len));
             }
             5 => {
                 let (tag, len) = (script.word(), script.word());
