@@ -62,6 +62,12 @@ void viaduct_inbox_close(viaduct_inbox *inbox);
 /* Adds a connected stream socket; its number among the sources, or -1 with errno set. The caller keeps its descriptor. */
 int viaduct_inbox_add(viaduct_inbox *inbox, int s);
 int viaduct_inbox_remove(viaduct_inbox *inbox, int source);
+/*
+ * A descriptor for poll and its kin, readable when messages may have come since the last call that received or probed: call with a
+ * timeout of 0 until ETIMEDOUT, then wait. It belongs to the inbox; nothing else is to be done with it. -1 with errno set to EINVAL if
+ * `inbox` is NULL.
+ */
+int viaduct_inbox_fd(const viaduct_inbox *inbox);
 
 /*
  * Receives the first message that matches; waits at most `timeout_ms` for it, for ever if that is negative. Returns the bytes of its

@@ -1,7 +1,9 @@
 """The Python bindings. Needs the library: VIADUCT_LIBRARY=.../libviaduct.so python -m unittest discover python/tests"""
 
 import asyncio
+import contextlib
 import errno
+import selectors
 import socket
 import struct
 import threading
@@ -98,6 +100,24 @@ class InboxTest(unittest.TestCase):
             inbox.cancel()
             thread.join(5)
             self.assertEqual(len(outcome), 1)
+
+    def test_it_can_be_selected(self):
+        with viaduct.Inbox() as inbox, selectors.DefaultSelector() as selector:
+            inbox.add(self.far)
+            selector.register(inbox, selectors.EVENT_READ)
+            sender = threading.Timer(0.05, viaduct.send, (self.near, 3, b"late"))
+            sender.start()
+            got = []
+            while not got:
+                self.assertTrue(selector.select(5))
+                with contextlib.suppress(TimeoutError):
+                    while True:
+                        got.append(inbox.receive(timeout=0))
+            self.assertEqual(got, [(3, 0, b"late")])
+            sender.join()
+            selector.unregister(inbox)
+        with self.assertRaises(ValueError):
+            inbox.fileno()
 
     def test_ends(self):
         with viaduct.Inbox(longest=10) as inbox:

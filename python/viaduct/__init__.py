@@ -306,6 +306,12 @@ class Inbox:
         )
         return info.tag, info.source, info.len
 
+    def fileno(self) -> int:
+        """For ``select`` and its kin: readable when messages may have come since the last call that received or probed. Call with a timeout
+        of 0 until :exc:`TimeoutError`, then wait."""
+        number: int = _library.viaduct_inbox_fd(self._open())
+        return number
+
     def cancel(self) -> None:
         """Calls that wait now raise :exc:`Cancelled`."""
         if _library.viaduct_msg_cancel(self._open()) < 0:

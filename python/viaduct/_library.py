@@ -31,6 +31,7 @@ def _load() -> ctypes.CDLL:
         "viaduct_inbox_close": (None, [inbox]),
         "viaduct_inbox_add": (ctypes.c_int, [inbox, fd]),
         "viaduct_inbox_remove": (ctypes.c_int, [inbox, ctypes.c_int]),
+        "viaduct_inbox_fd": (ctypes.c_int, [inbox]),
         "viaduct_msg_recv": (
             ctypes.c_ssize_t,
             [inbox, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p, size, ms, info],

@@ -5,7 +5,7 @@ use crate::message::{self, Envelope, Error, Inbox, Limits, Match};
 use core::ffi::{c_int, c_void};
 use core::time::Duration;
 use libc::{size_t, ssize_t};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use viaduct_socket::sys;
 
 fn answer(result: Result<usize, c_int>) -> ssize_t {
@@ -172,6 +172,19 @@ pub unsafe extern "C" fn viaduct_inbox_remove(inbox: *const Inbox, source: c_int
     match (unsafe { inbox.as_ref() }, usize::try_from(source)) {
         (Some(inbox), Ok(source)) => inbox.remove(source).map_or_else(|error| refuse(error.errno()), |()| 0),
         _ => refuse(libc::EINVAL),
+    }
+}
+
+/// `viaduct_inbox_fd(3)`.
+///
+/// # Safety
+/// `inbox` is null or from `viaduct_inbox_open`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn viaduct_inbox_fd(inbox: *const Inbox) -> c_int {
+    // SAFETY: as above.
+    match unsafe { inbox.as_ref() } {
+        Some(inbox) => inbox.as_waitable().as_raw_fd(),
+        None => refuse(libc::EINVAL),
     }
 }
 

@@ -290,7 +290,8 @@ impl Inbox {
         self.waiter.wake();
     }
 
-    /// Becomes readable when a message may have come, for event loops: level-triggered until the next call that receives or probes.
+    /// Readable when messages may have come since the last call that received or probed, for event loops: call with no time to wait until
+    /// [`Error::TimedOut`], then wait. Nothing else is to be done with it.
     pub fn as_waitable(&self) -> BorrowedFd<'_> {
         self.waiter.as_fd()
     }

@@ -1,20 +1,78 @@
 //! Calls of the program's that are inside the kernel while nothing of ours is owned.
+//!
+//! A connection counts them. A thread that is cancelled inside one, or jumps out of it, never says that it has returned: so each thread also
+//! notes what it has begun, and what is still noted when the thread ends has not ended otherwise.
 
 use crate::conn::{Conn, Phase};
+use crate::lifecycle;
+use core::cell::Cell;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::SeqCst;
 
-/// A call of the program's that is inside the kernel with its own buffers, on a connection that was not attached when it began.
-#[derive(Debug)]
-pub(crate) struct DirectCall<'a> {
-    count: &'a AtomicU32,
+/// Calls of one thread at a time: its own, and those of signal handlers that interrupt it. More are not noted.
+const MOST: usize = 4;
+
+/// What a call does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Receive,
+    /// A receive that takes nothing.
+    Peek,
+    Send,
 }
 
-impl<'a> DirectCall<'a> {
+/// A call as its connection counts it.
+#[derive(Clone, Copy, Debug)]
+struct Begun {
+    conn: &'static Conn,
+    id: u64,
+    kind: Kind,
+}
+
+thread_local! {
+    /// Each is set whole by whoever found it empty: handlers leave it as they found it.
+    static BEGUN: [Cell<Option<Begun>>; MOST] = const { [const { Cell::new(None) }; MOST] };
+}
+
+impl Begun {
+    fn count(&self) -> &'static AtomicU32 {
+        match self.kind {
+            Kind::Receive | Kind::Peek => &self.conn.direct_receives,
+            Kind::Send => &self.conn.direct_sends,
+        }
+    }
+
+    #[inline]
+    fn end(self) {
+        // The record may be another connection's by now.
+        if self.conn.id() == self.id {
+            take_one(self.count());
+            if self.kind == Kind::Peek {
+                take_one(&self.conn.peeks);
+            }
+        }
+    }
+}
+
+/// In a forked child the counts begin at 0, whatever its thread is in.
+#[inline]
+fn take_one(count: &AtomicU32) {
+    let _ = count.fetch_update(SeqCst, SeqCst, |count| count.checked_sub(1));
+}
+
+/// A call of the program's that is inside the kernel with its own buffers, on a connection that was not attached when it began.
+#[derive(Debug)]
+pub(crate) struct DirectCall {
+    begun: Begun,
+    /// Where it is noted; beyond them if it is not.
+    place: usize,
+}
+
+impl DirectCall {
     /// Begins a receive; `None` if the connection has been attached meanwhile, or searched.
     #[inline]
-    pub(crate) fn receive(conn: &'a Conn) -> Option<Self> {
-        let call = Self::begin(conn, &conn.direct_receives)?;
+    pub(crate) fn receive(conn: &'static Conn) -> Option<Self> {
+        let call = Self::begin(conn, Kind::Receive)?;
         if conn.searched() {
             call.end();
             return None;
@@ -23,41 +81,51 @@ impl<'a> DirectCall<'a> {
     }
 
     /// Begins a receive that takes nothing, for a search that waits; `None` if the connection has been attached meanwhile.
-    pub(crate) fn peek(conn: &'a Conn) -> Option<Self> {
+    pub(crate) fn peek(conn: &'static Conn) -> Option<Self> {
         conn.peeks.fetch_add(1, SeqCst);
-        let call = Self::begin(conn, &conn.direct_receives);
-        if call.is_none() {
-            conn.peeks.fetch_sub(1, SeqCst);
-        }
-        call
-    }
-
-    /// The receive that [`DirectCall::peek`] began has returned.
-    pub(crate) fn end_peek(self, conn: &Conn) {
-        self.end();
-        conn.peeks.fetch_sub(1, SeqCst);
+        Self::begin(conn, Kind::Peek)
     }
 
     /// Begins a send; `None` if the connection has been attached meanwhile.
     #[inline]
-    pub(crate) fn send(conn: &'a Conn) -> Option<Self> {
-        Self::begin(conn, &conn.direct_sends)
+    pub(crate) fn send(conn: &'static Conn) -> Option<Self> {
+        Self::begin(conn, Kind::Send)
     }
 
     #[inline]
-    fn begin(conn: &Conn, count: &'a AtomicU32) -> Option<Self> {
+    fn begin(conn: &'static Conn, kind: Kind) -> Option<Self> {
+        let id = conn.id();
+        let begun = Begun { conn, id, kind };
         // SeqCst pairs with `Conn::pay_ready`, `search::begin` and `Conn::sending_directly`.
-        count.fetch_add(1, SeqCst);
+        begun.count().fetch_add(1, SeqCst);
         if conn.phase() == Phase::Attached {
-            count.fetch_sub(1, SeqCst);
+            begun.end();
             return None;
         }
-        Some(Self { count })
+        let place = BEGUN.with(|places| {
+            let free = places.iter().position(|place| place.get().is_none());
+            if let Some(place) = free.and_then(|free| places.get(free)) {
+                place.set(Some(begun));
+            }
+            free.unwrap_or(MOST)
+        });
+        lifecycle::watch_thread();
+        Some(Self { begun, place })
     }
 
     /// The call has returned. Not a destructor: a cancelled thread must find nothing to run.
     #[inline]
     pub(crate) fn end(self) {
-        self.count.fetch_sub(1, SeqCst);
+        BEGUN.with(|places| {
+            if let Some(place) = places.get(self.place) {
+                place.set(None);
+            }
+        });
+        self.begun.end();
     }
+}
+
+/// The calling thread ends, and with it the calls that it has never come back from.
+pub(crate) fn thread_ends() {
+    BEGUN.with(|places| places.iter().filter_map(Cell::take).for_each(Begun::end));
 }

@@ -5,7 +5,9 @@ use crate::records;
 use crate::search::streams;
 use crate::sys::{self, raw};
 use crate::table::{self, Entry};
-use crate::{agent, asleep, bell, counters, demote, epoll, epoll_share, forks, lock, lodgers, options, policy, unseen};
+use crate::{
+    agent, asleep, bell, counters, demote, direct, epoll, epoll_share, forks, lock, lodgers, options, policy, unseen,
+};
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
@@ -324,6 +326,7 @@ pub fn forked() {
 pub(crate) fn watch_thread() {
     sys::at_thread_exit(|| {
         bell::thread_ends();
+        direct::thread_ends();
         epoll::wake_elsewhere();
         asleep::wake_up();
     });

@@ -3,11 +3,11 @@
 use crate::bell;
 use crate::conn::{self, Conn};
 use crate::lock::Guard;
-use crate::send;
 use crate::sys::{self, Errno, raw};
+use crate::{kernel, send};
 use core::sync::atomic::Ordering::Relaxed;
 use viaduct_channel::Receiver;
-use viaduct_stream::{Incoming, Mode, Outgoing, Source};
+use viaduct_stream::{Incoming, MARK_BELL, Mode, Outgoing, Source};
 
 /// How long an end that closes waits for a mark that its peer is putting.
 const MARKING_NS: u64 = 1_000_000;
@@ -23,18 +23,43 @@ pub(crate) enum Marks {
     End,
 }
 
+/// Which marks stay where they are while the lane has bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leave {
+    None,
+    /// Bells, as long as they are all there is.
+    Bells,
+    All,
+}
+
 /// Takes the marks off the kernel connection of a direction that is on the lane. The receiving direction is owned.
 pub(crate) fn look_at_marks(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>) -> Result<Marks, Errno> {
-    look(conn, incoming, lane, false)
+    look(conn, incoming, lane, Leave::None)
+}
+
+/// The same for a search that finds too little in the lane and leaves what there is: bells stay for those who sleep until one tells of it.
+/// Also how many bytes of the kernel's are no news.
+pub(crate) fn look_behind_bells(
+    conn: &Conn,
+    incoming: &Incoming<'_>,
+    lane: &Receiver<'_>,
+) -> Result<(Marks, u64), Errno> {
+    // The end stands behind bells too, and wakes everybody by itself.
+    if !conn.has_sleepers() || raw::poll_now(conn.fd(), libc::POLLRDHUP) != 0 {
+        return Ok((look(conn, incoming, lane, Leave::None)?, 0));
+    }
+    // Counted before the look, so that what comes after it is news.
+    let queued = kernel::queued(conn.fd());
+    Ok((look(conn, incoming, lane, Leave::Bells)?, queued as u64))
 }
 
 /// The same, but leaves all marks while the lane has bytes: others who sleep on the kernel connection, threads and processes, would not find
 /// there what woke them, and sleep on.
 pub(crate) fn look_past_bells(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>) -> Result<Marks, Errno> {
-    look(conn, incoming, lane, true)
+    look(conn, incoming, lane, Leave::All)
 }
 
-fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leaves: bool) -> Result<Marks, Errno> {
+fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leave: Leave) -> Result<Marks, Errno> {
     crate::wish::heed(conn, incoming);
     let mut marks = [0; 64];
     let mut changed = false;
@@ -48,9 +73,16 @@ fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leaves: bool)
             }
             Ok(seen) => {
                 changed = true;
+                // Where they fill the room, others may follow.
+                let all_seen = seen < marks.len();
                 let marks = marks.get(..seen).unwrap_or(&[]);
+                let stay = match leave {
+                    Leave::None => false,
+                    Leave::Bells => all_seen && marks.iter().all(|mark| *mark == MARK_BELL),
+                    Leave::All => true,
+                };
                 // A bell is put after its bytes, so none of these is for bytes that come after this look at the lane.
-                if leaves && lane.published() != lane.head() {
+                if stay && lane.published() != lane.head() {
                     return Ok(Marks::Changed);
                 }
                 let taken = incoming.marks(marks);
@@ -210,7 +242,7 @@ pub(crate) fn settle(conn: &Conn, receive: &Guard<'_>) {
         let _ = crate::receive::approach(conn, &incoming, until);
     }
     if incoming.source() == Source::Lane {
-        let _ = look(conn, &incoming, &lane, shared);
+        let _ = look(conn, &incoming, &lane, if shared { Leave::All } else { Leave::None });
     }
     if shared {
         return;

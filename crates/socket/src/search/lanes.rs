@@ -12,7 +12,7 @@ use super::waiting::{announce, lift_mark};
 use super::{Ask, Step, front};
 use crate::conn::{self, Conn};
 use crate::lock::Guard;
-use crate::marks::{Marks, look_at_marks};
+use crate::marks::{Marks, look_at_marks, look_behind_bells};
 use crate::sys::memory::discard;
 use crate::sys::{Errno, raw};
 use crate::vector::Vector;
@@ -294,21 +294,22 @@ impl<'a> Stretches<'a> {
 
     /// The bytes before `end` are not all there: is that the end, too much, or just not yet?
     fn lacking(&self, parts: &Parts, end: u64, last: bool) -> Result<Step, Errno> {
-        let not_yet = |until| Step::Stretches {
+        let not_yet = |until, kernel| Step::Stretches {
             lane: parts.published,
             until,
-            kernel: parts.queued,
+            kernel,
         };
         if self.incoming.source() == Source::Lane {
             let too_far = self.is_too_far(parts, end);
-            let not_yet = not_yet(self.lane.head() + end.saturating_sub(self.base()));
+            let until = self.lane.head() + end.saturating_sub(self.base());
             if !last && !too_far {
                 // Marks cost a system call, and most waits are over before a sleep.
-                return Ok(not_yet);
+                return Ok(not_yet(until, 0));
             }
-            return match look_at_marks(self.conn, &self.incoming, &self.lane)? {
+            let (marks, known) = look_behind_bells(self.conn, &self.incoming, &self.lane)?;
+            return match marks {
                 Marks::None if too_far => Err(libc::ENOBUFS),
-                Marks::None => Ok(not_yet),
+                Marks::None => Ok(not_yet(until, known)),
                 Marks::End => Ok(Step::End),
                 Marks::Changed
                     if self.incoming.source() != Source::Lane || self.lane.published() != parts.published =>
@@ -320,10 +321,10 @@ impl<'a> Stretches<'a> {
                     false => Ok(Step::End),
                 },
                 Marks::Changed if too_far => Err(libc::ENOBUFS),
-                Marks::Changed => Ok(not_yet),
+                Marks::Changed => Ok(not_yet(until, known)),
             };
         }
-        let not_yet = not_yet(parts.published + 1);
+        let not_yet = not_yet(parts.published + 1, parts.queued);
         let over = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
         if raw::poll_now(self.conn.fd(), over) & over != 0 {
             let now = self.parts(u64::MAX)?;
@@ -338,7 +339,11 @@ impl<'a> Stretches<'a> {
         if self.is_too_far(parts, end) {
             return Err(libc::ENOBUFS);
         }
-        if last && let (Place::Kernel, into, _) = self.locate(parts, end - 1) {
+        // A buffer that is empty is not too small yet.
+        if last
+            && parts.queued > 0
+            && let (Place::Kernel, into, _) = self.locate(parts, end - 1)
+        {
             announce(self.conn.fd(), self.area, self.base() + into + 1)?;
         }
         Ok(not_yet)
@@ -363,11 +368,13 @@ impl<'a> Stretches<'a> {
     /// The lane can never hold so much. If the program has made the socket's buffer large enough for all of it, the stream goes on
     /// there.
     fn ask_for_kernel(&self, end: u64) -> bool {
+        // What the kernel has enlarged for an earlier wait is nobody's wish.
+        if !kernel::has_set_size(self.conn.fd(), libc::SO_RCVBUF) {
+            return false;
+        }
         // The kernel counts what surrounds the bytes too.
         let room = usize::try_from(kernel::buffer_size(self.conn.fd())).unwrap_or(0) / 2;
-        let fits = narrow(end.saturating_sub(self.base())) <= room;
-        // What the kernel has enlarged for an earlier wait is nobody's wish.
-        if !fits || !kernel::has_set_size(self.conn.fd(), libc::SO_RCVBUF) {
+        if narrow(end.saturating_sub(self.base())) > room {
             return false;
         }
         self.incoming.request_raw(true);

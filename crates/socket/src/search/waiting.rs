@@ -161,7 +161,7 @@ pub(super) fn wait(conn: &'static Conn, id: u64, step: Step, deadline: Deadline,
                 return Ok(Woken::Look);
             };
             let woken = wait_for_kernel(conn, id, until, deadline, again);
-            call.end_peek(conn);
+            call.end();
             if agent::has_mail() {
                 agent::deliver();
             }

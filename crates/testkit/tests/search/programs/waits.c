@@ -48,7 +48,7 @@ static void waits_of_different_depth(void)
         uint32_t first;
         pthread_t one, other;
 
-        /* Under Viaduct an ordinary receive that sleeps is not told that a search begins. */
+        /* The first search is refused while an ordinary receive is inside the kernel. */
         EXPECT_ERROR(viaduct_seek_recv(p.far, &first, 1, MSG_DONTWAIT, 1), EAGAIN);
         one = in_thread(wait_for, round % 2 ? &deep : &shallow);
         sleep_ms(10);
@@ -277,6 +277,123 @@ static void children_leave_nothing(void)
     close(listener);
 }
 
+static void *receive_some(void *argument)
+{
+    struct wait *wait = argument;
+
+    wait->got = recv(wait->fd, wait->bytes, wait->len, 0);
+    return NULL;
+}
+
+/* A thread that is cancelled in a receive is in none any more. */
+static void a_cancelled_receive_is_over(void)
+{
+    for (int round = 0; round < 3; round++) {
+        struct pair p = connect_pair();
+        struct wait wait = {p.far, 0, 0, 10, {0}, 0, 0};
+        char bytes[4];
+        pthread_t thread = in_thread(receive_some, &wait);
+
+        sleep_ms(10);
+        EXPECT(pthread_cancel(thread) == 0 && pthread_join(thread, NULL) == 0);
+        EXPECT(send_all(p.near, "0123", 4));
+        EXPECT(viaduct_seek_recv(p.far, bytes, 2, MSG_WAITALL, 1) == 2 && !memcmp(bytes, "12", 2));
+        EXPECT(viaduct_seek_recv(p.far, bytes, 2, MSG_WAITALL, 0) == 2 && !memcmp(bytes, "03", 2));
+        close_pair(p);
+    }
+}
+
+static void *send_digits_later(void *fd)
+{
+    sleep_ms(4);
+    send_all(*(int *)fd, "0123456789", 10);
+    return NULL;
+}
+
+/* Who fell asleep before there was a search is woken by bytes that the search passes over. */
+static void a_first_search_lets_others_wake(void)
+{
+    for (int round = 0; round < 40; round++) {
+        struct pair p = connect_pair();
+        struct wait sleeper = {p.far, 0, 0, 5, {0}, 0, 0};
+        pthread_t receiver = in_thread(receive_some, &sleeper), sender;
+        struct timespec limit;
+        double until;
+        char byte;
+
+        sleep_ms(3);
+        sender = in_thread(send_digits_later, &p.near);
+        for (until = now() + 0.008; now() < until;) {
+            ssize_t got = viaduct_seek_recv(p.far, &byte, 1, MSG_DONTWAIT, 1000);
+            int error = errno;
+            /* Where the receive is inside the kernel there is no first search. */
+            EXPECT(got == -1 && (error == EAGAIN || error == EBUSY));
+        }
+        clock_gettime(CLOCK_REALTIME, &limit);
+        limit.tv_sec += 2;
+        EXPECT(pthread_timedjoin_np(receiver, NULL, &limit) == 0);
+        EXPECT(sleeper.got == 5 && !memcmp(sleeper.bytes, "01234", 5));
+        pthread_join(sender, NULL);
+        close_pair(p);
+    }
+}
+
+enum { LETTERS = 120 };
+
+static void *send_letters(void *argument)
+{
+    const struct pair *pairs = argument;
+
+    for (int number = 0; number < LETTERS; number++) {
+        viaduct_msg_send(pairs[number % 2].near, (uint32_t)number, &number, sizeof number);
+        if (number % 7 == 0)
+            sleep_ms(1);
+    }
+    shutdown(pairs[0].near, SHUT_WR);
+    shutdown(pairs[1].near, SHUT_WR);
+    return NULL;
+}
+
+/* An inbox among other things to wait for. */
+static void an_inbox_can_be_polled(void)
+{
+    struct pair pairs[2] = {connect_pair(), connect_pair()};
+    viaduct_inbox *inbox = viaduct_inbox_open(0, 0);
+    struct pollfd entry = {viaduct_inbox_fd(inbox), POLLIN, 0};
+    struct viaduct_msg info;
+    int next[2] = {0, 1}, number, waits = 0;
+    pthread_t thread;
+
+    EXPECT(inbox && entry.fd >= 0 && entry.fd == viaduct_inbox_fd(inbox));
+    EXPECT_ERROR(viaduct_inbox_fd(NULL), EINVAL);
+    EXPECT(viaduct_inbox_add(inbox, pairs[0].far) == 0 && viaduct_inbox_add(inbox, pairs[1].far) == 1);
+    EXPECT_ERROR(viaduct_msg_recv(inbox, VIADUCT_ANY, VIADUCT_ANY, NULL, 0, 0, NULL), ETIMEDOUT);
+    EXPECT(poll(&entry, 1, 20) == 0);
+    EXPECT(viaduct_msg_cancel(inbox) == 0 && poll(&entry, 1, 1000) == 1);
+    EXPECT_ERROR(viaduct_msg_probe(inbox, VIADUCT_ANY, VIADUCT_ANY, 0, NULL), ETIMEDOUT);
+    EXPECT(poll(&entry, 1, 20) == 0);
+    thread = in_thread(send_letters, pairs);
+    for (int ended = 0; !ended; waits++) {
+        ssize_t got;
+        int error;
+
+        EXPECT(poll(&entry, 1, 2000) == 1);
+        while ((got = viaduct_msg_recv(inbox, VIADUCT_ANY, VIADUCT_ANY, &number, sizeof number, 0, &info)) >= 0) {
+            EXPECT(got == sizeof number && (info.source == 0 || info.source == 1));
+            EXPECT(number == next[info.source] && info.tag == (uint32_t)number);
+            next[info.source] += 2;
+        }
+        error = errno;
+        EXPECT(error == ETIMEDOUT || error == ENOTCONN);
+        ended = error == ENOTCONN;
+    }
+    EXPECT(next[0] == LETTERS && next[1] == LETTERS + 1 && waits < 4 * LETTERS);
+    pthread_join(thread, NULL);
+    viaduct_inbox_close(inbox);
+    close_pair(pairs[0]);
+    close_pair(pairs[1]);
+}
+
 int main(int argc, char **argv)
 {
     static const struct check checks[] = {
@@ -286,6 +403,9 @@ int main(int argc, char **argv)
         {"arrivals_do_not_lengthen_a_wait", arrivals_do_not_lengthen_a_wait},
         {"more_than_can_be_held", more_than_can_be_held},
         {"children_leave_nothing", children_leave_nothing},
+        {"a_cancelled_receive_is_over", a_cancelled_receive_is_over},
+        {"a_first_search_lets_others_wake", a_first_search_lets_others_wake},
+        {"an_inbox_can_be_polled", an_inbox_can_be_polled},
     };
 
     return run_checks(checks, sizeof checks / sizeof *checks, argc, argv);
