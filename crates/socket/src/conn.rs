@@ -65,6 +65,8 @@ pub struct Conn {
     pub(crate) stuck_at: AtomicU64,
     /// Since when, in nanoseconds.
     pub(crate) stuck_since: AtomicU64,
+    /// Since when, in nanoseconds, a sender has waited for what a peer gives back.
+    pub(crate) rest_awaited_since: AtomicU64,
     pub(crate) segment: SegmentCell,
     pub(crate) segment_name: AtomicU64,
     /// Eventfd of the peer's bell, -1 for none.
@@ -106,6 +108,7 @@ impl Conn {
             stalled_at: AtomicU64::new(0),
             stuck_at: AtomicU64::new(0),
             stuck_since: AtomicU64::new(0),
+            rest_awaited_since: AtomicU64::new(0),
             segment: SegmentCell::empty(),
             segment_name: AtomicU64::new(0),
             peer_bell: AtomicI32::new(0),
@@ -146,6 +149,7 @@ impl Conn {
             &self.stalled_at,
             &self.stuck_at,
             &self.stuck_since,
+            &self.rest_awaited_since,
             &self.segment_name,
             &self.receive_timeout_ns,
             &self.send_timeout_ns,

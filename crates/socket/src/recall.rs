@@ -3,13 +3,16 @@
 
 use crate::conn::{self, Conn};
 use crate::marks::{self, Marks};
-use crate::sys::{Errno, raw};
+use crate::sys::{self, Errno, raw};
 use crate::{kernel, receive, send};
+use core::sync::atomic::Ordering::Relaxed;
 use viaduct_channel::{Receiver, Segment};
 use viaduct_stream::{Incoming, Outgoing, Recall};
 
 /// Bytes moved at once.
 const PART: usize = 4096;
+/// More than a hand-over takes, however many connections it is for.
+const GONE_NS: u64 = 2_000_000_000;
 /// Steps that one look makes at most; a hostile peer may always ask for one more.
 const STEPS: u32 = 64;
 
@@ -105,7 +108,7 @@ fn give_back(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>, bytes: &[u
 /// Sends again, raw, what the peer has given back and what it left unread in the lane; false: the kernel's buffer is full, or the peer has
 /// not given back all that it will. The sending direction is owned.
 pub(crate) fn send_again(conn: &Conn, segment: &Segment, out: &Outgoing<'_>) -> Result<bool, Errno> {
-    if !out.knows_rest() {
+    if !(out.knows_rest() || peer_is_gone(conn)) {
         return Ok(false);
     }
     if !out.returned().is_empty() && !send_returned(conn, segment, out)? {
@@ -129,6 +132,26 @@ pub(crate) fn send_again(conn: &Conn, segment: &Segment, out: &Outgoing<'_>) -> 
                 lane.consume(sent);
             }
         }
+    }
+}
+
+/// Whether a peer that has not given back all that it will never does: it was killed in the middle of its hand-over. Where the kernel shows a
+/// closed direction, that may have been closed long before, so such a peer has as much time as one takes that lives.
+fn peer_is_gone(conn: &Conn) -> bool {
+    let events = raw::poll_now(conn.fd(), libc::POLLRDHUP);
+    if events & (libc::POLLERR | libc::POLLHUP) != 0 {
+        return true;
+    }
+    if events & libc::POLLRDHUP == 0 {
+        return false;
+    }
+    let now = sys::now_ns();
+    match conn.rest_awaited_since.load(Relaxed) {
+        0 => {
+            conn.rest_awaited_since.store(now, Relaxed);
+            false
+        }
+        since => now.saturating_sub(since) > GONE_NS,
     }
 }
 

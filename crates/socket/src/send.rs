@@ -21,6 +21,8 @@ const PLAIN_FLAGS: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_M
 const MOVES: u32 = 4;
 /// Steps that these changes take at most, and some more.
 const ROUNDS: u32 = 32;
+/// How long a sender sleeps at most while its peer has a part in a recall to do: not each can ring.
+const TURN_NS: u64 = 1_000_000;
 /// A sender that never reads looks this often, in microseconds, whether its peer is still there.
 const CHECK_US: u64 = 500;
 
@@ -401,8 +403,12 @@ fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
                 return Err(libc::EBADF);
             };
             let lane = segment.sender(conn.side());
-            if Outgoing::new(lane).mode() != Mode::Lane {
-                None
+            let out = Outgoing::new(lane);
+            if out.mode() == Mode::Recalling && !out.knows_rest() {
+                // The kernel has room, but it is the peer's turn, which rings when it has done its part.
+                Err((wait::FOR_CREDIT, Some(TURN_NS)))
+            } else if out.mode() != Mode::Lane {
+                Err((wait::FOR_OUTPUT, None))
             } else if lane.has_space() {
                 spinner.paid();
                 return Ok(Woken::Look);
@@ -414,14 +420,15 @@ fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
                     lane.disarm_credit(bit);
                     return Ok(Woken::Look);
                 }
-                Some((
+                Ok((
                     lane.in_flight(),
                     naps.next(ready::bound_of_room(conn, segment, bit), None),
                 ))
             }
         };
-        let Some((before, nap)) = armed else {
-            return Ok(wait::sleep(conn, bit, wait::FOR_OUTPUT, deadline, None));
+        let (before, nap) = match armed {
+            Ok(armed) => armed,
+            Err((events, nap)) => return Ok(wait::sleep(conn, bit, events, deadline, nap)),
         };
         counters::add(conn, slot::SLEEPS, 1);
         let woken = wait::sleep(conn, bit, wait::FOR_CREDIT, deadline, nap);
