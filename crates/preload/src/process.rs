@@ -185,6 +185,7 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
 extern "C" fn loaded() {
     viaduct_socket::remember_environment();
     real::prepare();
+    lifecycle::prepare();
     // SAFETY: a function that lives as long as the process.
     unsafe { __cxa_at_quick_exit(exiting_quickly, core::ptr::null_mut()) };
 }

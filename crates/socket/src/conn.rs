@@ -451,6 +451,9 @@ impl Conn {
         let in_sets = self.memberships.load(Relaxed) != 0;
         epoll::forget(self, stale);
         self.end_offer();
+        if !stale {
+            crate::send::finish(self);
+        }
         {
             let send = self.own_send(id);
             let receive = self.own_receive(id);

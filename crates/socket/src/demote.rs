@@ -11,6 +11,8 @@ use viaduct_stream::{Incoming, Mode, Outgoing, Source};
 
 /// How long a call waits for its own and the peer's direction to be back on TCP.
 pub(crate) const PATIENCE_NS: u64 = 200_000_000;
+/// How long it waits for a peer that has begun to answer, and may have been interrupted in it.
+const ANSWERED_NS: u64 = 1_000_000_000;
 
 /// Bans the connection from lanes, brings the sending direction back to TCP and asks the peer to do the same. A direction whose stretch
 /// has not ended yet goes on correctly; it is just not on TCP yet.
@@ -79,7 +81,7 @@ pub(crate) fn receives_raw(conn: &Conn, id: u64) -> bool {
     })
 }
 
-fn patiently(mut done: impl FnMut() -> bool) -> bool {
+pub(crate) fn patiently(mut done: impl FnMut() -> bool) -> bool {
     let until = sys::now_ns() + PATIENCE_NS;
     while !done() {
         if sys::now_ns() > until {
@@ -91,10 +93,24 @@ fn patiently(mut done: impl FnMut() -> bool) -> bool {
 }
 
 /// Gives both directions to the kernel connection, with all that is unread, for somebody who does not know of lanes. Waits for the peer, which
-/// has a part in it; false if it did not do it in time.
-pub(crate) fn hand_over(conn: &'static Conn, reason: Reason) -> bool {
+/// has a part in it; false if it did not do it in time. Where this end goes on then (not `leaves`), all is as it was, but on its way to TCP.
+pub(crate) fn hand_over(conn: &'static Conn, reason: Reason, leaves: bool) -> bool {
     begin_hand_over(conn, reason);
-    end_hand_over(conn, sys::now_ns() + PATIENCE_NS)
+    let begun = sys::now_ns();
+    while !is_handed_over(conn) {
+        let id = conn.id();
+        let patience = if recall::is_answered(conn, id) {
+            ANSWERED_NS
+        } else {
+            PATIENCE_NS
+        };
+        if sys::now_ns() > begun + patience {
+            recall::give_up(conn, id, leaves);
+            return false;
+        }
+        raw::sched_yield();
+    }
+    true
 }
 
 /// Does this end's part of handing the connection over, and asks the peer for its own.
@@ -110,29 +126,21 @@ pub(crate) fn begin_hand_over(conn: &'static Conn, reason: Reason) {
     }
 }
 
-/// Waits until the moment `until` for the peer to have done its part; false if it has not by then.
-pub(crate) fn end_hand_over(conn: &'static Conn, until: u64) -> bool {
+/// Does what can be done now to hand the connection over; true once it is done.
+pub(crate) fn is_handed_over(conn: &'static Conn) -> bool {
     if conn.phase() != Phase::Attached {
         return true;
     }
     let id = conn.id();
-    let owed = conn.flag(conn::OPTIONS_OWED);
-    conn.set_flag(conn::OPTIONS_OWED, false);
-    loop {
-        // The peer may recall too; and where both ends are ours, nobody else will serve the other.
-        records::all()
-            .filter(|end| end.segment_name() == conn.segment_name())
-            .for_each(send::serve);
-        if recall::is_over(conn, id) && sends_raw(conn, id) {
-            break;
-        }
-        if sys::now_ns() > until {
-            recall::give_up(conn, id);
-            return false;
-        }
-        raw::sched_yield();
+    // The peer may recall too; and where both ends are ours, nobody else will serve the other.
+    records::all()
+        .filter(|end| end.segment_name() == conn.segment_name())
+        .for_each(send::serve);
+    if !(recall::is_over(conn, id) && sends_raw(conn, id)) {
+        return false;
     }
-    if owed {
+    if conn.flag(conn::OPTIONS_OWED) {
+        conn.set_flag(conn::OPTIONS_OWED, false);
         options::give_back(conn);
     }
     true

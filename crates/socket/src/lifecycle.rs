@@ -6,7 +6,8 @@ use crate::search::streams;
 use crate::sys::{self, raw};
 use crate::table::{self, Entry};
 use crate::{
-    agent, asleep, bell, counters, demote, direct, epoll, epoll_share, forks, lock, lodgers, options, policy, unseen,
+    agent, asleep, bell, counters, demote, direct, epoll, epoll_share, forks, lock, lodgers, options, policy, recall,
+    send, unseen,
 };
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
@@ -123,7 +124,7 @@ fn duplicated_for_successor(old: c_int, new: c_int) {
         && let Some(conn) = table::connection(old)
         && is_tcp(new)
     {
-        demote::hand_over(conn, Reason::ForeignProcess);
+        demote::hand_over(conn, Reason::ForeignProcess, true);
     }
 }
 
@@ -254,6 +255,9 @@ pub(crate) fn is_tcp(fd: c_int) -> bool {
 
 /// The program shuts a direction down; `direct` is its own call.
 pub fn shut_down(conn: &'static Conn, how: c_int, direct: impl FnOnce() -> c_int) -> c_int {
+    if how != libc::SHUT_RD {
+        send::finish(conn);
+    }
     // Marks and FIN must not overtake each other.
     let guard = if conn.phase() == Phase::Attached {
         conn.own_send(conn.id())
@@ -322,6 +326,11 @@ pub fn forked() {
     }
 }
 
+/// The library is loaded. What threads need later is asked of the C library now: they may need it in a signal handler.
+pub fn prepare() {
+    watch_thread();
+}
+
 /// What the calling thread has of ours is to be given back when it ends.
 pub(crate) fn watch_thread() {
     sys::at_thread_exit(|| {
@@ -364,12 +373,12 @@ pub fn fast_opened(fd: c_int) {
 
 /// The program makes a stdio stream of the socket, whose calls are not seen; false if it is still on a lane.
 pub fn to_stdio(conn: &'static Conn) -> bool {
-    demote::hand_over(conn, Reason::Stdio)
+    demote::hand_over(conn, Reason::Stdio, false)
 }
 
 /// The program has the C library's threads move the socket's bytes, whose calls are not seen; false if it is still on a lane.
 pub fn to_background(conn: &'static Conn) -> bool {
-    demote::hand_over(conn, Reason::UnseenWait)
+    demote::hand_over(conn, Reason::UnseenWait, false)
 }
 
 /// The program has the kernel send the socket bytes; false if that direction is still on a lane.
@@ -406,15 +415,31 @@ fn hand_over_many(reason: Reason, concerned: impl Fn(c_int, &'static Conn) -> bo
     let all = || table::connections().filter(|(fd, conn)| concerned(*fd, conn));
     // Once more if it has been before: the peer may have left marks since.
     all().for_each(|(_, conn)| demote::begin_hand_over(conn, reason));
-    // Those that do not answer keep nobody from waiting for the others, which have had the time, too. It runs anew with each answer.
+    // Each has its turn again and again, so that those that do not answer keep nobody from the others. The time runs anew with each that is done.
     let last = sys::now_ns() + 1_000_000_000;
     let soon = || (sys::now_ns() + demote::PATIENCE_NS).min(last);
-    let mut until = soon();
-    for (_, conn) in all() {
-        if demote::end_hand_over(conn, until) {
-            until = soon();
+    let (mut until, mut most) = (soon(), 0);
+    loop {
+        let (mut done, mut others) = (0, false);
+        for (_, conn) in all() {
+            if demote::is_handed_over(conn) {
+                done += 1;
+            } else {
+                others = true;
+            }
         }
+        if !others {
+            return;
+        }
+        if done > most {
+            (until, most) = (soon(), done);
+        }
+        if sys::now_ns() > until {
+            break;
+        }
+        raw::sched_yield();
     }
+    all().for_each(|(_, conn)| recall::give_up(conn, conn.id(), true));
 }
 
 /// Whether the program that this process becomes is meant to have the connection by `fd`: as its standard input or output, or because nobody else
@@ -437,7 +462,7 @@ pub fn executing_failed() {
 pub fn handing_over(fd: c_int) {
     match table::lookup(fd) {
         Entry::Connection(conn) => {
-            demote::hand_over(conn, Reason::ForeignProcess);
+            demote::hand_over(conn, Reason::ForeignProcess, true);
         }
         Entry::Epoll(_) => epoll_share::share_all(),
         Entry::Unknown | Entry::Private => {}
@@ -460,6 +485,7 @@ pub fn exiting() {
             if !*is_ours {
                 return;
             }
+            send::finish(conn);
             if let Some(guard) = conn.own_receive(conn.id()) {
                 crate::marks::settle(conn, &guard);
             }

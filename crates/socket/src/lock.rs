@@ -119,13 +119,14 @@ impl Own {
     #[inline]
     fn note(&self, word: &'static AtomicU32) -> usize {
         let before = self.count.get();
-        if let Some(held) = self.held.get(before) {
-            held.word.set(Some(word));
-            held.frame.set(sys::stack_pointer());
-        }
-        // The fences are for handlers of this thread: an entry that counts is whole, and a word that is owned has one.
-        compiler_fence(SeqCst);
+        // The fences are for handlers of this thread: none uses an entry that is being written, and a word that is owned has one. What stood in
+        // the entry before is no harm: a word that the thread does not own, or has in another entry.
         self.count.set(before + 1);
+        compiler_fence(SeqCst);
+        if let Some(held) = self.held.get(before) {
+            held.frame.set(sys::stack_pointer());
+            held.word.set(Some(word));
+        }
         compiler_fence(SeqCst);
         before
     }

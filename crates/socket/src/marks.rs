@@ -138,7 +138,9 @@ pub(crate) fn take(conn: &Conn, count: usize) -> Result<(), Errno> {
                 conn.advance(taken);
                 left -= taken.min(left);
             }
-            Err(libc::EAGAIN | libc::EINTR) => {}
+            Err(libc::EINTR) => {}
+            // Another process took them, which knows no better.
+            Err(libc::EAGAIN) => return Ok(()),
             Err(errno) => return Err(errno),
         }
     }

@@ -98,7 +98,7 @@ pub fn setting(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_i
         (libc::IPPROTO_TCP, libc::TCP_INQ) if on => demote::ban(conn, Reason::SocketOption),
         // The kernel would count the marks that we look at, too, so none may come any more.
         (libc::SOL_SOCKET, libc::SO_PEEK_OFF)
-            if value.is_some_and(|from| from >= 0) && !demote::hand_over(conn, Reason::SocketOption) =>
+            if value.is_some_and(|from| from >= 0) && !demote::hand_over(conn, Reason::SocketOption, false) =>
         {
             return Verdict::Refuse(libc::EOPNOTSUPP);
         }
@@ -148,7 +148,7 @@ pub fn getting(conn: &'static Conn, level: c_int, name: c_int) -> Verdict {
     match (level, name) {
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Verdict::Answer((!conn.flag(conn::NAGLE)).into()),
         (libc::IPPROTO_TCP, libc::TCP_CORK) => Verdict::Answer(conn.flag(conn::CORK).into()),
-        (libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE) if !demote::hand_over(conn, Reason::ZeroCopy) => {
+        (libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE) if !demote::hand_over(conn, Reason::ZeroCopy, false) => {
             Verdict::Refuse(libc::EAGAIN)
         }
         (libc::SOL_SOCKET, libc::SO_ERROR) if conn.has_error() => Verdict::Answer(conn.take_error()),

@@ -6,7 +6,7 @@ use crate::lock::Guard;
 use crate::pace::Bound;
 use crate::receive::{self, Found};
 use crate::sys::raw;
-use crate::{bell, send};
+use crate::{bell, recall, send};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP};
 use viaduct_channel::{Segment, Sender};
@@ -36,9 +36,10 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, kernel: boo
     }
     if interest & OUT != 0 {
         let lane = segment.sender(conn.side());
-        if conn.flag(conn::DEAD) || Outgoing::new(lane).mode() == Mode::Lane && roomy(&lane) {
+        let out = Outgoing::new(lane);
+        if conn.flag(conn::DEAD) || out.mode() == Mode::Lane && roomy(&lane) {
             mask |= OUT;
-        } else if Outgoing::new(lane).mode() != Mode::Lane {
+        } else if out.mode() != Mode::Lane && !recall::awaits_turn(conn, &out) {
             mask |=
                 u32::from(raw::poll_now(conn.fd(), libc::POLLOUT | libc::POLLWRNORM).cast_unsigned()) & (OUT | ALWAYS);
         }

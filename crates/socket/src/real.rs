@@ -227,6 +227,9 @@ pub fn prepare() {
     for find in IN_HANDLERS {
         find();
     }
+    // What is missing is not the program's to hear of.
+    // SAFETY: no arguments.
+    unsafe { libc::dlerror() };
 }
 
 /// Ends the calling thread if it has been cancelled.

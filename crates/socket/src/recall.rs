@@ -6,13 +6,15 @@ use crate::marks::{self, Marks};
 use crate::sys::{self, Errno, raw};
 use crate::{kernel, receive, send};
 use core::sync::atomic::Ordering::Relaxed;
-use viaduct_channel::{Receiver, Segment};
-use viaduct_stream::{Incoming, Outgoing, Recall};
+use viaduct_channel::{Receiver, Returns, Segment};
+use viaduct_stream::{Incoming, Mode, Outgoing, Recall};
 
 /// Bytes moved at once.
 const PART: usize = 4096;
 /// More than a hand-over takes, however many connections it is for.
 const GONE_NS: u64 = 2_000_000_000;
+/// How long who waits for the peer's turn looks all the time, before it sleeps until it is rung for.
+const TURN_NS: u64 = 10_000_000;
 /// Steps that one look makes at most; a hostile peer may always ask for one more.
 const STEPS: u32 = 64;
 
@@ -33,12 +35,11 @@ pub(crate) fn is_over(conn: &Conn, id: u64) -> bool {
                 Ok(Marks::Changed) => incoming.recalling() != Recall::Marks,
                 Ok(Marks::None) => false,
                 // Nobody is left who could send again; where nothing is missing, nothing has to be.
-                Ok(Marks::End) => return true,
-                Err(_) => return true,
+                Ok(Marks::End) | Err(_) => return true,
             },
             Recall::RawUntil(until) => match receive::approach(conn, &incoming, until) {
                 Ok(true) => true,
-                Ok(false) => give_back_raw(conn, segment, &incoming, until),
+                Ok(false) => incoming.may_give_back() && give_back_raw(conn, segment, &incoming, until),
                 Err(_) => return true,
             },
             Recall::Lane => give_back_lane(conn, segment, &incoming, &lane),
@@ -52,57 +53,95 @@ pub(crate) fn is_over(conn: &Conn, id: u64) -> bool {
     false
 }
 
-/// The sender is to do without what it did not wait for.
-pub(crate) fn give_up(conn: &Conn, id: u64) {
+/// Whether the peer has begun with its part.
+pub(crate) fn is_answered(conn: &Conn, id: u64) -> bool {
+    conn.own_receive(id).is_some_and(|guard| {
+        conn.segment(&guard)
+            .is_some_and(|segment| Incoming::new(segment.receiver(conn.side())).may_give_back())
+    })
+}
+
+/// Takes a recall back that the peer has not answered, so that this end reads on; where it has, it is to do without what it did not wait
+/// for, as it is where this end is gone after this (`leaves`).
+pub(crate) fn give_up(conn: &Conn, id: u64, leaves: bool) {
     if let Some(guard) = conn.own_receive(id)
         && let Some(segment) = conn.segment(&guard)
     {
-        Incoming::new(segment.receiver(conn.side())).give_up_recall();
+        let incoming = Incoming::new(segment.receiver(conn.side()));
+        if !leaves && incoming.withdraw_recall() {
+            conn.set_flag(conn::HANDED_OVER, false);
+        } else {
+            incoming.give_up_recall();
+        }
     }
 }
 
-/// Gives back raw bytes before kernel position `until`; false if there are none yet, or no room for them.
+/// Gives back raw bytes before kernel position `until`; false if there are none yet, or no room for all of them.
 fn give_back_raw(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>, until: u64) -> bool {
+    let Some(room) = segment.returns(conn.side().other()) else {
+        return false;
+    };
     let mut bytes = [0; PART];
-    let left = usize::try_from(until.saturating_sub(receive::position(conn))).unwrap_or(PART);
-    let Some(room) = bytes.get_mut(..left.min(PART)) else {
-        return false;
-    };
-    // Only what has found its place is taken off.
-    let Ok(seen) = raw::recv(conn.fd(), room, libc::MSG_PEEK | libc::MSG_DONTWAIT) else {
-        return false;
-    };
-    let written = give_back(conn, segment, incoming, room.get(..seen).unwrap_or(&[]));
-    marks::take(conn, written).is_ok() && written > 0
+    let mut moved = false;
+    loop {
+        let left = until.saturating_sub(receive::position(conn));
+        let Some(part) = bytes.get_mut(..usize::try_from(left).unwrap_or(PART).min(PART)) else {
+            return moved;
+        };
+        if left == 0 || !has_room(segment, incoming, left) {
+            return moved;
+        }
+        // Only what has found its place is taken off.
+        let Ok(seen @ 1..) = raw::recv(conn.fd(), part, libc::MSG_PEEK | libc::MSG_DONTWAIT) else {
+            return moved;
+        };
+        let written = give_back(&room, incoming, part.get(..seen).unwrap_or(&[]));
+        if written == 0 || marks::take(conn, written).is_err() {
+            return moved;
+        }
+        moved = true;
+    }
 }
 
 /// Gives back what the lane holds, and ends its stretch; false if there is no room for all of it.
 fn give_back_lane(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>, lane: &Receiver<'_>) -> bool {
-    let mut bytes = [0; PART];
-    if lane.readable().is_err() {
+    let Ok(mut left) = lane.readable() else { return false };
+    let Some(room) = segment.returns(conn.side().other()) else {
+        return false;
+    };
+    if !has_room(segment, incoming, left as u64) {
         return false;
     }
-    loop {
-        let len = lane.copy_out((&mut bytes[..]).into(), 0);
-        if len == 0 {
-            incoming.lane_drained();
-            return true;
-        }
-        let written = give_back(conn, segment, incoming, bytes.get(..len).unwrap_or(&[]));
-        lane.consume(written);
-        if written < len {
+    let mut bytes = [0; PART];
+    while left > 0 {
+        let len = lane.copy_out((&mut bytes[..left.min(PART)]).into(), 0);
+        let written = give_back(&room, incoming, bytes.get(..len).unwrap_or(&[]));
+        if written == 0 {
             return false;
         }
+        lane.consume(written);
+        left -= written;
     }
+    incoming.lane_drained();
+    true
 }
 
-fn give_back(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>, bytes: &[u8]) -> usize {
-    let Some(room) = segment.returns(conn.side().other()) else {
-        return 0;
-    };
+/// Whether so many bytes can be given back: part of them would only put the others out of order.
+fn has_room(segment: &Segment, incoming: &Incoming<'_>, bytes: u64) -> bool {
+    incoming.given_back().saturating_add(bytes) <= segment.geometry().capacity() as u64
+}
+
+fn give_back(room: &Returns<'_>, incoming: &Incoming<'_>, bytes: &[u8]) -> usize {
     let written = room.write(incoming.given_back(), bytes.into());
     incoming.give_back(written);
     written
+}
+
+/// Answers the peer's recall, if there is one and this end can send. The sending direction is owned.
+pub(crate) fn answer(conn: &Conn, out: &Outgoing<'_>) {
+    if out.peer_wants_raw() && !conn.flag(conn::SHUT_WRITE | conn::DEAD) {
+        out.answer();
+    }
 }
 
 /// Sends again, raw, what the peer has given back and what it left unread in the lane; false: the kernel's buffer is full, or the peer has
@@ -111,48 +150,50 @@ pub(crate) fn send_again(conn: &Conn, segment: &Segment, out: &Outgoing<'_>) -> 
     if !(out.knows_rest() || peer_is_gone(conn)) {
         return Ok(false);
     }
+    conn.rest_awaited_since.store(0, Relaxed);
     if !out.returned().is_empty() && !send_returned(conn, segment, out)? {
         return Ok(false);
     }
     // The peer has promised to read no more: this end stands in for it.
     let lane = segment.receiver(conn.side().other());
+    let Ok(mut left) = lane.readable() else {
+        return Err(send::violated(conn));
+    };
     let mut bytes = [0; PART];
-    loop {
-        if lane.readable().is_err() {
-            return Err(send::violated(conn));
-        }
-        let len = lane.copy_out((&mut bytes[..]).into(), 0);
-        if len == 0 {
-            out.recalled();
-            return Ok(true);
-        }
+    while left > 0 {
+        let len = lane.copy_out((&mut bytes[..left.min(PART)]).into(), 0);
         match put(conn, bytes.get(..len).unwrap_or(&[]))? {
             0 => return Ok(false),
             sent => {
                 lane.consume(sent);
+                left = left.saturating_sub(sent);
             }
         }
     }
+    out.recalled();
+    Ok(true)
+}
+
+/// Whether it is the peer's turn in a recall, and has been for longer than one takes that is not interrupted: looking all the time is no use.
+pub(crate) fn awaits_turn(conn: &Conn, out: &Outgoing<'_>) -> bool {
+    let since = conn.rest_awaited_since.load(Relaxed);
+    out.mode() == Mode::Recalling && !out.knows_rest() && since != 0 && sys::now_ns().saturating_sub(since) > TURN_NS
 }
 
 /// Whether a peer that has not given back all that it will never does: it was killed in the middle of its hand-over. Where the kernel shows a
 /// closed direction, that may have been closed long before, so such a peer has as much time as one takes that lives.
 fn peer_is_gone(conn: &Conn) -> bool {
-    let events = raw::poll_now(conn.fd(), libc::POLLRDHUP);
-    if events & (libc::POLLERR | libc::POLLHUP) != 0 {
-        return true;
-    }
-    if events & libc::POLLRDHUP == 0 {
-        return false;
-    }
     let now = sys::now_ns();
-    match conn.rest_awaited_since.load(Relaxed) {
+    let since = match conn.rest_awaited_since.load(Relaxed) {
         0 => {
             conn.rest_awaited_since.store(now, Relaxed);
-            false
+            now
         }
-        since => now.saturating_sub(since) > GONE_NS,
-    }
+        since => since,
+    };
+    let events = raw::poll_now(conn.fd(), libc::POLLRDHUP);
+    events & (libc::POLLERR | libc::POLLHUP) != 0
+        || events & libc::POLLRDHUP != 0 && now.saturating_sub(since) > GONE_NS
 }
 
 /// Sends what the peer has given back; false: the kernel's buffer is full.
@@ -161,21 +202,23 @@ fn send_returned(conn: &Conn, segment: &Segment, out: &Outgoing<'_>) -> Result<b
         return Ok(false);
     };
     let mut bytes = [0; PART];
-    loop {
+    // No more than there is room for.
+    for _ in 0..segment.geometry().capacity() {
         let returned = out.returned();
-        let left = usize::try_from(returned.end.saturating_sub(returned.start)).unwrap_or(PART);
-        let Some(room) = bytes.get_mut(..left.min(PART)) else {
-            return Ok(true);
+        let left = returned.end.saturating_sub(returned.start);
+        let Some(part) = bytes.get_mut(..usize::try_from(left).unwrap_or(PART).min(PART)) else {
+            break;
         };
-        let len = returns.copy_out(returned.start, room.into());
+        let len = returns.copy_out(returned.start, part.into());
         if len == 0 {
             return Ok(true);
         }
-        match put(conn, room.get(..len).unwrap_or(&[]))? {
+        match put(conn, part.get(..len).unwrap_or(&[]))? {
             0 => return Ok(false),
             sent => out.sent_again(sent),
         }
     }
+    Err(send::violated(conn))
 }
 
 /// Hands bytes to the kernel; 0: its buffer is full.

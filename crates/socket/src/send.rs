@@ -1,6 +1,7 @@
 //! Sending: the program's bytes go to the kernel connection or to the lane.
 
 use crate::conn::{self, Conn, Phase};
+use crate::demote::patiently;
 use crate::direct::DirectCall;
 use crate::lock::Guard;
 use crate::pace::{Naps, STUCK_NS};
@@ -128,6 +129,7 @@ fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) 
                 if moves < MOVES && (out.peer_wants_raw() || !conn.wants_lane()) {
                     moves += 1;
                     wish::heed_sending(conn, id);
+                    recall::answer(conn, &out);
                     demote(
                         conn,
                         &out,
@@ -142,6 +144,7 @@ fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) 
                 return on_lane(conn, &send, segment, vector, skip);
             }
             Mode::BackPending => {
+                recall::answer(conn, &out);
                 if !send_back(conn, &out)? {
                     return Ok(0);
                 }
@@ -154,8 +157,11 @@ fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) 
             Mode::Raw => {
                 wish::heed_sending(conn, id);
                 let wanted = out.peer_wants_raw();
-                if wanted && recall::fetch(conn, &out) {
-                    continue;
+                if wanted {
+                    recall::answer(conn, &out);
+                    if recall::fetch(conn, &out) {
+                        continue;
+                    }
                 }
                 let may = moves < MOVES && conn.wants_lane() && !wanted && !conn.sending_directly();
                 if may && promote(conn, &out) {
@@ -335,14 +341,28 @@ pub(crate) fn send_back(conn: &Conn, out: &Outgoing<'_>) -> Result<bool, Errno> 
     }
 }
 
-/// Whether something must go out on the kernel connection before the sending direction is raw.
+/// Whether something must go out on the kernel connection before the sending direction is raw, and is not the peer's to make possible.
 pub(crate) fn owes(conn: &Conn) -> bool {
     conn.try_own_send().is_some_and(|guard| {
         conn.segment(&guard).is_some_and(|segment| {
-            let mode = Outgoing::new(segment.sender(conn.side())).mode();
-            matches!(mode, Mode::BackPending | Mode::Recalling)
+            let out = Outgoing::new(segment.sender(conn.side()));
+            matches!(out.mode(), Mode::BackPending | Mode::Recalling) && !recall::awaits_turn(conn, &out)
         })
     })
+}
+
+/// Before a FIN, which nothing may follow: what a recall has left to be sent again goes out, as far as kernel and peer let it in time.
+pub(crate) fn finish(conn: &Conn) {
+    let is_done = || {
+        serve(conn);
+        conn.try_own_send().is_none_or(|guard| {
+            conn.segment(&guard)
+                .is_none_or(|segment| Outgoing::new(segment.sender(conn.side())).mode() != Mode::Recalling)
+        })
+    };
+    if conn.phase() == Phase::Attached {
+        patiently(is_done);
+    }
 }
 
 /// Does what the peer has asked for, if this end's direction is on the lane: for ends that wait and do not send.
@@ -350,10 +370,13 @@ pub(crate) fn serve(conn: &Conn) {
     let Some(guard) = conn.try_own_send() else { return };
     let Some(segment) = conn.segment(&guard) else { return };
     let out = Outgoing::new(segment.sender(conn.side()));
-    if out.mode() == Mode::Lane && out.peer_wants_raw() {
-        demote(conn, &out, Reason::PeerRequested);
+    if out.peer_wants_raw() {
+        recall::answer(conn, &out);
+        if out.mode() == Mode::Lane {
+            demote(conn, &out, Reason::PeerRequested);
+        }
+        recall::fetch(conn, &out);
     }
-    recall::fetch(conn, &out);
     // What the kernel does not take now goes with the next send.
     if out.mode() == Mode::BackPending
         && let Err(errno) = send_back(conn, &out)

@@ -29,7 +29,7 @@
 //! | sender 3 | the sender's own [`Mode`], so that forked processes share it; from bit 8 on: bytes given back that it has sent again |
 //! | receiver 0 | 1: this end is attached, promotions may come |
 //! | receiver 1 | newest epoch whose stretch has ended and been read |
-//! | receiver 2 | bit 0: please demote; bit 1: recall; bit 2, set by the sender: it is promoting; bit 3: the recall has been given up; from bit 8 on: bytes given back |
+//! | receiver 2 | bit 0: please demote; bit 1: recall; bits 2 and 3, set by the sender: it is promoting, it answers the recall; bit 4: the recall has been given up; from bit 8 on: bytes given back |
 //! | receiver 3 | epoch being read, bit 63: its [`MARK_BACK`] has been seen |
 #![forbid(unsafe_code)]
 
@@ -63,7 +63,8 @@ const MODE: u64 = 0xff;
 const WISH: u64 = 1;
 const RECALL: u64 = 2;
 const PROMOTING: u64 = 4;
-const GIVEN_UP: u64 = 8;
+const ANSWERED: u64 = 8;
+const GIVEN_UP: u64 = 16;
 /// Where the counts of bytes given back begin, in the sender's mode and in the receiver's request.
 const COUNT: u32 = 8;
 
@@ -136,8 +137,11 @@ impl<'a> Outgoing<'a> {
     /// the kernel connection, to wake a receiver that waits there. False, and nothing has changed, if the receiver asks for TCP.
     pub fn promote(&self, until: u64) -> bool {
         let request = self.lane.peer_word(R_REQUEST);
-        // A receiver that recalls either comes first, or sees that a promotion is on its way and waits for the epoch.
-        if request.compare_exchange(0, PROMOTING, AcqRel, Relaxed).is_err() {
+        // A receiver that recalls either comes first, or sees that a promotion is on its way and waits for the epoch. The bit alone is left of a
+        // sender that was killed in the middle, in whose place this one is.
+        if let Err(found) = request.compare_exchange(0, PROMOTING, AcqRel, Relaxed)
+            && found != PROMOTING
+        {
             return false;
         }
         self.announce(until);
@@ -187,7 +191,7 @@ impl<'a> Outgoing<'a> {
 
     /// [`MARK_BACK`] has been handed to the kernel.
     pub fn back_sent(&self) {
-        self.set_mode(if self.peer_recalls() { 3 } else { 0 });
+        self.set_mode(if self.has_answered() { 3 } else { 0 });
     }
 }
 

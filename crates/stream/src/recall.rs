@@ -4,13 +4,18 @@
 //! before X off the kernel connection, and lane bytes whose stretch ended before the sender could see the recall, puts them into the
 //! segment's room for [returns](viaduct_channel::Returns), and the sender sends them raw, before what is left in the lane. If it is raw
 //! already, it begins a stretch of no bytes, up to which the receiver gives back what has come meanwhile.
+//!
+//! The receiver takes nothing before the sender has answered the recall: until then it can be withdrawn, and nothing has happened.
 
 use crate::{
-    BACK_SEEN, COUNT, GIVEN_UP, Incoming, Mode, Outgoing, PROMOTING, R_ENDED, R_READING, R_REQUEST, RECALL, S_EPOCH,
-    S_MODE, Source,
+    ANSWERED, BACK_SEEN, COUNT, GIVEN_UP, Incoming, Mode, Outgoing, PROMOTING, R_ENDED, R_READING, R_REQUEST, RECALL,
+    S_EPOCH, S_MODE, Source, WISH,
 };
 use core::ops::Range;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+/// Attempts to change a word that the peer changes too; a hostile one can spoil them all.
+const ATTEMPTS: u32 = 16;
 
 /// What a receiver that recalls has to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +24,7 @@ pub enum Recall {
     Done,
     /// Wait for the sender.
     Wait,
-    /// Give back the raw bytes up to this kernel position, then [`Incoming::enter_lane`].
+    /// Once [`Incoming::may_give_back`]: give back the raw bytes up to this kernel position. Then, [`Incoming::enter_lane`].
     RawUntil(u64),
     /// Take the marks of the lane stretch.
     Marks,
@@ -28,11 +33,29 @@ pub enum Recall {
 }
 
 impl Outgoing<'_> {
-    /// Whether the receiver will read no more from the lane: what it left there must travel again, raw, after
-    /// [`MARK_BACK`](crate::MARK_BACK).
-    pub fn peer_recalls(&self) -> bool {
+    /// Answers a recall, if there is one: this end will send again what the receiver gives back and leaves in the lane, which the receiver reads
+    /// no more. The caller can send.
+    pub fn answer(&self) -> bool {
+        let request = self.lane.peer_word(R_REQUEST);
         // Acquire pairs with the release in `Incoming::recall`: the receiver's head stands still.
-        self.lane.peer_word(R_REQUEST).load(Acquire) & RECALL != 0
+        let mut found = request.load(Acquire);
+        for _ in 0..ATTEMPTS {
+            if found & RECALL == 0 || found & (ANSWERED | PROMOTING) == ANSWERED {
+                break;
+            }
+            // Whoever was promoting was killed in it: the direction is the caller's.
+            match request.compare_exchange(found, (found | ANSWERED) & !PROMOTING, AcqRel, Acquire) {
+                Ok(_) => return true,
+                Err(other) => found = other,
+            }
+        }
+        found & (RECALL | ANSWERED) == RECALL | ANSWERED
+    }
+
+    /// Whether a recall has been answered: what the receiver left in the lane must travel again, raw, after [`MARK_BACK`](crate::MARK_BACK).
+    pub(crate) fn has_answered(&self) -> bool {
+        let request = self.lane.peer_word(R_REQUEST).load(Acquire);
+        request & (RECALL | ANSWERED) == RECALL | ANSWERED
     }
 
     /// Bytes given back that have not been sent again, by their positions in the room for returns.
@@ -89,35 +112,71 @@ impl Outgoing<'_> {
 }
 
 impl Incoming<'_> {
-    /// Asks the sender for TCP and for all that is unread in the lane, which this end reads no more: a successor that knows no lanes is
-    /// to receive it. [`recalling`](Self::recalling) tells how it goes on.
+    /// Asks the sender for TCP and for all that is unread in the lane: a successor that knows no lanes is to receive it. Once the sender has
+    /// answered, this end reads the lane no more. [`recalling`](Self::recalling) tells how it goes on.
     pub fn recall(&self) {
+        // Release pairs with `Outgoing::answer`; acquire with the end of a promotion that came first.
+        self.lane.word(R_REQUEST).fetch_or(RECALL, AcqRel);
+    }
+
+    /// Takes a recall back that has not been answered; what is asked for then is TCP. False if it has been.
+    pub fn withdraw_recall(&self) -> bool {
         let request = self.lane.word(R_REQUEST);
-        request.fetch_and(!GIVEN_UP, Relaxed);
-        // Release pairs with `Outgoing::peer_recalls`; acquire with the end of a promotion that came first.
-        request.fetch_or(RECALL, AcqRel);
+        let mut found = request.load(Relaxed);
+        for _ in 0..ATTEMPTS {
+            if found & ANSWERED != 0 {
+                return false;
+            }
+            // One of this and `Outgoing::answer` comes first.
+            match request.compare_exchange(found, found & !RECALL | WISH, AcqRel, Relaxed) {
+                Ok(_) => return true,
+                Err(other) => found = other,
+            }
+        }
+        false
     }
 
     /// Where a recall stands.
     pub fn recalling(&self) -> Recall {
         // Acquire pairs with the release in `Outgoing::promote`: a promotion that came first has been announced.
-        if self.lane.word(R_REQUEST).load(Acquire) & PROMOTING != 0 {
+        let request = self.lane.word(R_REQUEST).load(Acquire);
+        if request & PROMOTING != 0 {
             return Recall::Wait;
         }
         let sender = self.lane.peer_word(S_MODE).load(Acquire);
+        let mode = Mode::of(sender);
         match self.source() {
-            Source::Raw if sender >> COUNT == self.given_back() => Recall::Done,
+            // What the sender still owes to the kernel connection it sends by itself, in order.
+            Source::Raw if mode == Mode::Recalling || sender >> COUNT == request >> COUNT => Recall::Done,
             Source::Raw => Recall::Wait,
             Source::RawUntil(until) => Recall::RawUntil(until),
             Source::Lane => Recall::Marks,
-            // Not before it notes that the back has gone out can be told whether it has seen the recall. If so, it sends the rest, in order,
-            // as the kernel takes it.
-            Source::LaneThenRaw => match Mode::of(sender) {
-                Mode::Raw => Recall::Lane,
-                Mode::Recalling => Recall::Done,
+            // Not before the sender notes that the back has gone out can be told whether it stands in for this end.
+            Source::LaneThenRaw => match mode {
+                Mode::Raw if self.lane.has_bytes() && self.may_give_back() => Recall::Lane,
+                Mode::Raw if self.lane.has_bytes() => Recall::Wait,
+                Mode::Raw | Mode::Recalling => {
+                    self.lane_drained();
+                    self.recalling_raw()
+                }
                 Mode::Lane | Mode::BackPending => Recall::Wait,
             },
         }
+    }
+
+    /// The same, the last stretch having ended.
+    fn recalling_raw(&self) -> Recall {
+        let sender = self.lane.peer_word(S_MODE).load(Acquire);
+        if Mode::of(sender) == Mode::Recalling || sender >> COUNT == self.given_back() {
+            Recall::Done
+        } else {
+            Recall::Wait
+        }
+    }
+
+    /// Whether the sender has answered the recall, and still counts on this end.
+    pub fn may_give_back(&self) -> bool {
+        self.lane.word(R_REQUEST).load(Acquire) & (ANSWERED | GIVEN_UP) == ANSWERED
     }
 
     /// Bytes given back so far, and so the position of the next one in the room for returns.

@@ -18,6 +18,7 @@ enum Event {
     Listen(Glance),
     RequestRaw(bool),
     Recall,
+    Withdraw,
 }
 
 /// One direction: who talks, who listens.
@@ -46,6 +47,7 @@ impl<'a> Direction<'a> {
             }
             Event::RequestRaw(raw) => self.listener.request_raw(raw),
             Event::Recall => self.listener.recall(),
+            Event::Withdraw => self.listener.withdraw(),
         }
     }
 
@@ -155,6 +157,21 @@ proptest! {
     }
 
     #[test]
+    fn a_recall_that_is_withdrawn_has_changed_nothing(
+        capacity in 1usize..200,
+        before in prop::collection::vec(event(), 0..200),
+        between in prop::collection::vec(event(), 0..6),
+        after in prop::collection::vec(event(), 0..200),
+    ) {
+        let (first, second) = support::segment();
+        let pipe = Pipe::new(capacity);
+        let mut direction = Direction::new(&first, &second, Side::First, &pipe);
+        let events = before.into_iter().chain([Event::Recall]).chain(between).chain([Event::Withdraw]).chain(after);
+        events.for_each(|event| direction.happen(event));
+        direction.settle();
+    }
+
+    #[test]
     fn an_idle_direction_does_not_notice_the_other(events in prop::collection::vec(event(), 0..200)) {
         let (first, second) = support::segment();
         let (there, back) = (Pipe::new(16), Pipe::new(16));
@@ -216,7 +233,7 @@ fn nothing_is_lost_over_thousands_of_switches() {
 
 #[test]
 fn a_recall_sends_again_what_was_left_and_what_is_given_back() {
-    let (mut again, mut returned, mut fetches, mut full) = (0, 0, 0, 0);
+    let (mut again, mut returned, mut fetches, mut full, mut withdrawn) = (0, 0, 0, 0, 0);
     for seed in 0..1000 {
         let (first, second) = support::segment();
         let pipe = Pipe::new(64);
@@ -227,6 +244,11 @@ fn a_recall_sends_again_what_was_left_and_what_is_given_back() {
             direction.happen(Event::Listen(drawn_glance(&mut state)));
         }
         direction.happen(Event::Recall);
+        if seed % 4 == 0 {
+            direction.happen(Event::Withdraw);
+            withdrawn += direction.listener.withdrawn;
+            direction.happen(Event::Recall);
+        }
         direction.settle();
         again += direction.talker.again;
         returned += direction.talker.returned;
@@ -238,6 +260,7 @@ fn a_recall_sends_again_what_was_left_and_what_is_given_back() {
     assert!(returned > 10_000, "{returned}");
     assert!(fetches > 20, "{fetches}");
     assert!(full < 100, "{full}");
+    assert!(withdrawn > 100, "{withdrawn}");
 }
 
 /// What the threads have for what takes them less than a second; a half whose other half has failed would go on for ever.

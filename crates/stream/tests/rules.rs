@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::sync::atomic::Ordering::Relaxed;
 use support::{Pipe, segment};
 use viaduct_channel::{Segment, Side};
 use viaduct_stream::{Incoming, MARK_BACK, MARK_BELL, Mode, Outgoing, Recall, Source};
@@ -136,7 +137,7 @@ fn a_request_for_tcp_is_seen_and_can_be_taken_back() {
     inc.set_ready();
     inc.request_raw(true);
     assert!(out.peer_wants_raw());
-    assert!(!out.peer_recalls());
+    assert!(!out.answer(), "a wish needs no answer");
     assert!(!out.promote(0), "a promotion that comes after the request is none");
     assert_eq!((out.mode(), inc.source()), (Mode::Raw, Source::Raw));
     inc.request_raw(false);
@@ -150,17 +151,26 @@ fn a_recall_makes_the_sender_send_again_behind_the_mark_back() {
     let (out, inc) = on_lane(&near, &far);
     assert_eq!(near.sender(Side::First).append(b"unread"[..].into()), Ok(6));
     inc.recall();
-    assert!(out.peer_wants_raw() && out.peer_recalls());
+    assert!(out.peer_wants_raw());
     // A wish that comes later, or is taken back, changes nothing about it.
     inc.request_raw(true);
-    assert!(out.peer_recalls());
     inc.request_raw(false);
-    assert!(out.peer_wants_raw() && out.peer_recalls());
+    assert!(out.peer_wants_raw());
+    assert!(out.answer() && out.answer());
+    assert!(!inc.withdraw_recall(), "the sender counts on it");
     out.demote();
     assert_eq!(out.mode(), Mode::BackPending);
+    inc.marks(&[MARK_BACK]);
+    assert_eq!(inc.recalling(), Recall::Wait, "the sender has not noted the back");
     out.back_sent();
     assert_eq!(out.mode(), Mode::Recalling);
     assert!(!out.may_promote());
+    assert_eq!(inc.recalling(), Recall::Done);
+    assert_eq!(
+        inc.source(),
+        Source::Raw,
+        "this end has nothing to do with the lane's rest"
+    );
     // The sender stands in for the receiver.
     let lane = near.receiver(Side::Second);
     let mut bytes = [0; 9];
@@ -168,9 +178,45 @@ fn a_recall_makes_the_sender_send_again_behind_the_mark_back() {
     assert_eq!(lane.copy_out((&mut bytes[..]).into(), 0), 6);
     assert_eq!(&bytes[..6], b"unread");
     lane.consume(6);
+    assert_eq!(out.mode(), Mode::Recalling);
     out.recalled();
     assert_eq!(out.mode(), Mode::Raw);
     assert_eq!(far.receiver(Side::Second).readable(), Ok(0));
+    assert_eq!(inc.recalling(), Recall::Done);
+}
+
+#[test]
+fn a_recall_without_an_answer_takes_nothing_and_can_be_withdrawn() {
+    let (near, far) = segment();
+    let (out, inc) = on_lane(&near, &far);
+    assert_eq!(near.sender(Side::First).append(b"unread"[..].into()), Ok(6));
+    out.demote();
+    out.back_sent();
+    inc.recall();
+    inc.marks(&[MARK_BACK]);
+    assert!(!inc.may_give_back());
+    assert_eq!(inc.recalling(), Recall::Wait);
+    assert!(inc.withdraw_recall());
+    assert!(!out.answer());
+    assert!(out.peer_wants_raw(), "TCP is still wanted");
+    assert_eq!(inc.source(), Source::LaneThenRaw);
+    assert_eq!(far.receiver(Side::Second).readable(), Ok(6));
+}
+
+#[test]
+fn a_sender_that_was_killed_while_it_promoted_is_in_nobodys_way() {
+    let (near, far) = segment();
+    let (out, inc) = (outgoing(&near), incoming(&far));
+    inc.set_ready();
+    let request = near.sender(Side::First).peer_word(2);
+    request.store(4, Relaxed);
+    assert!(out.promote(0));
+    assert_eq!(request.load(Relaxed), 0);
+    request.store(4, Relaxed);
+    inc.recall();
+    assert_eq!(inc.recalling(), Recall::Wait);
+    assert!(out.answer());
+    assert_eq!(inc.recalling(), Recall::RawUntil(0));
 }
 
 #[test]
@@ -181,6 +227,9 @@ fn what_stands_before_the_marks_is_given_back_and_comes_first() {
     assert!(out.promote(3));
     inc.recall();
     assert_eq!(inc.recalling(), Recall::RawUntil(3));
+    assert!(!inc.may_give_back());
+    assert!(out.answer());
+    assert!(inc.may_give_back());
     // The sender may be faster.
     out.demote();
     out.back_sent();
@@ -229,6 +278,8 @@ fn a_recall_behind_the_mark_back_makes_the_sender_come_and_fetch() {
     inc.recall();
     assert_eq!(out.mode(), Mode::Raw);
     inc.marks(&[MARK_BACK]);
+    assert!(out.answer());
+    assert_eq!(out.mode(), Mode::Raw);
     assert_eq!(inc.recalling(), Recall::Lane);
     assert_eq!(far.receiver(Side::Second).readable(), Ok(6));
     far.receiver(Side::Second).consume(6);
@@ -249,8 +300,6 @@ fn a_recall_behind_the_mark_back_makes_the_sender_come_and_fetch() {
     out.sent_again(7);
     out.recalled();
     inc.marks(&[MARK_BACK]);
-    assert_eq!(inc.recalling(), Recall::Lane, "to be found empty");
-    inc.lane_drained();
     assert_eq!(inc.recalling(), Recall::Done);
 }
 
@@ -261,14 +310,16 @@ fn a_sender_does_without_a_receiver_that_has_given_up() {
     inc.set_ready();
     assert!(out.promote(3));
     inc.recall();
+    assert!(out.answer());
     out.demote();
     out.back_sent();
     assert!(!out.knows_rest());
     inc.give_up_recall();
     assert!(out.knows_rest());
-    // Who tries again is waited for again.
+    // Who tries again is not waited for, so it must not give back.
     inc.recall();
-    assert!(!out.knows_rest());
+    assert!(out.knows_rest());
+    assert!(!inc.may_give_back());
 }
 
 #[test]

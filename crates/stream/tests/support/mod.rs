@@ -3,9 +3,9 @@
 
 #![allow(dead_code, reason = "each test uses its part")]
 
-use std::collections::VecDeque;
-use std::sync::Mutex;
+mod pipe;
 
+pub(crate) use pipe::Pipe;
 use viaduct_channel::{Geometry, Receiver, Returns, Segment, Sender, Side};
 use viaduct_stream::{Incoming, MARK_BACK, MARK_BELL, Mode, Outgoing, Recall, Source};
 
@@ -32,63 +32,6 @@ pub(crate) fn byte_at(position: u64) -> u8 {
 
 fn bytes_at(position: u64, len: usize) -> Vec<u8> {
     (position..).take(len).map(byte_at).collect()
-}
-
-/// One direction of a kernel connection.
-#[derive(Debug)]
-pub(crate) struct Pipe {
-    capacity: usize,
-    inner: Mutex<Inner>,
-}
-
-#[derive(Debug, Default)]
-struct Inner {
-    bytes: VecDeque<u8>,
-    received: u64,
-}
-
-impl Pipe {
-    pub(crate) fn new(capacity: usize) -> Self {
-        Self {
-            capacity,
-            inner: Mutex::default(),
-        }
-    }
-
-    /// Takes as many bytes as there is room for.
-    pub(crate) fn send(&self, bytes: &[u8]) -> usize {
-        let mut inner = self.inner.lock().expect("no panic inside");
-        let sent = bytes.len().min(self.capacity - inner.bytes.len());
-        inner.bytes.extend(&bytes[..sent]);
-        sent
-    }
-
-    pub(crate) fn queued(&self) -> usize {
-        self.inner.lock().expect("no panic inside").bytes.len()
-    }
-
-    /// Kernel position of the next byte to be sent.
-    pub(crate) fn send_position(&self) -> u64 {
-        let inner = self.inner.lock().expect("no panic inside");
-        inner.received + inner.bytes.len() as u64
-    }
-
-    /// Kernel position of the next byte to be received.
-    pub(crate) fn receive_position(&self) -> u64 {
-        self.inner.lock().expect("no panic inside").received
-    }
-
-    pub(crate) fn peek(&self, most: usize) -> Vec<u8> {
-        let inner = self.inner.lock().expect("no panic inside");
-        inner.bytes.iter().copied().take(most).collect()
-    }
-
-    pub(crate) fn receive(&self, most: usize) -> Vec<u8> {
-        let mut inner = self.inner.lock().expect("no panic inside");
-        let taken = most.min(inner.bytes.len());
-        inner.received += taken as u64;
-        inner.bytes.drain(..taken).collect()
-    }
 }
 
 /// What a talker may be told to do; it does what its mode allows.
@@ -123,6 +66,7 @@ pub(crate) struct Talker<'a> {
     returns: Returns<'a>,
     pub(crate) pipe: &'a Pipe,
     switch: Switch,
+    has_answered: bool,
     /// Stream bytes sent.
     pub(crate) sent: u64,
     /// Stream bytes sent a second time, because the peer recalled them.
@@ -147,6 +91,7 @@ impl<'a> Talker<'a> {
             returns: segment.returns(side).expect("on the heap"),
             pipe,
             switch: Switch::None,
+            has_answered: false,
             sent: 0,
             again: 0,
             returned: 0,
@@ -181,6 +126,9 @@ impl<'a> Talker<'a> {
 
     fn act_freely(&mut self, deed: Deed) {
         match (self.out.mode(), deed) {
+            (_, _) if self.out.peer_wants_raw() && !self.has_answered && self.out.answer() => {
+                self.has_answered = true;
+            }
             (Mode::Raw, _) if self.out.must_fetch() => {
                 self.out.fetch(Some(self.pipe.send_position()));
                 self.fetches += 1;
@@ -314,6 +262,8 @@ pub(crate) struct Listener<'a> {
     pub(crate) entered: u64,
     /// Peeks that found more marks than they could hold.
     pub(crate) full_batches: u64,
+    /// Recalls taken back.
+    pub(crate) withdrawn: u64,
 }
 
 impl<'a> Listener<'a> {
@@ -331,6 +281,7 @@ impl<'a> Listener<'a> {
             garbled: 0,
             entered: 0,
             full_batches: 0,
+            withdrawn: 0,
         }
     }
 
@@ -343,6 +294,14 @@ impl<'a> Listener<'a> {
         self.incoming.recall();
         if self.handing_over == HandOver::No {
             self.handing_over = HandOver::Begun;
+        }
+    }
+
+    /// Goes on by itself if the recall can be taken back.
+    pub(crate) fn withdraw(&mut self) {
+        if self.handing_over == HandOver::Begun && self.incoming.withdraw_recall() {
+            self.handing_over = HandOver::No;
+            self.withdrawn += 1;
         }
     }
 
@@ -391,6 +350,8 @@ impl<'a> Listener<'a> {
         match self.handing_over {
             HandOver::No => self.receive(glance),
             HandOver::Begun => self.hand_over(glance),
+            // Somebody who knows lanes may receive beside the successor.
+            HandOver::Done if glance.marks_first => self.receive(glance),
             HandOver::Done => match self.pipe.receive(glance.room) {
                 bytes if bytes.is_empty() => Step::Idle,
                 bytes => self.accept(&bytes),
@@ -409,13 +370,15 @@ impl<'a> Listener<'a> {
                     return Step::Violation;
                 };
                 let left = usize::try_from(left).expect("64 bits");
-                let bytes = self.pipe.receive(left.min(glance.room));
                 if left == 0 {
                     self.incoming.enter_lane();
                     self.entered += 1;
-                } else if bytes.is_empty() {
+                    return Step::Moved;
+                }
+                if !self.incoming.may_give_back() || self.pipe.queued() == 0 {
                     return Step::Idle;
                 }
+                let bytes = self.pipe.receive(left.min(glance.room));
                 self.give_back(&bytes);
             }
             Recall::Lane => {
