@@ -2,6 +2,7 @@
 
 use crate::conn::{self, Conn, Phase};
 use crate::lock::Guard;
+use crate::recall::Progress;
 use crate::records;
 use crate::sys::{self, raw};
 use crate::{marks, options, recall, receive, send};
@@ -17,11 +18,11 @@ const ANSWERED_NS: u64 = 1_000_000_000;
 /// Bans the connection from lanes, brings the sending direction back to TCP and asks the peer to do the same. A direction whose stretch
 /// has not ended yet goes on correctly; it is just not on TCP yet.
 pub(crate) fn ban(conn: &'static Conn, reason: Reason) {
-    ban_with(conn, reason, |incoming| incoming.request_raw(true));
+    ban_with(conn, reason, |_, incoming| incoming.request_raw(true));
 }
 
 /// Bans the connection, making the given request of the peer before anything wakes it.
-fn ban_with(conn: &'static Conn, reason: Reason, request: impl FnOnce(&Incoming<'_>)) {
+fn ban_with(conn: &'static Conn, reason: Reason, request: impl FnOnce(&Segment, &Incoming<'_>)) {
     conn.set_flag(conn::BANNED, true);
     conn.end_offer();
     if conn.phase() != Phase::Attached {
@@ -34,7 +35,7 @@ fn ban_with(conn: &'static Conn, reason: Reason, request: impl FnOnce(&Incoming<
     {
         let incoming = Incoming::new(segment.receiver(conn.side()));
         incoming.set_unready();
-        request(&incoming);
+        request(segment, &incoming);
     }
     if let Some(guard) = conn.own_send(id)
         && let Some(segment) = conn.segment(&guard)
@@ -97,20 +98,23 @@ pub(crate) fn patiently(mut done: impl FnMut() -> bool) -> bool {
 pub(crate) fn hand_over(conn: &'static Conn, reason: Reason, leaves: bool) -> bool {
     begin_hand_over(conn, reason);
     let begun = sys::now_ns();
-    while !is_handed_over(conn) {
+    loop {
+        let progress = go_on_handing_over(conn);
+        if progress == Progress::Over {
+            return true;
+        }
         let id = conn.id();
         let patience = if recall::is_answered(conn, id) {
             ANSWERED_NS
         } else {
             PATIENCE_NS
         };
-        if sys::now_ns() > begun + patience {
+        if progress == Progress::Stuck || sys::now_ns() > begun + patience {
             recall::give_up(conn, id, leaves);
             return false;
         }
         raw::sched_yield();
     }
-    true
 }
 
 /// Does this end's part of handing the connection over, and asks the peer for its own.
@@ -119,31 +123,35 @@ pub(crate) fn begin_hand_over(conn: &'static Conn, reason: Reason) {
         // Only the first time: what the program sets from now on goes to the kernel.
         conn.set_flag(conn::HANDED_OVER | conn::OPTIONS_OWED, true);
     }
-    ban_with(conn, reason, |incoming| incoming.recall());
+    ban_with(conn, reason, |segment, incoming| recall::begin(conn, segment, incoming));
     if conn.phase() == Phase::Attached {
         // The peer may sleep with nothing to send.
         let _ = raw::eventfd_ring(conn.peer_bell());
     }
 }
 
-/// Does what can be done now to hand the connection over; true once it is done.
-pub(crate) fn is_handed_over(conn: &'static Conn) -> bool {
+/// Does what can be done now to hand the connection over.
+pub(crate) fn go_on_handing_over(conn: &'static Conn) -> Progress {
     if conn.phase() != Phase::Attached {
-        return true;
+        return Progress::Over;
     }
     let id = conn.id();
     // The peer may recall too; and where both ends are ours, nobody else will serve the other.
     records::all()
         .filter(|end| end.segment_name() == conn.segment_name())
         .for_each(send::serve);
-    if !(recall::is_over(conn, id) && sends_raw(conn, id)) {
-        return false;
+    let progress = recall::go_on(conn, id);
+    if progress != Progress::Over {
+        return progress;
+    }
+    if !sends_raw(conn, id) {
+        return Progress::Going;
     }
     if conn.flag(conn::OPTIONS_OWED) {
         conn.set_flag(conn::OPTIONS_OWED, false);
         options::give_back(conn);
     }
-    true
+    Progress::Over
 }
 
 /// Makes a send that only TCP can carry.

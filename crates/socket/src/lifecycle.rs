@@ -1,6 +1,7 @@
 //! Descriptors coming and going: what each call means for the records of connections and sets.
 
 use crate::conn::{self, Conn, Phase};
+use crate::recall::Progress;
 use crate::records;
 use crate::search::streams;
 use crate::sys::{self, raw};
@@ -422,10 +423,9 @@ fn hand_over_many(reason: Reason, concerned: impl Fn(c_int, &'static Conn) -> bo
     loop {
         let (mut done, mut others) = (0, false);
         for (_, conn) in all() {
-            if demote::is_handed_over(conn) {
-                done += 1;
-            } else {
-                others = true;
+            match demote::go_on_handing_over(conn) {
+                Progress::Going => others = true,
+                Progress::Over | Progress::Stuck => done += 1,
             }
         }
         if !others {

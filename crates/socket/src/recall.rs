@@ -7,7 +7,7 @@ use crate::sys::{self, Errno, raw};
 use crate::{kernel, receive, send};
 use core::sync::atomic::Ordering::Relaxed;
 use viaduct_channel::{Receiver, Returns, Segment};
-use viaduct_stream::{Incoming, Mode, Outgoing, Recall};
+use viaduct_stream::{Incoming, Mode, Outgoing, Recall, Source};
 
 /// Bytes moved at once.
 const PART: usize = 4096;
@@ -18,39 +18,79 @@ const TURN_NS: u64 = 10_000_000;
 /// Steps that one look makes at most; a hostile peer may always ask for one more.
 const STEPS: u32 = 64;
 
-/// Does what can be done now so that the kernel connection carries the stream; true once all that it holds and will hold is the rest of
-/// the stream, and where the connection has broken.
-pub(crate) fn is_over(conn: &Conn, id: u64) -> bool {
+/// How far a recall has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// All that the kernel connection holds and will hold is the rest of the stream; or the connection has broken.
+    Over,
+    /// Something is left to be done.
+    Going,
+    /// There is no room for what would have to be given back. None of it has been.
+    Stuck,
+}
+
+/// Does what can be done now so that the kernel connection carries the stream.
+pub(crate) fn go_on(conn: &Conn, id: u64) -> Progress {
     for _ in 0..STEPS {
-        let Some(guard) = conn.own_receive(id) else { return true };
+        let Some(guard) = conn.own_receive(id) else {
+            return Progress::Over;
+        };
         let Some(segment) = conn.segment(&guard) else {
-            return true;
+            return Progress::Over;
         };
         let lane = segment.receiver(conn.side());
         let incoming = Incoming::new(lane);
         let moved = match incoming.recalling() {
-            Recall::Done => return true,
+            Recall::Done => return Progress::Over,
             Recall::Wait => false,
             Recall::Marks => match marks::look_at_marks(conn, &incoming, &lane) {
                 Ok(Marks::Changed) => incoming.recalling() != Recall::Marks,
                 Ok(Marks::None) => false,
                 // Nobody is left who could send again; where nothing is missing, nothing has to be.
-                Ok(Marks::End) | Err(_) => return true,
+                Ok(Marks::End) | Err(_) => return Progress::Over,
             },
             Recall::RawUntil(until) => match receive::approach(conn, &incoming, until) {
                 Ok(true) => true,
+                Ok(false) if !fits(conn, segment, &incoming) => return Progress::Stuck,
                 Ok(false) => incoming.may_give_back() && give_back_raw(conn, segment, &incoming, until),
-                Err(_) => return true,
+                Err(_) => return Progress::Over,
             },
+            Recall::Lane if !fits(conn, segment, &incoming) => return Progress::Stuck,
             Recall::Lane => give_back_lane(conn, segment, &incoming, &lane),
         };
         if !moved {
-            return false;
+            return Progress::Going;
         }
         // The peer may sleep until it hears that its part is due.
         let _ = raw::eventfd_ring(conn.peer_bell());
     }
-    false
+    Progress::Going
+}
+
+/// Asks the peer for everything back, or just for TCP where what would have to be given back has no room.
+pub(crate) fn begin(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>) {
+    if fits(conn, segment, incoming) {
+        incoming.recall();
+    } else {
+        incoming.request_raw(true);
+    }
+}
+
+/// Whether there is room for all that would have to be given back, as far as can be told now: part of it would only put the rest out of order.
+fn fits(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>) -> bool {
+    let lane = || {
+        let readable = segment.receiver(conn.side()).readable();
+        readable.map_or(0, |bytes| bytes as u64)
+    };
+    let ahead = |until: u64| until.saturating_sub(receive::position(conn));
+    let bytes = match (incoming.source(), incoming.answered_at()) {
+        // The sender sends the lane's rest again by itself.
+        (Source::Raw | Source::Lane, _) | (Source::LaneThenRaw, None) => 0,
+        (Source::RawUntil(until), None) => ahead(until),
+        (Source::RawUntil(until), Some(position)) => ahead(position.max(until)).saturating_add(lane()),
+        (Source::LaneThenRaw, Some(position)) => ahead(position).saturating_add(lane()),
+    };
+    has_room(segment, incoming, bytes)
 }
 
 /// Whether the peer has begun with its part.
@@ -109,9 +149,6 @@ fn give_back_lane(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>, lane:
     let Some(room) = segment.returns(conn.side().other()) else {
         return false;
     };
-    if !has_room(segment, incoming, left as u64) {
-        return false;
-    }
     let mut bytes = [0; PART];
     while left > 0 {
         let len = lane.copy_out((&mut bytes[..left.min(PART)]).into(), 0);
@@ -126,7 +163,7 @@ fn give_back_lane(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>, lane:
     true
 }
 
-/// Whether so many bytes can be given back: part of them would only put the others out of order.
+/// Whether so many more bytes can be given back.
 fn has_room(segment: &Segment, incoming: &Incoming<'_>, bytes: u64) -> bool {
     incoming.given_back().saturating_add(bytes) <= segment.geometry().capacity() as u64
 }
@@ -140,7 +177,7 @@ fn give_back(room: &Returns<'_>, incoming: &Incoming<'_>, bytes: &[u8]) -> usize
 /// Answers the peer's recall, if there is one and this end can send. The sending direction is owned.
 pub(crate) fn answer(conn: &Conn, out: &Outgoing<'_>) {
     if out.peer_wants_raw() && !conn.flag(conn::SHUT_WRITE | conn::DEAD) {
-        out.answer();
+        out.answer(|| position(conn).unwrap_or(0));
     }
 }
 
@@ -236,6 +273,9 @@ pub(crate) fn fetch(conn: &Conn, out: &Outgoing<'_>) -> bool {
     if !out.must_fetch() || conn.sending_directly() {
         return false;
     }
-    let position = kernel::send_position(conn.fd(), conn.flag(conn::ACTIVE), false);
-    out.fetch(position.ok())
+    out.fetch(position(conn))
+}
+
+fn position(conn: &Conn) -> Option<u64> {
+    kernel::send_position(conn.fd(), conn.flag(conn::ACTIVE), false).ok()
 }

@@ -25,7 +25,7 @@
 //! |---|---|
 //! | sender 0 | X of the newest epoch |
 //! | sender 1 | newest epoch, counted from 1 |
-//! | sender 2 | bit 0: the sender has closed with a reset, and means it; bit 1: this end is closing; bit 2: it is putting a mark |
+//! | sender 2 | bit 0: the sender has closed with a reset, and means it; bit 1: this end is closing; bit 2: it is putting a mark; from bit 8 on: its send position when it answered a recall, if it was raw |
 //! | sender 3 | the sender's own [`Mode`], so that forked processes share it; from bit 8 on: bytes given back that it has sent again |
 //! | receiver 0 | 1: this end is attached, promotions may come |
 //! | receiver 1 | newest epoch whose stretch has ended and been read |

@@ -9,7 +9,7 @@
 
 use crate::{
     ANSWERED, BACK_SEEN, COUNT, GIVEN_UP, Incoming, Mode, Outgoing, PROMOTING, R_ENDED, R_READING, R_REQUEST, RECALL,
-    S_EPOCH, S_MODE, Source, WISH,
+    S_CLOSED, S_EPOCH, S_MODE, Source, WISH,
 };
 use core::ops::Range;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -34,8 +34,15 @@ pub enum Recall {
 
 impl Outgoing<'_> {
     /// Answers a recall, if there is one: this end will send again what the receiver gives back and leaves in the lane, which the receiver reads
-    /// no more. The caller can send.
-    pub fn answer(&self) -> bool {
+    /// no more. The caller can send. `position` is how far the direction is where it is raw: so much at least the receiver will have to give
+    /// back.
+    pub fn answer(&self, position: impl FnOnce() -> u64) -> bool {
+        if self.lane.peer_word(R_REQUEST).load(Relaxed) & (RECALL | ANSWERED) == RECALL && self.mode() == Mode::Raw {
+            let word = self.lane.word(S_CLOSED);
+            // Nothing has been noted there before; release is the exchange's below.
+            word.fetch_and((1 << COUNT) - 1, Relaxed);
+            word.fetch_or(position() << COUNT, Relaxed);
+        }
         let request = self.lane.peer_word(R_REQUEST);
         // Acquire pairs with the release in `Incoming::recall`: the receiver's head stands still.
         let mut found = request.load(Acquire);
@@ -172,6 +179,13 @@ impl Incoming<'_> {
         } else {
             Recall::Wait
         }
+    }
+
+    /// Kernel position up to which a sender that was raw when it answered had sent: what is unread before it may have to be given back, and what
+    /// the lane holds. `None` if it is not raw.
+    pub fn answered_at(&self) -> Option<u64> {
+        let is_raw = Mode::of(self.lane.peer_word(S_MODE).load(Acquire)) == Mode::Raw;
+        is_raw.then(|| self.lane.peer_word(S_CLOSED).load(Relaxed) >> COUNT)
     }
 
     /// Whether the sender has answered the recall, and still counts on this end.

@@ -137,7 +137,7 @@ fn a_request_for_tcp_is_seen_and_can_be_taken_back() {
     inc.set_ready();
     inc.request_raw(true);
     assert!(out.peer_wants_raw());
-    assert!(!out.answer(), "a wish needs no answer");
+    assert!(!out.answer(|| 0), "a wish needs no answer");
     assert!(!out.promote(0), "a promotion that comes after the request is none");
     assert_eq!((out.mode(), inc.source()), (Mode::Raw, Source::Raw));
     inc.request_raw(false);
@@ -156,7 +156,7 @@ fn a_recall_makes_the_sender_send_again_behind_the_mark_back() {
     inc.request_raw(true);
     inc.request_raw(false);
     assert!(out.peer_wants_raw());
-    assert!(out.answer() && out.answer());
+    assert!(out.answer(|| 0) && out.answer(|| 0));
     assert!(!inc.withdraw_recall(), "the sender counts on it");
     out.demote();
     assert_eq!(out.mode(), Mode::BackPending);
@@ -197,7 +197,7 @@ fn a_recall_without_an_answer_takes_nothing_and_can_be_withdrawn() {
     assert!(!inc.may_give_back());
     assert_eq!(inc.recalling(), Recall::Wait);
     assert!(inc.withdraw_recall());
-    assert!(!out.answer());
+    assert!(!out.answer(|| 0));
     assert!(out.peer_wants_raw(), "TCP is still wanted");
     assert_eq!(inc.source(), Source::LaneThenRaw);
     assert_eq!(far.receiver(Side::Second).readable(), Ok(6));
@@ -215,7 +215,7 @@ fn a_sender_that_was_killed_while_it_promoted_is_in_nobodys_way() {
     request.store(4, Relaxed);
     inc.recall();
     assert_eq!(inc.recalling(), Recall::Wait);
-    assert!(out.answer());
+    assert!(out.answer(|| 0));
     assert_eq!(inc.recalling(), Recall::RawUntil(0));
 }
 
@@ -228,7 +228,7 @@ fn what_stands_before_the_marks_is_given_back_and_comes_first() {
     inc.recall();
     assert_eq!(inc.recalling(), Recall::RawUntil(3));
     assert!(!inc.may_give_back());
-    assert!(out.answer());
+    assert!(out.answer(|| 0));
     assert!(inc.may_give_back());
     // The sender may be faster.
     out.demote();
@@ -278,7 +278,7 @@ fn a_recall_behind_the_mark_back_makes_the_sender_come_and_fetch() {
     inc.recall();
     assert_eq!(out.mode(), Mode::Raw);
     inc.marks(&[MARK_BACK]);
-    assert!(out.answer());
+    assert!(out.answer(|| 0));
     assert_eq!(out.mode(), Mode::Raw);
     assert_eq!(inc.recalling(), Recall::Lane);
     assert_eq!(far.receiver(Side::Second).readable(), Ok(6));
@@ -310,7 +310,7 @@ fn a_sender_does_without_a_receiver_that_has_given_up() {
     inc.set_ready();
     assert!(out.promote(3));
     inc.recall();
-    assert!(out.answer());
+    assert!(out.answer(|| 0));
     out.demote();
     out.back_sent();
     assert!(!out.knows_rest());

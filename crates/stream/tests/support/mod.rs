@@ -126,7 +126,9 @@ impl<'a> Talker<'a> {
 
     fn act_freely(&mut self, deed: Deed) {
         match (self.out.mode(), deed) {
-            (_, _) if self.out.peer_wants_raw() && !self.has_answered && self.out.answer() => {
+            (_, _)
+                if self.out.peer_wants_raw() && !self.has_answered && self.out.answer(|| self.pipe.send_position()) =>
+            {
                 self.has_answered = true;
             }
             (Mode::Raw, _) if self.out.must_fetch() => {

@@ -128,6 +128,33 @@ static void a_server_of_inetd(void)
     step();
 }
 
+/* A copy on a standard number is for unseen calls of the C library; but the program reads on by calls of its own. */
+static void reads_on_beside_an_idle_peer(void)
+{
+    enum { COUNT = 600000 };
+
+    NEAR(pour(s, 0, COUNT));
+    FAR(R(dup2(s, 0)); drink(s, 0, COUNT / 2); drink(0, COUNT / 2, COUNT / 2));
+}
+
+/* The same while the peer is in a send that waits for room. */
+static void reads_on_beside_a_busy_peer(void)
+{
+    enum { COUNT = 3000000 };
+
+    if (is_near) {
+        pour(s, 0, COUNT);
+        ALL(s, 5);
+    } else {
+        usleep(20000);
+        R(dup2(s, 0));
+        drink(s, 0, COUNT / 2);
+        drink(0, COUNT / 2, COUNT / 2);
+        R(send(s, "heard", 5, 0));
+    }
+    step();
+}
+
 static void an_execvp_that_fails(void)
 {
     NEAR(R(send(s, "kept", 4, 0)));
@@ -427,7 +454,7 @@ static void connections_of_children(void)
 MAIN(JOINED(a_successor), JOINED(a_foreign_successor), JOINED(a_successor_without_bytes_waiting),
      JOINED(a_spawned_successor), JOINED(a_spawned_foreign_successor),
      JOINED(a_successor_on_the_same_memory), JOINED(a_foreign_successor_on_the_same_memory), JOINED(a_server_of_inetd),
-     JOINED(an_execvp_that_fails), JOINED(a_successor_that_is_told_the_number), JOINED(closed_by_exec),
+     JOINED(reads_on_beside_an_idle_peer), JOINED(reads_on_beside_a_busy_peer), JOINED(an_execvp_that_fails), JOINED(a_successor_that_is_told_the_number), JOINED(closed_by_exec),
      JOINED(exec_by_the_only_process), JOINED(a_child_of_vfork), JOINED(shell_commands_meanwhile),
      JOINED(passed_to_a_child), JOINED(passed_to_oneself), JOINED(passed_to_a_plain_process),
      BARE(a_listener_inherited), BARE(several_accept), JOINED(deep_families), JOINED(connections_of_children))
