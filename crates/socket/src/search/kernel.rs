@@ -17,7 +17,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 
 /// Pieces at least this long are not peeked in bulk.
-const LARGE: usize = 16 << 10;
+const LARGE: usize = 48 << 10;
 /// Pieces of the present size to be peeked in one go.
 const BULK: usize = 64;
 /// The least that is peeked in one go.

@@ -26,7 +26,7 @@ const COLOURS: [RGBColor; 4] = [
 ];
 const WIDE: i32 = 620;
 const HIGH: i32 = 360;
-/// What the axes show, in percent and bytes.
+/// What the axes show, in percent and bytes; further down where a point lies there.
 const PERCENT: (i32, i32) = (-40, 100);
 const SIZES: (f64, f64) = (8.0, 80_000.0);
 
@@ -39,13 +39,20 @@ pub(crate) fn reductions(file: &Path, title: &str, subtitle: &str, panels: &[Pan
     let size = (u32::try_from(2 * WIDE)?, u32::try_from(80 + rows * HIGH)?);
     let canvas = SVGBackend::new(file, size).into_drawing_area();
     head(&canvas, title, subtitle)?;
+    let points = panels
+        .iter()
+        .flat_map(|panel| &panel.curves)
+        .flat_map(|(_, points)| points);
+    let least = points.map(|(_, mean, error)| mean - error).fold(0.0, f64::min);
+    let percent = (PERCENT.0.min(super::pixel(least / 20.0 - 0.5) * 20), PERCENT.1);
     for (number, panel) in (0..).zip(panels) {
-        one(&canvas, panel, (number % 2 * WIDE, 80 + number / 2 * HIGH))?;
+        one(&canvas, panel, percent, (number % 2 * WIDE, 80 + number / 2 * HIGH))?;
     }
     canvas.present().map_err(|error| anyhow!("{}: {error}", file.display()))
 }
 
-fn one(canvas: &super::Canvas<'_>, panel: &Panel, corner: (i32, i32)) -> Result<()> {
+fn one(canvas: &super::Canvas<'_>, panel: &Panel, percent: (i32, i32), corner: (i32, i32)) -> Result<()> {
+    let (lowest, highest) = percent;
     let (left, right, top, bottom) = (corner.0 + 70, corner.0 + WIDE - 80, corner.1 + 30, corner.1 + HIGH - 50);
     let x = Axis {
         low: SIZES.0,
@@ -54,11 +61,11 @@ fn one(canvas: &super::Canvas<'_>, panel: &Panel, corner: (i32, i32)) -> Result<
         to: right.into(),
     };
     let y = |percent: f64| {
-        let part = (percent - f64::from(PERCENT.0)) / f64::from(PERCENT.1 - PERCENT.0);
+        let part = (percent - f64::from(lowest)) / f64::from(highest - lowest);
         super::pixel(f64::from(bottom) - part.clamp(0.0, 1.0) * f64::from(bottom - top))
     };
     write(canvas, &panel.name, (left, corner.1 + 6), 15, BLACK_TEXT)?;
-    for percent in (PERCENT.0..=PERCENT.1).step_by(20) {
+    for percent in (lowest..=highest).step_by(20) {
         let (at, colour) = (y(percent.into()), if percent == 0 { GREY } else { GRID });
         line(canvas, vec![(left, at), (right, at)], colour, 1)?;
         let label = format!("{percent} %");
