@@ -5,8 +5,8 @@
 //! owned (`crate::lock`), or while the epoll set the connection is a member of is.
 
 pub(crate) use crate::flags::{
-    ACTIVE, ASKED, BANNED, CORK, COUNTED, DEAD, FIN_PROBED, FORKED, HANDED_OVER, IN_WANTED, LEFT, NAGLE, OPTIONS_OWED,
-    OUT_WANTED, PEER_FIN, READY_OWED, SEARCHED, SHUT_READ, SHUT_WRITE,
+    ACTIVE, ASKED, BANNED, CORK, COUNTED, DEAD, FIN_PROBED, FORKED, GIVEN_AWAY, HANDED_OVER, IN_WANTED, LEFT, NAGLE,
+    OPTIONS_OWED, OUT_WANTED, PEER_FIN, READY_OWED, SEARCHED, SHUT_READ, SHUT_WRITE,
 };
 use crate::lock::{self, Guard, Locks};
 use crate::records::{disclaim, index_of};
@@ -451,8 +451,9 @@ impl Conn {
         let in_sets = self.memberships.load(Relaxed) != 0;
         epoll::forget(self, stale);
         self.end_offer();
-        if !stale {
-            crate::send::finish(self);
+        let late = || crate::sys::now_ns() + crate::demote::PATIENCE_NS;
+        if !stale && self.alone() && !crate::send::finish(self, late()) {
+            crate::marks::reset_on_close(self);
         }
         {
             let send = self.own_send(id);

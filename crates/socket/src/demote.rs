@@ -12,7 +12,7 @@ use viaduct_stream::{Incoming, Mode, Outgoing, Source};
 
 /// How long a call waits for its own and the peer's direction to be back on TCP.
 pub(crate) const PATIENCE_NS: u64 = 200_000_000;
-/// How long it waits for a peer that has begun to answer, and may have been interrupted in it.
+/// How long it waits for a peer that has begun to answer.
 const ANSWERED_NS: u64 = 1_000_000_000;
 
 /// Bans the connection from lanes, brings the sending direction back to TCP and asks the peer to do the same. A direction whose stretch
@@ -82,7 +82,7 @@ pub(crate) fn receives_raw(conn: &Conn, id: u64) -> bool {
     })
 }
 
-pub(crate) fn patiently(mut done: impl FnMut() -> bool) -> bool {
+fn patiently(mut done: impl FnMut() -> bool) -> bool {
     let until = sys::now_ns() + PATIENCE_NS;
     while !done() {
         if sys::now_ns() > until {
@@ -104,14 +104,20 @@ pub(crate) fn hand_over(conn: &'static Conn, reason: Reason, leaves: bool) -> bo
             return true;
         }
         let id = conn.id();
-        let patience = if recall::is_answered(conn, id) {
-            ANSWERED_NS
-        } else {
-            PATIENCE_NS
-        };
-        if progress == Progress::Stuck || sys::now_ns() > begun + patience {
-            recall::give_up(conn, id, leaves);
-            return false;
+        let late = sys::now_ns().saturating_sub(begun);
+        if progress == Progress::Sending && late > PATIENCE_NS {
+            return true;
+        }
+        if progress == Progress::Stuck || late > PATIENCE_NS {
+            if !leaves && recall::withdraw(conn, id) {
+                return false;
+            }
+            // A peer that has begun to answer may have been interrupted in it.
+            if progress == Progress::Stuck || late > ANSWERED_NS || !recall::is_answered(conn, id) {
+                recall::give_up(conn, id);
+                conn.set_flag(conn::HANDED_OVER, leaves);
+                return false;
+            }
         }
         raw::sched_yield();
     }
@@ -123,6 +129,7 @@ pub(crate) fn begin_hand_over(conn: &'static Conn, reason: Reason) {
         // Only the first time: what the program sets from now on goes to the kernel.
         conn.set_flag(conn::HANDED_OVER | conn::OPTIONS_OWED, true);
     }
+    conn.set_flag(conn::GIVEN_AWAY, false);
     ban_with(conn, reason, |segment, incoming| recall::begin(conn, segment, incoming));
     if conn.phase() == Phase::Attached {
         // The peer may sleep with nothing to send.
@@ -132,7 +139,7 @@ pub(crate) fn begin_hand_over(conn: &'static Conn, reason: Reason) {
 
 /// Does what can be done now to hand the connection over.
 pub(crate) fn go_on_handing_over(conn: &'static Conn) -> Progress {
-    if conn.phase() != Phase::Attached {
+    if conn.phase() != Phase::Attached || conn.flag(conn::GIVEN_AWAY) {
         return Progress::Over;
     }
     let id = conn.id();
@@ -151,7 +158,43 @@ pub(crate) fn go_on_handing_over(conn: &'static Conn) -> Progress {
         conn.set_flag(conn::OPTIONS_OWED, false);
         options::give_back(conn);
     }
+    conn.set_flag(conn::GIVEN_AWAY, true);
     Progress::Over
+}
+
+/// Hands all these connections over, with a second for all of them. `leaves` as in [`hand_over`].
+pub(crate) fn hand_over_many<I>(reason: Reason, leaves: bool, all: impl Fn() -> I)
+where
+    I: Iterator<Item = &'static Conn>,
+{
+    // Once more if it has been before: the peer may have left marks since.
+    all().for_each(|conn| begin_hand_over(conn, reason));
+    // Each has its turn again and again, so that those that do not answer keep nobody from the others. The time runs anew with each that is done.
+    let last = sys::now_ns() + ANSWERED_NS;
+    let soon = || (sys::now_ns() + PATIENCE_NS).min(last);
+    let (mut until, mut most) = (soon(), 0);
+    loop {
+        let (mut done, mut going) = (0, 0);
+        for conn in all() {
+            match go_on_handing_over(conn) {
+                Progress::Over => done += 1,
+                Progress::Going | Progress::Sending => going += 1,
+                Progress::Stuck => {}
+            }
+        }
+        if done > most {
+            (until, most) = (soon(), done);
+        }
+        if going == 0 || sys::now_ns() > until {
+            break;
+        }
+        raw::sched_yield();
+    }
+    for conn in all().filter(|conn| !conn.flag(conn::GIVEN_AWAY)) {
+        if leaves || !recall::withdraw(conn, conn.id()) {
+            recall::give_up(conn, conn.id());
+        }
+    }
 }
 
 /// Makes a send that only TCP can carry.

@@ -98,14 +98,6 @@ impl DirectCall {
         let begun = Begun { conn, id, kind };
         // SeqCst pairs with `Conn::pay_ready`, `search::begin` and `Conn::sending_directly`.
         begun.count().fetch_add(1, SeqCst);
-        if conn.id() != id {
-            // The descriptor has been closed meanwhile, and the record is for another connection, which this call is not on.
-            take_one(begun.count());
-            if kind == Kind::Peek {
-                take_one(&conn.peeks);
-            }
-            return None;
-        }
         if conn.phase() == Phase::Attached {
             begun.end();
             return None;

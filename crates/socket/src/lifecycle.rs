@@ -1,7 +1,6 @@
 //! Descriptors coming and going: what each call means for the records of connections and sets.
 
 use crate::conn::{self, Conn, Phase};
-use crate::recall::Progress;
 use crate::records;
 use crate::search::streams;
 use crate::sys::{self, raw};
@@ -257,7 +256,7 @@ pub(crate) fn is_tcp(fd: c_int) -> bool {
 /// The program shuts a direction down; `direct` is its own call.
 pub fn shut_down(conn: &'static Conn, how: c_int, direct: impl FnOnce() -> c_int) -> c_int {
     if how != libc::SHUT_RD {
-        send::finish(conn);
+        send::finish(conn, sys::now_ns() + demote::PATIENCE_NS);
     }
     // Marks and FIN must not overtake each other.
     let guard = if conn.phase() == Phase::Attached {
@@ -399,47 +398,24 @@ pub fn executing() {
     if lodgers::is_one() {
         // The descriptors are the child's, the records its parent's.
         let is_standard = |fd, _: &Conn| fd <= libc::STDERR_FILENO && is_kept(fd) && is_tcp(fd);
-        return hand_over_many(Reason::ForeignProcess, is_standard);
+        return hand_over_many(Reason::ForeignProcess, true, is_standard);
     }
-    hand_over_many(Reason::ForeignProcess, is_for_successor);
+    hand_over_many(Reason::ForeignProcess, true, is_for_successor);
     records::all().for_each(Conn::leave);
 }
 
 /// The program loads code whose calls are not seen.
 pub fn loading_unseen() {
     if unseen::has_come() {
-        hand_over_many(Reason::UnseenCalls, |_, _| true);
+        hand_over_many(Reason::UnseenCalls, false, |_, _| true);
     }
 }
 
-fn hand_over_many(reason: Reason, concerned: impl Fn(c_int, &'static Conn) -> bool) {
-    let all = || table::connections().filter(|(fd, conn)| concerned(*fd, conn));
-    // Once more if it has been before: the peer may have left marks since.
-    all().for_each(|(_, conn)| demote::begin_hand_over(conn, reason));
-    // Each has its turn again and again, so that those that do not answer keep nobody from the others. The time runs anew with each that is done.
-    let last = sys::now_ns() + 1_000_000_000;
-    let soon = || (sys::now_ns() + demote::PATIENCE_NS).min(last);
-    let (mut until, mut most) = (soon(), 0);
-    loop {
-        let (mut done, mut others) = (0, false);
-        for (_, conn) in all() {
-            match demote::go_on_handing_over(conn) {
-                Progress::Going => others = true,
-                Progress::Over | Progress::Stuck => done += 1,
-            }
-        }
-        if !others {
-            return;
-        }
-        if done > most {
-            (until, most) = (soon(), done);
-        }
-        if sys::now_ns() > until {
-            break;
-        }
-        raw::sched_yield();
-    }
-    all().for_each(|(_, conn)| recall::give_up(conn, conn.id(), true));
+fn hand_over_many(reason: Reason, leaves: bool, concerned: impl Fn(c_int, &'static Conn) -> bool) {
+    demote::hand_over_many(reason, leaves, || {
+        let concerned = |(fd, conn): &(c_int, &'static Conn)| concerned(*fd, conn);
+        table::connections().filter(concerned).map(|(_, conn)| conn)
+    });
 }
 
 /// Whether the program that this process becomes is meant to have the connection by `fd`: as its standard input or output, or because nobody else
@@ -455,7 +431,13 @@ fn is_kept(fd: c_int) -> bool {
 
 /// The process did not become another program.
 pub fn executing_failed() {
-    records::all().for_each(Conn::stay);
+    for conn in records::all() {
+        conn.stay();
+        if conn.flag(conn::HANDED_OVER) {
+            // What has been answered is done, or on its way.
+            recall::withdraw(conn, conn.id());
+        }
+    }
 }
 
 /// The program gives the socket to another process, which may not run under Viaduct.
@@ -480,12 +462,15 @@ pub fn exiting() {
         return;
     }
     let is_ours = core::cell::LazyCell::new(owns_records);
+    let until = sys::now_ns() + demote::PATIENCE_NS;
     for conn in records::all() {
         if conn.phase() == Phase::Attached {
             if !*is_ours {
                 return;
             }
-            send::finish(conn);
+            if conn.alone() && !send::finish(conn, until) {
+                crate::marks::reset_on_close(conn);
+            }
             if let Some(guard) = conn.own_receive(conn.id()) {
                 crate::marks::settle(conn, &guard);
             }

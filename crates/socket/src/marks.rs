@@ -220,6 +220,15 @@ pub(crate) fn look_behind_fin(conn: &Conn) {
     }
 }
 
+/// The stream does not end where it ends now: the peer is to see that.
+pub(crate) fn reset_on_close(conn: &Conn) {
+    let abort = libc::linger {
+        l_onoff: 1,
+        l_linger: 0,
+    };
+    let _ = raw::setsockopt(conn.fd(), libc::SOL_SOCKET, libc::SO_LINGER, &abort);
+}
+
 /// Before the last descriptor goes, or the process: takes marks off the kernel connection, since the kernel answers unread
 /// bytes with RST where the program has read everything; and has it send RST where the program has left lane bytes unread.
 /// Where another process may go on with the socket, only marks are taken. The receiving direction is owned.
@@ -251,11 +260,7 @@ pub(crate) fn settle(conn: &Conn, receive: &Guard<'_>) {
     }
     let on_lane = matches!(incoming.source(), Source::Lane | Source::LaneThenRaw);
     if on_lane && lane.readable() != Ok(0) {
-        let abort = libc::linger {
-            l_onoff: 1,
-            l_linger: 0,
-        };
-        let _ = raw::setsockopt(conn.fd(), libc::SOL_SOCKET, libc::SO_LINGER, &abort);
+        reset_on_close(conn);
     }
     let mut linger = libc::linger {
         l_onoff: 0,

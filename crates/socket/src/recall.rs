@@ -11,10 +11,9 @@ use viaduct_stream::{Incoming, Mode, Outgoing, Recall, Source};
 
 /// Bytes moved at once.
 const PART: usize = 4096;
-/// More than a hand-over takes, however many connections it is for.
+/// More than a hand-over takes, however many connections it is for. So long who waits for the peer's turn looks all the time: not each sleeper can
+/// be rung for.
 const GONE_NS: u64 = 2_000_000_000;
-/// How long who waits for the peer's turn looks all the time, before it sleeps until it is rung for.
-const TURN_NS: u64 = 10_000_000;
 /// Steps that one look makes at most; a hostile peer may always ask for one more.
 const STEPS: u32 = 64;
 
@@ -23,6 +22,8 @@ const STEPS: u32 = 64;
 pub(crate) enum Progress {
     /// All that the kernel connection holds and will hold is the rest of the stream; or the connection has broken.
     Over,
+    /// The same once the peer has sent it; nothing of it is there yet.
+    Sending,
     /// Something is left to be done.
     Going,
     /// There is no room for what would have to be given back. None of it has been.
@@ -42,6 +43,9 @@ pub(crate) fn go_on(conn: &Conn, id: u64) -> Progress {
         let incoming = Incoming::new(lane);
         let moved = match incoming.recalling() {
             Recall::Done => return Progress::Over,
+            // What the peer sends next may have to wait until the successor receives.
+            Recall::Sending if kernel::queued(conn.fd()) > 0 => return Progress::Over,
+            Recall::Sending => return Progress::Sending,
             Recall::Wait => false,
             Recall::Marks => match marks::look_at_marks(conn, &incoming, &lane) {
                 Ok(Marks::Changed) => incoming.recalling() != Recall::Marks,
@@ -51,8 +55,10 @@ pub(crate) fn go_on(conn: &Conn, id: u64) -> Progress {
             },
             Recall::RawUntil(until) => match receive::approach(conn, &incoming, until) {
                 Ok(true) => true,
+                // In this order: what the peer tells with its answer is known then.
+                Ok(false) if !incoming.may_give_back() => false,
                 Ok(false) if !fits(conn, segment, &incoming) => return Progress::Stuck,
-                Ok(false) => incoming.may_give_back() && give_back_raw(conn, segment, &incoming, until),
+                Ok(false) => give_back_raw(conn, segment, &incoming, until),
                 Err(_) => return Progress::Over,
             },
             Recall::Lane if !fits(conn, segment, &incoming) => return Progress::Stuck,
@@ -101,19 +107,27 @@ pub(crate) fn is_answered(conn: &Conn, id: u64) -> bool {
     })
 }
 
-/// Takes a recall back that the peer has not answered, so that this end reads on; where it has, it is to do without what it did not wait
-/// for, as it is where this end is gone after this (`leaves`).
-pub(crate) fn give_up(conn: &Conn, id: u64, leaves: bool) {
+/// Takes a recall back that the peer has not answered, so that this end reads on; false if it has.
+pub(crate) fn withdraw(conn: &Conn, id: u64) -> bool {
+    let withdrawn = conn.own_receive(id).is_none_or(|guard| {
+        conn.segment(&guard)
+            .is_none_or(|segment| Incoming::new(segment.receiver(conn.side())).withdraw_recall())
+    });
+    if withdrawn {
+        conn.set_flag(conn::HANDED_OVER, false);
+    }
+    withdrawn
+}
+
+/// The peer is to do without what it did not wait for.
+pub(crate) fn give_up(conn: &Conn, id: u64) {
     if let Some(guard) = conn.own_receive(id)
         && let Some(segment) = conn.segment(&guard)
     {
-        let incoming = Incoming::new(segment.receiver(conn.side()));
-        if !leaves && incoming.withdraw_recall() {
-            conn.set_flag(conn::HANDED_OVER, false);
-        } else {
-            incoming.give_up_recall();
-        }
+        Incoming::new(segment.receiver(conn.side())).give_up_recall();
     }
+    // It may sleep until it hears of it.
+    let _ = raw::eventfd_ring(conn.peer_bell());
 }
 
 /// Gives back raw bytes before kernel position `until`; false if there are none yet, or no room for all of them.
@@ -176,8 +190,18 @@ fn give_back(room: &Returns<'_>, incoming: &Incoming<'_>, bytes: &[u8]) -> usize
 
 /// Answers the peer's recall, if there is one and this end can send. The sending direction is owned.
 pub(crate) fn answer(conn: &Conn, out: &Outgoing<'_>) {
-    if out.peer_wants_raw() && !conn.flag(conn::SHUT_WRITE | conn::DEAD) {
-        out.answer(|| position(conn).unwrap_or(0));
+    if !out.peer_wants_raw() || conn.flag(conn::SHUT_WRITE | conn::DEAD) {
+        return;
+    }
+    // Where the direction is raw the peer must be told how far it is.
+    let is_raw = out.mode() == Mode::Raw;
+    let position = if is_raw && !conn.sending_directly() {
+        position(conn)
+    } else {
+        None
+    };
+    if !is_raw || position.is_some() {
+        out.answer(|| position.unwrap_or(0));
     }
 }
 
@@ -214,7 +238,7 @@ pub(crate) fn send_again(conn: &Conn, segment: &Segment, out: &Outgoing<'_>) -> 
 /// Whether it is the peer's turn in a recall, and has been for longer than one takes that is not interrupted: looking all the time is no use.
 pub(crate) fn awaits_turn(conn: &Conn, out: &Outgoing<'_>) -> bool {
     let since = conn.rest_awaited_since.load(Relaxed);
-    out.mode() == Mode::Recalling && !out.knows_rest() && since != 0 && sys::now_ns().saturating_sub(since) > TURN_NS
+    out.mode() == Mode::Recalling && !out.knows_rest() && since != 0 && sys::now_ns().saturating_sub(since) > GONE_NS
 }
 
 /// Whether a peer that has not given back all that it will never does: it was killed in the middle of its hand-over. Where the kernel shows a
@@ -262,6 +286,10 @@ fn send_returned(conn: &Conn, segment: &Segment, out: &Outgoing<'_>) -> Result<b
 fn put(conn: &Conn, bytes: &[u8]) -> Result<usize, Errno> {
     match raw::send(conn.fd(), bytes, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
         Err(libc::EAGAIN | libc::EINTR) => Ok(0),
+        Err(errno) => {
+            conn.set_flag(conn::DEAD, true);
+            Err(errno)
+        }
         sent => sent,
     }
 }

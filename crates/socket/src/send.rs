@@ -1,7 +1,6 @@
 //! Sending: the program's bytes go to the kernel connection or to the lane.
 
 use crate::conn::{self, Conn, Phase};
-use crate::demote::patiently;
 use crate::direct::DirectCall;
 use crate::lock::Guard;
 use crate::pace::{Naps, STUCK_NS};
@@ -343,6 +342,9 @@ pub(crate) fn send_back(conn: &Conn, out: &Outgoing<'_>) -> Result<bool, Errno> 
 
 /// Whether something must go out on the kernel connection before the sending direction is raw, and is not the peer's to make possible.
 pub(crate) fn owes(conn: &Conn) -> bool {
+    if conn.flag(conn::SHUT_WRITE | conn::DEAD) {
+        return false;
+    }
     conn.try_own_send().is_some_and(|guard| {
         conn.segment(&guard).is_some_and(|segment| {
             let out = Outgoing::new(segment.sender(conn.side()));
@@ -351,17 +353,24 @@ pub(crate) fn owes(conn: &Conn) -> bool {
     })
 }
 
-/// Before a FIN, which nothing may follow: what a recall has left to be sent again goes out, as far as kernel and peer let it in time.
-pub(crate) fn finish(conn: &Conn) {
-    let is_done = || {
+/// Before a FIN, which nothing may follow: what a recall that has been answered leaves to be sent again goes out. False if kernel or peer did not
+/// let it in time.
+pub(crate) fn finish(conn: &Conn, until: u64) -> bool {
+    loop {
+        let owes = conn.phase() == Phase::Attached
+            && !conn.flag(conn::SHUT_WRITE | conn::DEAD)
+            && conn.own_send(conn.id()).is_some_and(|guard| {
+                conn.segment(&guard)
+                    .is_some_and(|segment| Outgoing::new(segment.sender(conn.side())).owes_recalled())
+            });
+        if !owes {
+            return true;
+        }
+        if sys::now_ns() > until {
+            return false;
+        }
         serve(conn);
-        conn.try_own_send().is_none_or(|guard| {
-            conn.segment(&guard)
-                .is_none_or(|segment| Outgoing::new(segment.sender(conn.side())).mode() != Mode::Recalling)
-        })
-    };
-    if conn.phase() == Phase::Attached {
-        patiently(is_done);
+        raw::sched_yield();
     }
 }
 

@@ -22,6 +22,8 @@ const ATTEMPTS: u32 = 16;
 pub enum Recall {
     /// Nothing: all that comes by the kernel connection from here on is the stream.
     Done,
+    /// The same, once the sender has sent all of it again; it is at it, and needs no help.
+    Sending,
     /// Wait for the sender.
     Wait,
     /// Once [`Incoming::may_give_back`]: give back the raw bytes up to this kernel position. Then, [`Incoming::enter_lane`].
@@ -63,6 +65,12 @@ impl Outgoing<'_> {
     pub(crate) fn has_answered(&self) -> bool {
         let request = self.lane.peer_word(R_REQUEST).load(Acquire);
         request & (RECALL | ANSWERED) == RECALL | ANSWERED
+    }
+
+    /// Whether something that a recall asks for is still to be sent, or may be given back yet: a FIN would cut it off.
+    pub fn owes_recalled(&self) -> bool {
+        let settled = self.mode() == Mode::Raw && self.read_to_the_end() && self.returned().is_empty();
+        self.has_answered() && !settled && !(self.mode() == Mode::Raw && self.is_given_up())
     }
 
     /// Bytes given back that have not been sent again, by their positions in the room for returns.
@@ -122,8 +130,13 @@ impl Incoming<'_> {
     /// Asks the sender for TCP and for all that is unread in the lane: a successor that knows no lanes is to receive it. Once the sender has
     /// answered, this end reads the lane no more. [`recalling`](Self::recalling) tells how it goes on.
     pub fn recall(&self) {
+        let request = self.lane.word(R_REQUEST);
+        // Who gave one up that was not answered may try again.
+        if request.load(Relaxed) & ANSWERED == 0 {
+            request.fetch_and(!GIVEN_UP, Relaxed);
+        }
         // Release pairs with `Outgoing::answer`; acquire with the end of a promotion that came first.
-        self.lane.word(R_REQUEST).fetch_or(RECALL, AcqRel);
+        request.fetch_or(RECALL, AcqRel);
     }
 
     /// Takes a recall back that has not been answered; what is asked for then is TCP. False if it has been.
@@ -135,7 +148,7 @@ impl Incoming<'_> {
                 return false;
             }
             // One of this and `Outgoing::answer` comes first.
-            match request.compare_exchange(found, found & !RECALL | WISH, AcqRel, Relaxed) {
+            match request.compare_exchange(found, found & !(RECALL | GIVEN_UP) | WISH, AcqRel, Relaxed) {
                 Ok(_) => return true,
                 Err(other) => found = other,
             }
@@ -153,9 +166,7 @@ impl Incoming<'_> {
         let sender = self.lane.peer_word(S_MODE).load(Acquire);
         let mode = Mode::of(sender);
         match self.source() {
-            // What the sender still owes to the kernel connection it sends by itself, in order.
-            Source::Raw if mode == Mode::Recalling || sender >> COUNT == request >> COUNT => Recall::Done,
-            Source::Raw => Recall::Wait,
+            Source::Raw => self.recalling_raw(),
             Source::RawUntil(until) => Recall::RawUntil(until),
             Source::Lane => Recall::Marks,
             // Not before the sender notes that the back has gone out can be told whether it stands in for this end.
@@ -171,10 +182,12 @@ impl Incoming<'_> {
         }
     }
 
-    /// The same, the last stretch having ended.
+    /// The same, where the last stretch has ended.
     fn recalling_raw(&self) -> Recall {
         let sender = self.lane.peer_word(S_MODE).load(Acquire);
-        if Mode::of(sender) == Mode::Recalling || sender >> COUNT == self.given_back() {
+        if Mode::of(sender) == Mode::Recalling {
+            Recall::Sending
+        } else if sender >> COUNT == self.given_back() {
             Recall::Done
         } else {
             Recall::Wait

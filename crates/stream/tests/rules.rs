@@ -165,7 +165,7 @@ fn a_recall_makes_the_sender_send_again_behind_the_mark_back() {
     out.back_sent();
     assert_eq!(out.mode(), Mode::Recalling);
     assert!(!out.may_promote());
-    assert_eq!(inc.recalling(), Recall::Done);
+    assert_eq!(inc.recalling(), Recall::Sending);
     assert_eq!(
         inc.source(),
         Source::Raw,
@@ -249,7 +249,7 @@ fn what_stands_before_the_marks_is_given_back_and_comes_first() {
     inc.marks(&[MARK_BACK]);
     assert_eq!(
         inc.recalling(),
-        Recall::Done,
+        Recall::Sending,
         "the sender sends the rest as the kernel takes it"
     );
     let mut bytes = [0; 3];
@@ -266,6 +266,7 @@ fn what_stands_before_the_marks_is_given_back_and_comes_first() {
     out.sent_again(1);
     out.recalled();
     assert_eq!((out.mode(), out.returned()), (Mode::Raw, 3..3));
+    assert!(!out.owes_recalled());
 }
 
 #[test]
@@ -278,7 +279,9 @@ fn a_recall_behind_the_mark_back_makes_the_sender_come_and_fetch() {
     inc.recall();
     assert_eq!(out.mode(), Mode::Raw);
     inc.marks(&[MARK_BACK]);
+    assert!(!out.owes_recalled());
     assert!(out.answer(|| 0));
+    assert!(out.owes_recalled(), "the receiver counts on it");
     assert_eq!(out.mode(), Mode::Raw);
     assert_eq!(inc.recalling(), Recall::Lane);
     assert_eq!(far.receiver(Side::Second).readable(), Ok(6));
@@ -316,7 +319,7 @@ fn a_sender_does_without_a_receiver_that_has_given_up() {
     assert!(!out.knows_rest());
     inc.give_up_recall();
     assert!(out.knows_rest());
-    // Who tries again is not waited for, so it must not give back.
+    // Who tries again is not waited for, once the sender has answered, so it must not give back.
     inc.recall();
     assert!(out.knows_rest());
     assert!(!inc.may_give_back());

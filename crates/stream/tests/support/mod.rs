@@ -364,7 +364,8 @@ impl<'a> Listener<'a> {
 
     fn hand_over(&mut self, glance: Glance) -> Step {
         match self.incoming.recalling() {
-            Recall::Done => self.handing_over = HandOver::Done,
+            // The pipe may be full until the successor receives.
+            Recall::Done | Recall::Sending => self.handing_over = HandOver::Done,
             Recall::Wait => return Step::Idle,
             Recall::Marks => return self.take_marks(glance.batch),
             Recall::RawUntil(until) => {
