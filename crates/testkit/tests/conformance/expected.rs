@@ -58,6 +58,12 @@ pub(crate) const DIFFERENCES: &[Difference] = &[
         reason: "a program that forbids itself system calls after it is accelerated forbids them to the library",
     },
     Difference {
+        case: "a_full_socket",
+        ways: &[],
+        sometimes: MOVED,
+        reason: "a full connection that is moved to the other path finds the room of that path's buffers, before its peer has read",
+    },
+    Difference {
         case: "sandboxed_refusing",
         ways: &[],
         sometimes: MOVED,
