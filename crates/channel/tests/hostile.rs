@@ -5,17 +5,7 @@
 #[path = "support/hostile.rs"]
 mod support;
 
-use std::fs;
-use std::path::Path;
-
-/// A generator good enough to vary scripts, the same in every run.
-fn scramble(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
+use support::script::{replay, scramble};
 
 #[test]
 fn a_peer_that_writes_anything_anywhere_garbles_bytes_and_no_more() {
@@ -28,12 +18,5 @@ fn a_peer_that_writes_anything_anywhere_garbles_bytes_and_no_more() {
 
 #[test]
 fn what_the_fuzzer_found_worth_keeping_still_passes() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/segment");
-    let mut scripts = 0;
-    for entry in fs::read_dir(&corpus).expect("the corpus is committed") {
-        let path = entry.expect("readable").path();
-        support::run(&fs::read(path).expect("readable"));
-        scripts += 1;
-    }
-    assert!(scripts > 0, "{} is empty", corpus.display());
+    replay("segment", support::run);
 }

@@ -1,12 +1,13 @@
 //! Packets of which every byte may be anything, the same ones in every run.
 
+#[path = "../../../fuzz/support/script.rs"]
+mod script;
 #[path = "support/hostile.rs"]
 mod support;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use std::path::Path;
 use viaduct_control::message::{
     Address, Body, Kind, MAGIC, MAX_PACKET, Offer, Packet, Pair, Stats, Welcome, decode, kind_of,
 };
@@ -106,11 +107,5 @@ fn kinds_are_what_their_numbers_say() {
 
 #[test]
 fn what_the_fuzzer_found_worth_keeping_still_passes() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/messages");
-    let mut packets = 0;
-    for entry in std::fs::read_dir(&corpus).expect("the corpus is committed") {
-        support::run(&std::fs::read(entry.expect("readable").path()).expect("readable"));
-        packets += 1;
-    }
-    assert!(packets > 0, "{} is empty", corpus.display());
+    script::replay("messages", support::run);
 }

@@ -41,7 +41,7 @@ impl Outgoing<'_> {
     pub fn answer(&self, position: impl FnOnce() -> u64) -> bool {
         if self.lane.peer_word(R_REQUEST).load(Relaxed) & (RECALL | ANSWERED) == RECALL && self.mode() == Mode::Raw {
             let word = self.lane.word(S_CLOSED);
-            // Nothing has been noted there before; release is the exchange's below.
+            // In place of what a recall that was withdrawn had noted; the exchange below releases it.
             word.fetch_and((1 << COUNT) - 1, Relaxed);
             word.fetch_or(position() << COUNT, Relaxed);
         }

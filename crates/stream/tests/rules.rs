@@ -27,6 +27,24 @@ fn on_lane<'a>(near: &'a Segment, far: &'a Segment) -> (Outgoing<'a>, Incoming<'
     (out, inc)
 }
 
+/// The same with bytes unread.
+fn with_rest<'a>(near: &'a Segment, far: &'a Segment) -> (Outgoing<'a>, Incoming<'a>) {
+    let ends = on_lane(near, far);
+    assert_eq!(near.sender(Side::First).append(b"unread"[..].into()), Ok(6));
+    ends
+}
+
+/// The same, recalled too late: the sender is raw, and the receiver has seen the back.
+fn recalled_late<'a>(near: &'a Segment, far: &'a Segment) -> (Outgoing<'a>, Incoming<'a>) {
+    let (out, inc) = with_rest(near, far);
+    out.demote();
+    out.back_sent();
+    inc.recall();
+    assert_eq!(out.mode(), Mode::Raw);
+    inc.marks(&[MARK_BACK]);
+    (out, inc)
+}
+
 #[test]
 fn a_direction_begins_raw_and_stays_so_until_the_receiver_is_attached() {
     let (near, far) = segment();
@@ -148,8 +166,7 @@ fn a_request_for_tcp_is_seen_and_can_be_taken_back() {
 #[test]
 fn a_recall_makes_the_sender_send_again_behind_the_mark_back() {
     let (near, far) = segment();
-    let (out, inc) = on_lane(&near, &far);
-    assert_eq!(near.sender(Side::First).append(b"unread"[..].into()), Ok(6));
+    let (out, inc) = with_rest(&near, &far);
     inc.recall();
     assert!(out.peer_wants_raw());
     // A wish that comes later, or is taken back, changes nothing about it.
@@ -188,12 +205,7 @@ fn a_recall_makes_the_sender_send_again_behind_the_mark_back() {
 #[test]
 fn a_recall_without_an_answer_takes_nothing_and_can_be_withdrawn() {
     let (near, far) = segment();
-    let (out, inc) = on_lane(&near, &far);
-    assert_eq!(near.sender(Side::First).append(b"unread"[..].into()), Ok(6));
-    out.demote();
-    out.back_sent();
-    inc.recall();
-    inc.marks(&[MARK_BACK]);
+    let (out, inc) = recalled_late(&near, &far);
     assert!(!inc.may_give_back());
     assert_eq!(inc.recalling(), Recall::Wait);
     assert!(inc.withdraw_recall());
@@ -272,13 +284,7 @@ fn what_stands_before_the_marks_is_given_back_and_comes_first() {
 #[test]
 fn a_recall_behind_the_mark_back_makes_the_sender_come_and_fetch() {
     let (near, far) = segment();
-    let (out, inc) = on_lane(&near, &far);
-    assert_eq!(near.sender(Side::First).append(b"unread"[..].into()), Ok(6));
-    out.demote();
-    out.back_sent();
-    inc.recall();
-    assert_eq!(out.mode(), Mode::Raw);
-    inc.marks(&[MARK_BACK]);
+    let (out, inc) = recalled_late(&near, &far);
     assert!(!out.owes_recalled());
     assert!(out.answer(|| 0));
     assert!(out.owes_recalled(), "the receiver counts on it");

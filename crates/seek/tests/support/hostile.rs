@@ -1,6 +1,10 @@
 //! An inbox whose senders send what they like, driven by bytes, beside a model of what it may answer. Shared by the test with generated
 //! bytes, the replay of the fuzzer's corpus, and the fuzz target.
 
+#[path = "../../../../fuzz/support/script.rs"]
+pub(crate) mod script;
+
+use script::Script;
 use std::io::{ErrorKind, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -14,35 +18,6 @@ const SOON: Duration = Duration::from_secs(5);
 const BUFFER: libc::c_int = 8 << 10;
 /// Tags in use.
 const TAGS: u8 = 4;
-
-/// The bytes that decide what happens; zeros once they have run out.
-struct Script<'a>(&'a [u8]);
-
-impl Script<'_> {
-    fn byte(&mut self) -> u8 {
-        let Some((&first, rest)) = self.0.split_first() else {
-            return 0;
-        };
-        self.0 = rest;
-        first
-    }
-
-    fn word(&mut self) -> u32 {
-        (0..4).fold(0, |value, _| value << 8 | u32::from(self.byte()))
-    }
-
-    fn some(&mut self, most: usize) -> Vec<u8> {
-        let (now, rest) = self.0.split_at(most.min(self.0.len()));
-        self.0 = rest;
-        now.to_vec()
-    }
-
-    /// One of so many things, or any of them.
-    fn choice(&mut self, count: u8) -> Option<u8> {
-        let byte = self.byte();
-        (byte < 192).then_some(byte % count)
-    }
-}
 
 #[derive(Debug)]
 enum Socket {

@@ -4,23 +4,17 @@
 #![allow(dead_code, reason = "each test uses its part")]
 
 mod pipe;
+#[path = "../../../../fuzz/support/script.rs"]
+mod script;
 
 pub(crate) use pipe::Pipe;
+pub(crate) use script::scramble;
 use viaduct_channel::{Geometry, Receiver, Returns, Segment, Sender, Side};
 use viaduct_stream::{Incoming, MARK_BACK, MARK_BELL, Mode, Outgoing, Recall, Source};
 
 /// The smallest segment there is.
 pub(crate) fn segment() -> (Segment, Segment) {
     Segment::heap(Geometry::new(12, 8).expect("permitted"))
-}
-
-/// A generator good enough to vary what happens, the same in every run.
-pub(crate) fn scramble(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 /// The byte at a position of every stream here. Often one that could be a mark.
