@@ -159,6 +159,8 @@ pub(crate) fn go_on_handing_over(conn: &'static Conn) -> Progress {
         options::give_back(conn);
     }
     conn.set_flag(conn::GIVEN_AWAY, true);
+    // A peer that has answered sends nothing before it hears of this.
+    let _ = raw::eventfd_ring(conn.peer_bell());
     Progress::Over
 }
 

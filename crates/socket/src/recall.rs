@@ -84,17 +84,9 @@ pub(crate) fn begin(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>) {
 
 /// Whether there is room for all that would have to be given back, as far as can be told now: part of it would only put the rest out of order.
 fn fits(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>) -> bool {
-    let lane = || {
-        let readable = segment.receiver(conn.side()).readable();
-        readable.map_or(0, |bytes| bytes as u64)
-    };
-    let ahead = |until: u64| until.saturating_sub(receive::position(conn));
-    let bytes = match (incoming.source(), incoming.answered_at()) {
-        // The sender sends the lane's rest again by itself.
-        (Source::Raw | Source::Lane, _) | (Source::LaneThenRaw, None) => 0,
-        (Source::RawUntil(until), None) => ahead(until),
-        (Source::RawUntil(until), Some(position)) => ahead(position.max(until)).saturating_add(lane()),
-        (Source::LaneThenRaw, Some(position)) => ahead(position).saturating_add(lane()),
+    let bytes = match incoming.source() {
+        Source::Raw | Source::Lane => 0,
+        Source::RawUntil(_) | Source::LaneThenRaw => incoming.to_give_back(receive::position(conn)),
     };
     has_room(segment, incoming, bytes)
 }
@@ -208,7 +200,7 @@ pub(crate) fn answer(conn: &Conn, out: &Outgoing<'_>) {
 /// Sends again, raw, what the peer has given back and what it left unread in the lane; false: the kernel's buffer is full, or the peer has
 /// not given back all that it will. The sending direction is owned.
 pub(crate) fn send_again(conn: &Conn, segment: &Segment, out: &Outgoing<'_>) -> Result<bool, Errno> {
-    if !(out.knows_rest() || peer_is_gone(conn)) {
+    if is_peers_turn(conn, out) {
         return Ok(false);
     }
     conn.rest_awaited_since.store(0, Relaxed);
@@ -235,10 +227,15 @@ pub(crate) fn send_again(conn: &Conn, segment: &Segment, out: &Outgoing<'_>) -> 
     Ok(true)
 }
 
+/// Whether it is the peer's turn in a recall, and the peer is there to take it. The sending direction is owned.
+pub(crate) fn is_peers_turn(conn: &Conn, out: &Outgoing<'_>) -> bool {
+    out.awaits_receiver() && !peer_is_gone(conn)
+}
+
 /// Whether it is the peer's turn in a recall, and has been for longer than one takes that is not interrupted: looking all the time is no use.
 pub(crate) fn awaits_turn(conn: &Conn, out: &Outgoing<'_>) -> bool {
     let since = conn.rest_awaited_since.load(Relaxed);
-    out.mode() == Mode::Recalling && !out.knows_rest() && since != 0 && sys::now_ns().saturating_sub(since) > GONE_NS
+    out.awaits_receiver() && since != 0 && sys::now_ns().saturating_sub(since) > GONE_NS
 }
 
 /// Whether a peer that has not given back all that it will never does: it was killed in the middle of its hand-over. Where the kernel shows a

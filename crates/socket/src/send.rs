@@ -161,6 +161,9 @@ fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) 
                     if recall::fetch(conn, &out) {
                         continue;
                     }
+                    if recall::is_peers_turn(conn, &out) {
+                        return Ok(0);
+                    }
                 }
                 let may = moves < MOVES && conn.wants_lane() && !wanted && !conn.sending_directly();
                 if may && promote(conn, &out) {
@@ -436,7 +439,7 @@ fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
             };
             let lane = segment.sender(conn.side());
             let out = Outgoing::new(lane);
-            if out.mode() == Mode::Recalling && !out.knows_rest() {
+            if out.awaits_receiver() {
                 // The kernel has room, but it is the peer's turn, which rings when it has done its part.
                 Err((wait::FOR_CREDIT, Some(TURN_NS)))
             } else if out.mode() != Mode::Lane {

@@ -106,10 +106,20 @@ impl Outgoing<'_> {
     }
 
     /// In [`Mode::Recalling`]: whether the receiver has given back all that it will.
-    pub fn knows_rest(&self) -> bool {
+    fn knows_rest(&self) -> bool {
         // Acquire pairs with the release in `Incoming::enter_lane`.
         let reading = self.lane.peer_word(R_READING).load(Acquire) & !BACK_SEEN;
         reading == self.lane.word(S_EPOCH).load(Relaxed) || self.read_to_the_end() || self.is_given_up()
+    }
+
+    /// Whether it is the receiver's turn in a recall. Nothing is sent meanwhile: what a raw direction sends before the receiver has ended its
+    /// last stretch might have to be given back too, and have no room.
+    pub fn awaits_receiver(&self) -> bool {
+        match self.mode() {
+            Mode::Recalling => !self.knows_rest(),
+            Mode::Raw => self.has_answered() && !self.read_to_the_end() && !self.is_given_up(),
+            Mode::Lane | Mode::BackPending => false,
+        }
     }
 
     /// In [`Mode::Recalling`]: nothing is left in the lane, nor of what was given back.
@@ -194,9 +204,22 @@ impl Incoming<'_> {
         }
     }
 
-    /// Kernel position up to which a sender that was raw when it answered had sent: what is unread before it may have to be given back, and what
-    /// the lane holds. `None` if it is not raw.
-    pub fn answered_at(&self) -> Option<u64> {
+    /// Bytes that a recall will have this end give back if its kernel position is `position`, as far as can be told before the sender has
+    /// answered; from then on exactly, or less.
+    pub fn to_give_back(&self, position: u64) -> u64 {
+        let lane = || self.lane.readable().map_or(0, |bytes| bytes as u64);
+        let ahead = |until: u64| until.saturating_sub(position);
+        match (self.source(), self.answered_at()) {
+            // The sender sends the lane's rest again by itself.
+            (Source::Raw | Source::Lane, _) | (Source::LaneThenRaw, None) => 0,
+            (Source::RawUntil(until), None) => ahead(until),
+            (Source::RawUntil(until), Some(answered)) => ahead(answered.max(until)).saturating_add(lane()),
+            (Source::LaneThenRaw, Some(answered)) => ahead(answered).saturating_add(lane()),
+        }
+    }
+
+    /// Kernel position up to which a sender that was raw when it answered had sent, and until it may go on. `None` if it is not raw.
+    fn answered_at(&self) -> Option<u64> {
         let is_raw = Mode::of(self.lane.peer_word(S_MODE).load(Acquire)) == Mode::Raw;
         is_raw.then(|| self.lane.peer_word(S_CLOSED).load(Relaxed) >> COUNT)
     }

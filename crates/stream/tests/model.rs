@@ -263,6 +263,33 @@ fn a_recall_sends_again_what_was_left_and_what_is_given_back() {
     assert!(withdrawn > 100, "{withdrawn}");
 }
 
+#[test]
+fn what_is_to_be_given_back_is_known_before_anything_is() {
+    let (mut handed_over, mut full) = (0, 0);
+    for seed in 0..1000 {
+        let (first, second) = support::segment();
+        // Holds more than there is room for.
+        let pipe = Pipe::new(100_000);
+        let mut direction = Direction::new(&first, &second, Side::First, &pipe);
+        let mut state = seed;
+        for round in 0..100 {
+            if round == 30 {
+                direction.happen(Event::Recall);
+            }
+            let deed = match drawn_deed(&mut state) {
+                Deed::Send(len) => Deed::Send(len * 100 % 12_000),
+                deed => deed,
+            };
+            direction.happen(Event::Talk(deed));
+            direction.happen(Event::Listen(drawn_glance(&mut state)));
+        }
+        direction.settle();
+        handed_over += u32::from(direction.listener.has_handed_over());
+        full += u32::from(direction.listener.ran_out_of_room());
+    }
+    assert!(handed_over > 100 && full > 100, "{handed_over} {full}");
+}
+
 /// What the threads have for what takes them less than a second; a half whose other half has failed would go on for ever.
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -246,7 +246,7 @@ fn what_stands_before_the_marks_is_given_back_and_comes_first() {
     out.demote();
     out.back_sent();
     assert_eq!(out.mode(), Mode::Recalling);
-    assert!(!out.knows_rest());
+    assert!(out.awaits_receiver());
     assert_eq!(
         far.returns(Side::First)
             .expect("on the heap")
@@ -254,9 +254,9 @@ fn what_stands_before_the_marks_is_given_back_and_comes_first() {
         3
     );
     inc.give_back(3);
-    assert!(!out.knows_rest());
+    assert!(out.awaits_receiver());
     inc.enter_lane();
-    assert!(out.knows_rest());
+    assert!(!out.awaits_receiver());
     assert_eq!(inc.recalling(), Recall::Marks);
     inc.marks(&[MARK_BACK]);
     assert_eq!(
@@ -322,12 +322,12 @@ fn a_sender_does_without_a_receiver_that_has_given_up() {
     assert!(out.answer(|| 0));
     out.demote();
     out.back_sent();
-    assert!(!out.knows_rest());
+    assert!(out.awaits_receiver());
     inc.give_up_recall();
-    assert!(out.knows_rest());
+    assert!(!out.awaits_receiver());
     // Who tries again is not waited for, once the sender has answered, so it must not give back.
     inc.recall();
-    assert!(out.knows_rest());
+    assert!(!out.awaits_receiver());
     assert!(!inc.may_give_back());
 }
 

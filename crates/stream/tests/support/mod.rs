@@ -12,6 +12,9 @@ pub(crate) use script::scramble;
 use viaduct_channel::{Geometry, Receiver, Returns, Segment, Sender, Side};
 use viaduct_stream::{Incoming, MARK_BACK, MARK_BELL, Mode, Outgoing, Recall, Source};
 
+/// Bytes that a lane of [`segment`] holds, and that there is room for to give back.
+const ROOM: u64 = 8 << 12;
+
 /// The smallest segment there is.
 pub(crate) fn segment() -> (Segment, Segment) {
     Segment::heap(Geometry::new(12, 8).expect("permitted"))
@@ -129,6 +132,7 @@ impl<'a> Talker<'a> {
                 self.out.fetch(Some(self.pipe.send_position()));
                 self.fetches += 1;
             }
+            (Mode::Raw, _) if self.out.awaits_receiver() => {}
             (Mode::Raw, Deed::Send(len)) => {
                 let sent = self.pipe.send(&bytes_at(self.sent, len));
                 self.sent += sent as u64;
@@ -168,7 +172,7 @@ impl<'a> Talker<'a> {
     }
 
     fn send_again(&mut self) {
-        if !self.out.knows_rest() {
+        if self.out.awaits_receiver() {
             return;
         }
         let mut bytes = [0; 100];
@@ -375,9 +379,12 @@ impl<'a> Listener<'a> {
                 if !self.incoming.may_give_back() || self.pipe.queued() == 0 {
                     return Step::Idle;
                 }
-                let bytes = self.pipe.receive(left.min(glance.room));
-                self.give_back(&bytes);
+                if self.fits() {
+                    let bytes = self.pipe.receive(left.min(glance.room));
+                    self.give_back(&bytes);
+                }
             }
+            Recall::Lane if !self.fits() => {}
             Recall::Lane => {
                 let Ok(readable) = self.lane.readable() else {
                     return Step::Violation;
@@ -394,13 +401,23 @@ impl<'a> Listener<'a> {
         Step::Moved
     }
 
-    fn give_back(&mut self, bytes: &[u8]) {
-        let at = self.incoming.given_back();
-        if self.returns.write(at, bytes.into()) == bytes.len() {
-            self.incoming.give_back(bytes.len());
-        } else {
+    /// Whether there is room for all that is to be given back; else the hand-over has failed, before anything has been.
+    fn fits(&mut self) -> bool {
+        let given_back = self.incoming.given_back();
+        let bytes = self.incoming.to_give_back(self.pipe.receive_position());
+        if given_back + bytes > ROOM {
+            assert_eq!(given_back, 0, "{bytes} more bytes have no room");
             self.handing_over = HandOver::Failed;
         }
+        self.handing_over != HandOver::Failed
+    }
+
+    fn give_back(&mut self, bytes: &[u8]) {
+        assert_eq!(
+            self.returns.write(self.incoming.given_back(), bytes.into()),
+            bytes.len()
+        );
+        self.incoming.give_back(bytes.len());
     }
 
     fn receive(&mut self, glance: Glance) -> Step {
