@@ -8,7 +8,7 @@ use crate::conn::{self, Conn, Phase};
 use crate::policy::{directory, policy};
 use crate::records;
 use crate::sys::{self, raw};
-use crate::{bell, counters, epoll, lifecycle, lock, peer_bells, table, unseen};
+use crate::{bell, counters, epoll, lifecycle, lock, peer_bells, table, unseen, worth};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 use std::os::fd::AsFd;
@@ -232,9 +232,8 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<Optio
         conn.set_flag(conn::BANNED, true);
         return Err(Reason::RuleTcp);
     };
-    let worth_it = messages >= 16 || volume >= 64 << 10;
     let asked_for = when != OfferPolicy::Auto || policy.path == PathPolicy::Shm || conn.wanted() == layout::Wanted::Shm;
-    if !worth_it && !asked_for {
+    if !asked_for && !worth::is_shown(messages, volume) {
         return Ok(None);
     }
     if is_behind() {

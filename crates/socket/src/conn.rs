@@ -11,7 +11,7 @@ pub(crate) use crate::flags::{
 use crate::lock::{self, Guard, Locks};
 use crate::records::{disclaim, index_of};
 use crate::sys::{self, Errno, SegmentCell, raw};
-use crate::{agent, bell, counters, epoll, peer_bells, table};
+use crate::{agent, bell, counters, epoll, peer_bells, table, worth};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 use viaduct_channel::{Segment, Side};
@@ -473,6 +473,7 @@ impl Conn {
                 peer_bells::release(self.peer_bell());
             }
             self.set_phase(Phase::Plain);
+            worth::learn(self);
             counters::close(self);
             self.id.store(0, Release);
         }

@@ -10,6 +10,7 @@ pub(crate) fn before_fork() {
     epoll_share::before_fork();
     // What either process will search later, both must see.
     crate::search::area::share();
+    crate::worth::share();
     for conn in all() {
         if let Some(locks) = conn.locks() {
             locks.holders.fetch_add(1, AcqRel);

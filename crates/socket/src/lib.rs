@@ -11,7 +11,7 @@
 //! | [`epoll`], [`epoll_wait`], [`poll`] | readiness; `ready`: how it is computed |
 //! | [`options`], [`signals`], [`cancel`] | calls whose meaning we keep; `wish`: what `viaduct path` asks for |
 //! | [`search`] | direct search: bytes from the middle of a stream |
-//! | `agent` | viaductd; `policy`: what `viaduct run` said; `counters`: what `viaduct status` shows |
+//! | `agent` | viaductd; `policy`: what `viaduct run` said; `worth`: which connections are offered; `counters`: what `viaduct status` shows |
 //! | `conn`, `table`, `lock`, `jump`, `bell`, `announce`, `spin`, `wait` | the records and how threads wait |
 //! | [`sys`], [`real`] | the system-call corner |
 #![deny(unsafe_code)]
@@ -69,6 +69,7 @@ mod unseen;
 mod vector;
 mod wait;
 mod wish;
+mod worth;
 
 pub use conn::Conn;
 pub use jump::jumping;

@@ -7,7 +7,7 @@ use crate::sys::{self, raw};
 use crate::table::{self, Entry};
 use crate::{
     agent, asleep, bell, counters, demote, direct, epoll, epoll_share, forks, lock, lodgers, options, policy, recall,
-    send, unseen,
+    send, unseen, worth,
 };
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
@@ -475,6 +475,7 @@ pub fn exiting() {
                 crate::marks::settle(conn, &guard);
             }
         }
+        worth::learn(conn);
         conn.leave();
     }
 }

@@ -3,7 +3,7 @@
 use crate::conn::{BANNED, Conn, Phase, READY_OWED};
 use crate::lock::Guard;
 use crate::sys::{self, raw};
-use crate::{agent, counters, kernel, options, policy};
+use crate::{agent, counters, kernel, options, policy, worth};
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use viaduct_channel::{Segment, Side};
 use viaduct_control::Reason;
@@ -35,7 +35,7 @@ impl Conn {
         let policy = policy::policy();
         // A connection that has carried this much has paid for an offer; rules may say otherwise, and need addresses.
         let eager = policy.offer != OfferPolicy::Auto || policy.path == PathPolicy::Shm || policy.has_rules();
-        if eager || messages >= 16 || volume >= 64 << 10 || self.wanted() == Wanted::Shm {
+        if eager || worth::is_shown(messages, volume) || self.wanted() == Wanted::Shm {
             self.offer(messages, volume);
         }
     }

@@ -69,13 +69,6 @@ impl<'a> Vector<'a> {
         Pieces::new(self.parts, skip, limit).map(|(at, len)| unsafe { Dest::from_raw(at, len) })
     }
 
-    /// The first part that lies beyond `skip`, cut to `limit`, as the kernel takes it.
-    pub fn first(&self, skip: usize, limit: usize) -> (usize, usize) {
-        Pieces::new(self.parts, skip, limit)
-            .next()
-            .map_or((0, 0), |(at, len)| (at.expose_provenance(), len))
-    }
-
     /// Copies the list from `skip` on, cut to `limit` bytes, into `parts`; answers how many parts it used.
     pub fn copy_parts(&self, skip: usize, limit: usize, parts: &mut [iovec]) -> usize {
         let mut used = 0;

@@ -1,9 +1,10 @@
-//! Ten thousand connections between two processes, all of them accelerated.
+//! Many connections: ten thousand at once, all of them accelerated, and many in turn, of which those that end early are not.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::Mode as FileMode;
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 use viaduct_testkit::binaries::binary;
 use viaduct_testkit::processes::wait_until;
@@ -26,6 +27,14 @@ fn start(mode: Mode<'_>, input: &Path, arguments: &str) -> Program {
         .spawn()
 }
 
+/// A named pipe, which gives no end of input before what is returned with it is dropped.
+fn pipe(instance: &Instance, name: &str) -> (PathBuf, File) {
+    let path = instance.scratch(name);
+    nix::unistd::mkfifo(&path, FileMode::S_IRUSR | FileMode::S_IWUSR).unwrap();
+    let kept_open = File::options().read(true).write(true).open(&path).unwrap();
+    (path, kept_open)
+}
+
 #[test]
 fn ten_thousand_connections_in_one_process() {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
@@ -36,9 +45,7 @@ fn ten_thousand_connections_in_one_process() {
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(DESCRIPTORS), hard).unwrap();
     let instance = Instance::start();
     let mode = Mode::Accelerated(&instance);
-    let input = instance.scratch("input");
-    nix::unistd::mkfifo(&input, FileMode::S_IRUSR | FileMode::S_IWUSR).unwrap();
-    let _kept_open = File::options().read(true).write(true).open(&input).unwrap();
+    let (input, _kept_open) = pipe(&instance, "input");
 
     let server = start(mode, &input, "echo");
     let listens = wait_until(PATIENCE, || server.output().ends_with('\n'));
@@ -62,4 +69,54 @@ fn ten_thousand_connections_in_one_process() {
     });
     assert!(all, "{:#?}\n{:#?}", instance.totals(), instance.stats());
     assert_eq!(instance.stats().refused, 0);
+}
+
+/// How many connections the process has offered, as `viaduct explain` says.
+fn offers(instance: &Instance, pid: u32) -> u32 {
+    let output = Command::new(binary("viaduct"))
+        .args(["explain", &pid.to_string(), "--dir"])
+        .arg(instance.dir())
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let words: Vec<&str> = said.split_whitespace().collect();
+    let count = words.windows(3).find_map(|words| match words {
+        [count, "offers", "made,"] => count.parse().ok(),
+        _ => None,
+    });
+    count.unwrap_or_else(|| panic!("{said}"))
+}
+
+#[test]
+fn a_server_whose_connections_end_early_offers_them_later() {
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    let (input, _kept_open) = pipe(&instance, "input");
+    let server = start(mode, &input, "echo");
+    assert!(wait_until(PATIENCE, || server.output().ends_with('\n')));
+    let mut before = 0;
+    // So many clients in turn, each with one connection of so many questions and answers. How many of them has the server offered?
+    let mut offered = |clients: std::ops::Range<u32>, questions: u32| {
+        for client in clients {
+            let address = server.output();
+            let arguments = format!(
+                "load {} --connections 1 --warm-up {questions} --question 0123456789abcdef --answer 16",
+                address.trim()
+            );
+            let (input, kept_open) = pipe(&instance, &format!("input-{questions}-{client}"));
+            let client = start(mode, &input, &arguments);
+            assert!(wait_until(PATIENCE, || client.output().ends_with('\n')));
+            drop(kept_open);
+            client.finish(PATIENCE).success();
+        }
+        let now = offers(&instance, server.pid());
+        now - core::mem::replace(&mut before, now)
+    };
+    // Forty messages: enough to be offered at first, and not to have been worth it.
+    let short = offered(0..40, 20);
+    assert!((1..=3).contains(&short), "{short}");
+    let long = offered(0..8, 200);
+    assert!(long >= 7, "{long}");
+    let short = offered(40..60, 20);
+    assert!((1..=4).contains(&short), "{short}");
 }

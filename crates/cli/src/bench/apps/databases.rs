@@ -34,8 +34,8 @@ impl Run<'_> {
         })
     }
 
-    /// mysqlslap's point selects on one connection.
-    pub(super) fn mariadb(self) -> Result<Measurement> {
+    /// mysqlslap's point selects on one connection, or on one for each ten.
+    pub(super) fn mariadb(self, reconnect: bool) -> Result<Measurement> {
         let data = self.data("mariadb", mariadb_data)?;
         let port = free_port()?;
         let server = mariadbd(self.server, &data, port)?;
@@ -44,6 +44,10 @@ impl Run<'_> {
             let client = match self.unix {
                 true => client.arg("--protocol=socket").arg("--socket").arg(data.join("socket")),
                 false => client.args(&format!("--protocol=tcp --host=127.0.0.1 --port={port}")),
+            };
+            let client = match reconnect {
+                true => client.arg("--detach=10"),
+                false => client,
             };
             Ok(client
                 .args(&format!("--create-schema=bench --number-of-queries={queries} --query"))

@@ -88,7 +88,10 @@ pub(crate) enum Work {
     /// PostgreSQL under pgbench: point selects on one connection.
     Postgresql,
     /// MariaDB under mysqlslap: likewise.
-    Mariadb,
+    Mariadb {
+        /// Whether each ten have a connection of their own.
+        reconnect: bool,
+    },
     /// Processor time while nothing happens.
     IdleCpu,
     /// Memory while nothing happens.
@@ -164,6 +167,7 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         work: Work::SockperfLatency,
         needs: &["sockperf"],
         target: ratio(10.0, 20.0),
+        rivals: &[Rival::Sockmap],
         ..COMMON
     },
     Experiment {
@@ -175,6 +179,7 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         needs: &["sockperf"],
         options: &["--spin", "never"],
         target: ratio(1.4, 1.7),
+        rivals: &[Rival::Sockmap],
         ..COMMON
     },
     Experiment {
@@ -278,10 +283,20 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         name: "mariadb",
         title: "MariaDB point selects, 1 connection",
         unit: "queries/s",
-        work: Work::Mariadb,
+        work: Work::Mariadb { reconnect: false },
         needs: MARIADB,
         target: ratio(1.5, 2.0),
         rivals: &[Rival::Unix],
+        ..COMMON
+    },
+    Experiment {
+        name: "mariadb-reconnect",
+        title: "MariaDB, a connection per ten queries",
+        unit: "queries/s",
+        work: Work::Mariadb { reconnect: true },
+        needs: MARIADB,
+        ends: Ends::BothShort,
+        target: ratio(0.95, 1.0),
         ..COMMON
     },
     Experiment {

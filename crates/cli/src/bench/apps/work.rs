@@ -80,7 +80,7 @@ impl Run<'_> {
             Work::Memcached => self.memcached(),
             Work::Nginx { close } => self.nginx(close),
             Work::Postgresql => self.postgresql(),
-            Work::Mariadb => self.mariadb(),
+            Work::Mariadb { reconnect } => self.mariadb(reconnect),
             Work::IdleCpu => self.idle_cpu(),
             Work::IdleMemory => self.idle_memory(),
             Work::Connections => self.connections(),
