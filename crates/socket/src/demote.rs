@@ -62,11 +62,13 @@ pub(crate) fn end_stretch(conn: &Conn, guard: &Guard<'_>, segment: &Segment, rea
     }
 }
 
-/// Whether the sending direction is raw.
+/// Whether the sending direction is raw, and nothing that the peer has recalled is to go out before.
 pub(crate) fn sends_raw(conn: &Conn, id: u64) -> bool {
     conn.own_send(id).is_none_or(|guard| {
-        conn.segment(&guard)
-            .is_none_or(|segment| Outgoing::new(segment.sender(conn.side())).mode() == Mode::Raw)
+        conn.segment(&guard).is_none_or(|segment| {
+            let out = Outgoing::new(segment.sender(conn.side()));
+            out.mode() == Mode::Raw && !recall::owes(conn, &out)
+        })
     })
 }
 
@@ -210,6 +212,7 @@ pub(crate) fn send_on_tcp(conn: &'static Conn, reason: Reason, direct: impl FnOn
         {
             end_stretch(conn, &guard, segment, reason);
         }
+        send::serve(conn);
         sends_raw(conn, id)
     });
     if raw { direct() } else { sys::fail(libc::EAGAIN) }

@@ -464,10 +464,13 @@ pub fn exiting() {
     let is_ours = core::cell::LazyCell::new(owns_records);
     let until = sys::now_ns() + demote::PATIENCE_NS;
     for conn in records::all() {
-        if conn.phase() == Phase::Attached {
+        if conn.phase() != Phase::Plain {
             if !*is_ours {
                 return;
             }
+            worth::learn(conn);
+        }
+        if conn.phase() == Phase::Attached {
             if conn.alone() && !send::finish(conn, until) {
                 crate::marks::reset_on_close(conn);
             }
@@ -475,7 +478,6 @@ pub fn exiting() {
                 crate::marks::settle(conn, &guard);
             }
         }
-        worth::learn(conn);
         conn.leave();
     }
 }

@@ -5,8 +5,9 @@ use crate::lock::Guard;
 use crate::pace::{Bound, Naps};
 use crate::spin::Spinner;
 use crate::sys::{self, raw};
-use crate::{agent, announce, asleep, bell, cancel, epoll, marks, ready, real, send, table, wait};
+use crate::{agent, announce, asleep, bell, cancel, epoll, marks, ready, real, recall, send, table, wait};
 use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM, c_int, pollfd};
+use viaduct_stream::Outgoing;
 
 /// Both names of what there is to receive, and of room to send.
 const IN: i16 = POLLIN | POLLRDNORM;
@@ -272,6 +273,10 @@ fn arm(entries: &[pollfd]) -> Option<Bound> {
             }
             if entry.events & OUT != 0 {
                 let lane = segment.sender(conn.side());
+                if recall::owes(conn, &Outgoing::new(lane)) {
+                    bound = bound.max(Bound::UnrungRoom);
+                    return false;
+                }
                 if !ready::roomy(&lane) {
                     lane.arm_credit(bit);
                     bound = bound.max(ready::bound_of_room(conn, segment, bit));

@@ -39,7 +39,7 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, kernel: boo
         let out = Outgoing::new(lane);
         if conn.flag(conn::DEAD) || out.mode() == Mode::Lane && roomy(&lane) {
             mask |= OUT;
-        } else if out.mode() != Mode::Lane && !recall::awaits_turn(conn, &out) {
+        } else if out.mode() != Mode::Lane && !recall::is_peers_turn(conn, &out) {
             mask |=
                 u32::from(raw::poll_now(conn.fd(), libc::POLLOUT | libc::POLLWRNORM).cast_unsigned()) & (OUT | ALWAYS);
         }
@@ -161,7 +161,12 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static 
     }
     if interest & OUT != 0 && (!edge || conn.flag(conn::OUT_WANTED)) {
         let lane = segment.sender(conn.side());
-        if Outgoing::new(lane).mode() != Mode::Lane {
+        let out = Outgoing::new(lane);
+        if out.mode() != Mode::Lane {
+            if recall::is_peers_turn(conn, &out) {
+                *bound = Bound::UnrungRoom;
+                return false;
+            }
             // Moved since it was last looked at; the kernel tells of changes only.
             return raw::poll_now(conn.fd(), libc::POLLOUT) != 0;
         }

@@ -11,8 +11,7 @@ use viaduct_stream::{Incoming, Mode, Outgoing, Recall, Source};
 
 /// Bytes moved at once.
 const PART: usize = 4096;
-/// More than a hand-over takes, however many connections it is for. So long who waits for the peer's turn looks all the time: not each sleeper can
-/// be rung for.
+/// More than a hand-over takes, however many connections it is for.
 const GONE_NS: u64 = 2_000_000_000;
 /// Steps that one look makes at most; a hostile peer may always ask for one more.
 const STEPS: u32 = 64;
@@ -227,15 +226,15 @@ pub(crate) fn send_again(conn: &Conn, segment: &Segment, out: &Outgoing<'_>) -> 
     Ok(true)
 }
 
-/// Whether it is the peer's turn in a recall, and the peer is there to take it. The sending direction is owned.
+/// Whether it is the peer's turn in a recall, and the peer is there to take it. Notes since when. The sending direction is owned.
 pub(crate) fn is_peers_turn(conn: &Conn, out: &Outgoing<'_>) -> bool {
-    out.awaits_receiver() && !peer_is_gone(conn)
+    // What can be sent no more is waited for no more; the kernel tells.
+    out.awaits_receiver() && !conn.flag(conn::SHUT_WRITE | conn::DEAD) && !peer_is_gone(conn)
 }
 
-/// Whether it is the peer's turn in a recall, and has been for longer than one takes that is not interrupted: looking all the time is no use.
-pub(crate) fn awaits_turn(conn: &Conn, out: &Outgoing<'_>) -> bool {
-    let since = conn.rest_awaited_since.load(Relaxed);
-    out.awaits_receiver() && since != 0 && sys::now_ns().saturating_sub(since) > GONE_NS
+/// Whether a recall that this end has answered leaves it something to send again, or may yet. The sending direction is owned.
+pub(crate) fn owes(conn: &Conn, out: &Outgoing<'_>) -> bool {
+    out.owes_recalled() && !conn.flag(conn::SHUT_WRITE | conn::DEAD) && !(out.awaits_receiver() && peer_is_gone(conn))
 }
 
 /// Whether a peer that has not given back all that it will never does: it was killed in the middle of its hand-over. Where the kernel shows a
@@ -298,6 +297,7 @@ pub(crate) fn fetch(conn: &Conn, out: &Outgoing<'_>) -> bool {
     if !out.must_fetch() || conn.sending_directly() {
         return false;
     }
+    conn.rest_awaited_since.store(0, Relaxed);
     out.fetch(position(conn))
 }
 

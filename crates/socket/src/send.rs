@@ -351,7 +351,7 @@ pub(crate) fn owes(conn: &Conn) -> bool {
     conn.try_own_send().is_some_and(|guard| {
         conn.segment(&guard).is_some_and(|segment| {
             let out = Outgoing::new(segment.sender(conn.side()));
-            matches!(out.mode(), Mode::BackPending | Mode::Recalling) && !recall::awaits_turn(conn, &out)
+            matches!(out.mode(), Mode::BackPending | Mode::Recalling) && !recall::is_peers_turn(conn, &out)
         })
     })
 }
@@ -361,10 +361,9 @@ pub(crate) fn owes(conn: &Conn) -> bool {
 pub(crate) fn finish(conn: &Conn, until: u64) -> bool {
     loop {
         let owes = conn.phase() == Phase::Attached
-            && !conn.flag(conn::SHUT_WRITE | conn::DEAD)
             && conn.own_send(conn.id()).is_some_and(|guard| {
                 conn.segment(&guard)
-                    .is_some_and(|segment| Outgoing::new(segment.sender(conn.side())).owes_recalled())
+                    .is_some_and(|segment| recall::owes(conn, &Outgoing::new(segment.sender(conn.side()))))
             });
         if !owes {
             return true;

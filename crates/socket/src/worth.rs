@@ -1,10 +1,10 @@
 //! When a connection has shown itself worth a lane.
 //!
-//! To match a connection takes viaductd and both ends some 0.4 ms, as long as some 24 messages take on TCP. One that ends soon after has paid it for
-//! nothing. So a connection first carries as much on TCP as would be worth that price, if those before it tell that most do not go on
-//! for long; where most do, it is offered as soon as it has gone beyond a single request.
+//! To match a connection takes viaductd and both ends some 0.4 ms, in which TCP carries more than twenty messages. One that ends soon after has
+//! paid it for nothing. So a connection is offered early only if those before it that were offered went on for long enough; else it first carries as much on
+//! TCP as that price is worth.
 
-use crate::conn::Conn;
+use crate::conn::{self, Conn};
 use crate::counters;
 use crate::sys::{self, raw};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -16,13 +16,14 @@ const LEAST: u32 = 16;
 /// Bytes that count as much as a message.
 const LARGE: u64 = 4 << 10;
 /// A connection that has gone on for so many messages after the first [`LEAST`] has been worth its price.
-const PRICE: u64 = 32;
-/// What is asked for doubles with each step of doubt, so often at most.
-const MOST: u32 = 6;
+const PRICE: u64 = 28;
+/// What is asked for doubles with each step of doubt. After so many no connection is offered that is not worth it.
+const MOST: u32 = 2;
 
 /// How often more connections than not have ended too soon. A program begins with some: many have a short life and one connection.
 static DOUBT: AtomicU32 = AtomicU32::new(1);
-/// The same for a process that has forked, and its children, which learn together: many servers make one for each connection. Null before.
+/// The same for a process that has forked since its first connection, and its children, which learn together: many servers make one for each
+/// connection. Null before.
 static SHARED: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
 
 #[inline]
@@ -57,32 +58,28 @@ pub(crate) fn is_shown(messages: u32, bytes: u64) -> bool {
 
 /// Learns from a connection that ends, unless other processes go on with it.
 pub(crate) fn learn(conn: &Conn) {
-    let (messages, bytes) = (conn.messages.load(Relaxed), conn.volume.load(Relaxed));
-    if messages < LEAST && bytes < u64::from(LEAST) * LARGE {
-        // It would never have been offered.
+    let never = conn.flag(conn::BANNED) && conn.segment_name() == 0;
+    if never || conn.flag(conn::LEFT) || !conn.alone() {
         return;
     }
-    if !conn.alone() {
-        return;
-    }
-    let carried = counters::slot_of(conn).map_or(0, |words| {
-        let [sent, received] = [slot::BYTES_SENT, slot::BYTES_RECEIVED].map(|word| words[word].load(Relaxed));
+    let by_lane = counters::slot_of(conn).map_or(0, |words| {
+        let [sent, received] = [slot::FAST_BYTES_SENT, slot::FAST_BYTES_RECEIVED].map(|word| words[word].load(Relaxed));
         sent.saturating_add(received)
     });
-    if went_on_for(messages, bytes, carried) >= PRICE {
+    let messages = carried(conn.messages.load(Relaxed), conn.volume.load(Relaxed), by_lane);
+    if messages >= u64::from(LEAST) + PRICE {
         note(true);
-    } else if is_shown(messages, bytes) {
+    } else if conn.offered_in.load(Relaxed) != 0 {
         note(false);
     }
 }
 
-/// Messages after the first [`LEAST`], of a connection that has `carried` so many bytes. Once it has a lane only bytes are counted: they are taken for
-/// messages as large as the `messages` of `bytes` before.
-fn went_on_for(messages: u32, bytes: u64, carried: u64) -> u64 {
+/// The messages of a connection. On a lane they are not counted: its bytes are taken for messages as large as the `messages` of `bytes`
+/// on TCP.
+fn carried(messages: u32, bytes: u64, by_lane: u64) -> u64 {
     let size = (bytes / u64::from(messages.max(1))).clamp(1, LARGE);
     let counted = u64::from(messages).max(bytes / LARGE);
-    let uncounted = carried.saturating_sub(bytes) / size;
-    counted.saturating_add(uncounted).saturating_sub(LEAST.into())
+    counted.saturating_add(by_lane / size)
 }
 
 fn note(worth_it: bool) {
@@ -92,7 +89,7 @@ fn note(worth_it: bool) {
     let known = if worth_it {
         known.saturating_sub(1)
     } else {
-        (known + 1).min(MOST)
+        known.saturating_add(1).min(MOST)
     };
     doubt.store(known, Relaxed);
 }
@@ -109,24 +106,24 @@ mod tests {
         note(true);
         assert!(is_shown(16, 0) && is_shown(0, 64 << 10) && !is_shown(15, (64 << 10) - 1));
         (0..20).for_each(|_| note(false));
-        assert!(is_shown(1024, 0) && !is_shown(1023, 0));
-        // A child knows it too.
+        assert!(is_shown(64, 0) && !is_shown(63, 0));
+        // With the children of a fork.
         share();
-        assert!(is_shown(1024, 0) && !is_shown(1023, 0));
-        (0..6).for_each(|_| note(true));
-        assert!(is_shown(16, 0));
+        assert!(is_shown(64, 0) && !is_shown(63, 0));
+        note(true);
+        assert!(is_shown(32, 0) && !is_shown(31, 0));
+        assert_eq!(DOUBT.load(Relaxed), MOST, "only what is shared goes on");
     }
 
     #[test]
     fn messages_on_a_lane_are_counted_by_their_size() {
         // A database's client: twenty requests, then twice as many by lane.
-        assert_eq!(went_on_for(40, 4000, 4000), 40 - 16);
-        assert_eq!(went_on_for(40, 4000, 12_000), 40 + 80 - 16);
+        assert_eq!(carried(40, 4000, 0), 40);
+        assert_eq!(carried(40, 4000, 8000), 40 + 80);
         // A download: few calls, many bytes.
-        assert_eq!(went_on_for(10, 10 << 16, 10 << 16), 160 - 16);
-        assert_eq!(went_on_for(10, 10 << 16, (10 << 16) + (1 << 20)), 160 + 256 - 16);
-        // What was asked to be sent may not have been.
-        assert_eq!(went_on_for(20, 4000, 0), 20 - 16);
-        assert_eq!(went_on_for(0, 0, u64::MAX), u64::MAX - 16);
+        assert_eq!(carried(10, 10 << 16, 0), 160);
+        assert_eq!(carried(10, 10 << 16, 1 << 20), 160 + 256);
+        // Accelerated from the first byte.
+        assert_eq!(carried(0, 0, u64::MAX), u64::MAX);
     }
 }

@@ -276,7 +276,7 @@ impl<'a> Incoming<'a> {
     pub fn enter_lane(&self) {
         let epoch = self.lane.word(R_ENDED).load(Relaxed).wrapping_add(1) & !BACK_SEEN;
         // Never 0, which would mean that the lane has not been entered: a hostile peer could have it entered for ever.
-        // Release pairs with the acquire in `Outgoing::knows_rest`: who sees this sees all that was given back before.
+        // Release pairs with the acquire in `Outgoing::has_entered`: who sees this sees all that was given back before.
         self.lane.word(R_READING).store(epoch.max(1), Release);
     }
 

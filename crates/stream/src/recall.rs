@@ -13,6 +13,7 @@ use crate::{
 };
 use core::ops::Range;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::fence;
 
 /// Attempts to change a word that the peer changes too; a hostile one can spoil them all.
 const ATTEMPTS: u32 = 16;
@@ -107,9 +108,7 @@ impl Outgoing<'_> {
 
     /// In [`Mode::Recalling`]: whether the receiver has given back all that it will.
     fn knows_rest(&self) -> bool {
-        // Acquire pairs with the release in `Incoming::enter_lane`.
-        let reading = self.lane.peer_word(R_READING).load(Acquire) & !BACK_SEEN;
-        reading == self.lane.word(S_EPOCH).load(Relaxed) || self.read_to_the_end() || self.is_given_up()
+        self.has_entered() || self.read_to_the_end() || self.is_given_up()
     }
 
     /// Whether it is the receiver's turn in a recall. Nothing is sent meanwhile: what a raw direction sends before the receiver has ended its
@@ -117,9 +116,25 @@ impl Outgoing<'_> {
     pub fn awaits_receiver(&self) -> bool {
         match self.mode() {
             Mode::Recalling => !self.knows_rest(),
-            Mode::Raw => self.has_answered() && !self.read_to_the_end() && !self.is_given_up(),
+            Mode::Raw => {
+                self.has_answered() && !self.read_to_the_end() && !self.is_given_up() && !self.nothing_comes_back()
+            }
             Mode::Lane | Mode::BackPending => false,
         }
+    }
+
+    /// In [`Mode::Raw`]: whether the receiver has entered the last stretch, and has neither left anything of it nor given anything back.
+    fn nothing_comes_back(&self) -> bool {
+        let empty = self.has_entered() && self.lane.in_flight() == 0;
+        // Pairs with the release of the receiver's head: what has left the lane to be given back is seen there.
+        fence(Acquire);
+        empty && self.returned().is_empty()
+    }
+
+    fn has_entered(&self) -> bool {
+        // Acquire pairs with the release in `Incoming::enter_lane`.
+        let reading = self.lane.peer_word(R_READING).load(Acquire) & !BACK_SEEN;
+        reading == self.lane.word(S_EPOCH).load(Relaxed)
     }
 
     /// In [`Mode::Recalling`]: nothing is left in the lane, nor of what was given back.

@@ -197,6 +197,7 @@ fn a_recall_makes_the_sender_send_again_behind_the_mark_back() {
     lane.consume(6);
     assert_eq!(out.mode(), Mode::Recalling);
     out.recalled();
+    assert!(!out.awaits_receiver(), "nothing is left that could come back");
     assert_eq!(out.mode(), Mode::Raw);
     assert_eq!(far.receiver(Side::Second).readable(), Ok(0));
     assert_eq!(inc.recalling(), Recall::Done);
@@ -285,16 +286,22 @@ fn what_stands_before_the_marks_is_given_back_and_comes_first() {
 fn a_recall_behind_the_mark_back_makes_the_sender_come_and_fetch() {
     let (near, far) = segment();
     let (out, inc) = recalled_late(&near, &far);
-    assert!(!out.owes_recalled());
-    assert!(out.answer(|| 0));
+    assert!(!out.owes_recalled() && !out.awaits_receiver());
+    assert!(out.answer(|| 9));
     assert!(out.owes_recalled(), "the receiver counts on it");
     assert_eq!(out.mode(), Mode::Raw);
+    assert!(out.awaits_receiver(), "what is sent now would have to be given back");
     assert_eq!(inc.recalling(), Recall::Lane);
-    assert_eq!(far.receiver(Side::Second).readable(), Ok(6));
-    far.receiver(Side::Second).consume(6);
+    assert_eq!(
+        (far.receiver(Side::Second).readable(), inc.to_give_back(5)),
+        (Ok(6), 6 + 4)
+    );
     inc.give_back(6);
+    far.receiver(Side::Second).consume(6);
     assert!(!out.must_fetch(), "there may be more");
+    assert!(out.awaits_receiver());
     inc.lane_drained();
+    assert!(!out.awaits_receiver());
     assert_eq!(inc.recalling(), Recall::Wait);
     assert!(!out.promote(9));
     assert!(out.must_fetch());

@@ -324,7 +324,7 @@ impl Run<'_> {
         let mut address = String::new();
         said.read_line(&mut address)?;
         let client = Launch::peer(self.client)?
-            .args("load --warm-up 20")
+            .args("load --warm-up 30")
             .args(&format!("--connections {connections} --answer {MESSAGE} --question"))
             .arg("q".repeat(MESSAGE))
             .arg(address.trim());
