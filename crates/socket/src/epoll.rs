@@ -336,6 +336,21 @@ pub(crate) fn attached(conn: &'static Conn) {
     });
 }
 
+/// The program has been told that the connection is full, and may wait for room without saying so again: sleepers are to look for it, which they do
+/// at hot members only.
+pub(crate) fn wants_room(conn: &'static Conn) {
+    if conn.flag(conn::OUT_WANTED) {
+        return;
+    }
+    conn.set_flag(conn::OUT_WANTED, true);
+    for_each_membership(conn, |set, number, member| {
+        if member.has(EMULATED) && !member.has(PARKED) && member.events.load(Relaxed) & ready::OUT != 0 {
+            set.heat(number, member);
+            set.nudge();
+        }
+    });
+}
+
 /// A connection ends: leaves its sets. The kernel removes the registrations by itself, but keeps one whose socket another process holds.
 /// `stale`: the descriptor may stand for something else already.
 pub(crate) fn forget(conn: &'static Conn, stale: bool) {

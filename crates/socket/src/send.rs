@@ -8,7 +8,7 @@ use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, bell, cancel, counters, kernel, marks, ready, recall, wish};
+use crate::{agent, bell, cancel, counters, epoll, kernel, marks, ready, recall, wish};
 use libc::c_int;
 use viaduct_channel::Segment;
 use viaduct_control::Reason;
@@ -98,7 +98,7 @@ pub(crate) fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, di
         }
     };
     if error == libc::EAGAIN {
-        conn.set_flag(conn::OUT_WANTED, true);
+        epoll::wants_room(conn);
     } else if error == 0 && conn.flag(conn::OUT_WANTED) {
         conn.set_flag(conn::OUT_WANTED, false);
     }

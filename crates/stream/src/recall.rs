@@ -70,8 +70,8 @@ impl Outgoing<'_> {
 
     /// Whether something that a recall asks for is still to be sent, or may be given back yet: a FIN would cut it off.
     pub fn owes_recalled(&self) -> bool {
-        let settled = self.mode() == Mode::Raw && self.read_to_the_end() && self.returned().is_empty();
-        self.has_answered() && !settled && !(self.mode() == Mode::Raw && self.is_given_up())
+        let settled = || self.read_to_the_end() && self.returned().is_empty() || self.nothing_comes_back();
+        self.has_answered() && !(self.mode() == Mode::Raw && (self.is_given_up() || settled()))
     }
 
     /// Bytes given back that have not been sent again, by their positions in the room for returns.

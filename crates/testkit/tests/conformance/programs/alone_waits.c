@@ -295,6 +295,25 @@ static void epoll_when_room_comes(void)
     close_pair(p);
 }
 
+static void epoll_for_room_after_idling(void)
+{
+    struct pair p = make_pair();
+    struct epoll_event event;
+    int set = epoll_create1(0);
+    size_t total;
+    int wait;
+
+    EXPECT(watch(set, p.near, EPOLLIN | EPOLLOUT | EPOLLET) == 0);
+    EXPECT(epoll_wait(set, &event, 1, 1000) == 1 && event.events == EPOLLOUT);
+    for (wait = 0; wait < 100; wait++)
+        EXPECT(epoll_wait(set, &event, 1, 1) == 0);
+    total = fill_up(p.near);
+    EXPECT(drains(p.far, total));
+    EXPECT(epoll_wait(set, &event, 1, 1000) == 1 && event.events == EPOLLOUT);
+    close(set);
+    close_pair(p);
+}
+
 static void epoll_once(void)
 {
     struct pair p = make_pair();
@@ -466,6 +485,7 @@ static void low_water_mark(void)
 
 MAIN(ALONE(poll_waits_its_time), ALONE(poll_sees_what_comes), ALONE(select_sees_what_comes),
      ALONE(a_mask_is_in_force_while_waiting), ALONE(signals_interrupt), ALONE(receive_time_out), ALONE(a_full_socket),
-     ALONE(epoll_by_level), ALONE(epoll_by_edge), ALONE(epoll_when_room_comes), ALONE(epoll_once),
+     ALONE(epoll_by_level), ALONE(epoll_by_edge), ALONE(epoll_when_room_comes),
+     ALONE(epoll_for_room_after_idling), ALONE(epoll_once),
      ALONE(epoll_adds_while_others_wait), ALONE(epoll_in_epoll), ALONE(others_get_their_turn),
      ALONE(unseen_waits_wake), ALONE(low_water_mark))
