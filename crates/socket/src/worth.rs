@@ -1,7 +1,7 @@
 //! When a connection has shown itself worth a lane.
 //!
 //! To match a connection takes viaductd and both ends some 0.4 ms, in which TCP carries more than twenty messages. One that ends soon after has
-//! paid it for nothing. So a connection is offered early only if those before it that were offered went on for long enough; else it first carries as much on
+//! paid it for nothing. So a connection is offered early only if those before it went on for long enough; else it first carries as much on
 //! TCP as that price is worth.
 
 use crate::conn::{self, Conn};

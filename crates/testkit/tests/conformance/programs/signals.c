@@ -159,7 +159,8 @@ static void restarted_send(void)
         tell((int)total);
         signal_in(60, SIGUSR1);
         R(send(s, bytes, sizeof bytes, 0));
-        sleep_ms(30);
+        /* The kernel may have found room after all: then the signal comes now. */
+        sleep_ms(100);
         say("%d signals", signals);
     } else {
         total = ask();
