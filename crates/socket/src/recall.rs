@@ -7,7 +7,7 @@ use crate::sys::{self, Errno, raw};
 use crate::{kernel, receive, send};
 use core::sync::atomic::Ordering::Relaxed;
 use viaduct_channel::{Receiver, Returns, Segment};
-use viaduct_stream::{Incoming, Mode, Outgoing, Recall, Source};
+use viaduct_stream::{Incoming, Mode, Outgoing, Recall};
 
 /// Bytes moved at once.
 const PART: usize = 4096;
@@ -83,11 +83,7 @@ pub(crate) fn begin(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>) {
 
 /// Whether there is room for all that would have to be given back, as far as can be told now: part of it would only put the rest out of order.
 fn fits(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>) -> bool {
-    let bytes = match incoming.source() {
-        Source::Raw | Source::Lane => 0,
-        Source::RawUntil(_) | Source::LaneThenRaw => incoming.to_give_back(receive::position(conn)),
-    };
-    has_room(segment, incoming, bytes)
+    has_room(segment, incoming, incoming.to_give_back(|| receive::position(conn)))
 }
 
 /// Whether the peer has begun with its part.

@@ -438,7 +438,7 @@ fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Err
             };
             let lane = segment.sender(conn.side());
             let out = Outgoing::new(lane);
-            if out.awaits_receiver() {
+            if recall::is_peers_turn(conn, &out) {
                 // The kernel has room, but it is the peer's turn, which rings when it has done its part.
                 Err((wait::FOR_CREDIT, Some(TURN_NS)))
             } else if out.mode() != Mode::Lane {

@@ -70,8 +70,8 @@ impl Outgoing<'_> {
 
     /// Whether something that a recall asks for is still to be sent, or may be given back yet: a FIN would cut it off.
     pub fn owes_recalled(&self) -> bool {
-        let settled = || self.read_to_the_end() && self.returned().is_empty() || self.nothing_comes_back();
-        self.has_answered() && !(self.mode() == Mode::Raw && (self.is_given_up() || settled()))
+        let owes_raw = || !self.is_given_up() && (self.awaits_receiver() || self.must_fetch());
+        self.has_answered() && (self.mode() != Mode::Raw || owes_raw())
     }
 
     /// Bytes given back that have not been sent again, by their positions in the room for returns.
@@ -219,11 +219,11 @@ impl Incoming<'_> {
         }
     }
 
-    /// Bytes that a recall will have this end give back if its kernel position is `position`, as far as can be told before the sender has
-    /// answered; from then on exactly, or less.
-    pub fn to_give_back(&self, position: u64) -> u64 {
+    /// Bytes that a recall will have this end give back if its kernel position is `position`, which is asked for where it matters, as far as can be
+    /// told before the sender has answered; from then on exactly, or less.
+    pub fn to_give_back(&self, position: impl FnOnce() -> u64) -> u64 {
         let lane = || self.lane.readable().map_or(0, |bytes| bytes as u64);
-        let ahead = |until: u64| until.saturating_sub(position);
+        let ahead = |until: u64| until.saturating_sub(position());
         match (self.source(), self.answered_at()) {
             // The sender sends the lane's rest again by itself.
             (Source::Raw | Source::Lane, _) | (Source::LaneThenRaw, None) => 0,

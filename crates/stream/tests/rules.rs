@@ -293,7 +293,7 @@ fn a_recall_behind_the_mark_back_makes_the_sender_come_and_fetch() {
     assert!(out.awaits_receiver(), "what is sent now would have to be given back");
     assert_eq!(inc.recalling(), Recall::Lane);
     assert_eq!(
-        (far.receiver(Side::Second).readable(), inc.to_give_back(5)),
+        (far.receiver(Side::Second).readable(), inc.to_give_back(|| 5)),
         (Ok(6), 6 + 4)
     );
     inc.give_back(6);

@@ -27,6 +27,24 @@ fn start(mode: Mode<'_>, input: &Path, arguments: &str) -> Program {
         .spawn()
 }
 
+/// A server that listens, as it has said.
+fn echo(mode: Mode<'_>, input: &Path) -> Program {
+    let server = start(mode, input, "echo");
+    let listens = wait_until(PATIENCE, || server.output().ends_with('\n'));
+    assert!(listens, "{}", server.errors());
+    server
+}
+
+/// A client that asks `server` so many questions on each of its connections before it says that it is ready.
+fn load(mode: Mode<'_>, input: &Path, server: &Program, connections: u64, questions: u32) -> Program {
+    let address = server.output();
+    let arguments = format!(
+        "load {} --connections {connections} --warm-up {questions} --question 0123456789abcdef --answer 16",
+        address.trim()
+    );
+    start(mode, input, &arguments)
+}
+
 /// A named pipe, which gives no end of input before what is returned with it is dropped.
 fn pipe(instance: &Instance, name: &str) -> (PathBuf, File) {
     let path = instance.scratch(name);
@@ -47,14 +65,8 @@ fn ten_thousand_connections_in_one_process() {
     let mode = Mode::Accelerated(&instance);
     let (input, _kept_open) = pipe(&instance, "input");
 
-    let server = start(mode, &input, "echo");
-    let listens = wait_until(PATIENCE, || server.output().ends_with('\n'));
-    assert!(listens, "{}", server.errors());
-    let arguments = format!(
-        "load {} --connections {CONNECTIONS} --warm-up 30 --question 0123456789abcdef --answer 16",
-        server.output().trim()
-    );
-    let mut client = start(mode, &input, &arguments);
+    let server = echo(mode, &input);
+    let mut client = load(mode, &input, &server, CONNECTIONS, 30);
     let answered = wait_until(PATIENCE, || client.output().ends_with('\n') || !client.is_running());
     assert!(
         answered && client.is_running(),
@@ -92,19 +104,13 @@ fn a_server_whose_connections_end_early_offers_them_later() {
     let instance = Instance::start();
     let mode = Mode::Accelerated(&instance);
     let (input, _kept_open) = pipe(&instance, "input");
-    let server = start(mode, &input, "echo");
-    assert!(wait_until(PATIENCE, || server.output().ends_with('\n')));
+    let server = echo(mode, &input);
     let mut before = 0;
     // So many clients in turn, each with one connection of so many questions and answers. How many of them has the server offered?
     let mut offered = |clients: std::ops::Range<u32>, questions: u32| {
         for client in clients {
-            let address = server.output();
-            let arguments = format!(
-                "load {} --connections 1 --warm-up {questions} --question 0123456789abcdef --answer 16",
-                address.trim()
-            );
             let (input, kept_open) = pipe(&instance, &format!("input-{questions}-{client}"));
-            let client = start(mode, &input, &arguments);
+            let client = load(mode, &input, &server, 1, questions);
             assert!(wait_until(PATIENCE, || client.output().ends_with('\n')));
             drop(kept_open);
             client.finish(PATIENCE).success();

@@ -404,7 +404,7 @@ impl<'a> Listener<'a> {
     /// Whether there is room for all that is to be given back; else the hand-over has failed, before anything has been.
     fn fits(&mut self) -> bool {
         let given_back = self.incoming.given_back();
-        let bytes = self.incoming.to_give_back(self.pipe.receive_position());
+        let bytes = self.incoming.to_give_back(|| self.pipe.receive_position());
         if given_back + bytes > ROOM {
             assert_eq!(given_back, 0, "{bytes} more bytes have no room");
             self.handing_over = HandOver::Failed;
