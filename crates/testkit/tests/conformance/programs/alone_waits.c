@@ -163,18 +163,18 @@ static void receive_time_out(void)
     close_pair(p);
 }
 
-/* Fills the connection; returns the number of bytes that went in. */
+/* Fills the connection, and while it is moved both of its paths: a move makes room. Returns the number of bytes that went in. */
 static size_t fill_up(int fd)
 {
     static char bytes[30000];
     size_t total = 0;
 
-    for (int rest = 0; rest < 6; rest++) {
+    for (int rest = 0; rest < 60; rest++) {
         ssize_t count;
         while ((count = send(fd, bytes, sizeof bytes, MSG_DONTWAIT)) > 0 ||
                (count = send(fd, bytes, 1, MSG_DONTWAIT)) > 0)
             total += (size_t)count;
-        sleep_ms(10);
+        sleep_ms(1);
     }
     return total;
 }

@@ -89,7 +89,8 @@ int number_of(int fd, int level, int name);
 /* Sends or receives `count` bytes of the pattern from place `from`; says how far it came. */
 void pour(int fd, size_t from, size_t count);
 void drink(int fd, size_t from, size_t count);
-/* Sends until nothing more goes in, and says nothing; returns how much it was. */
+/* Sends as often as there is room within 50 ms, in which a connection that is moved gets to the end of both paths; says nothing,
+   returns how much it was. */
 size_t fill(int fd);
 /* Receives and forgets. */
 void drain(int fd, size_t count);

@@ -280,12 +280,12 @@ size_t fill(int fd)
     static char bytes[30000];
     size_t total = 0;
 
-    for (int rest = 0; rest < 5; rest++) {
+    for (int rest = 0; rest < 50; rest++) {
         ssize_t count;
         while ((count = send(fd, bytes, sizeof bytes, MSG_DONTWAIT)) > 0 ||
                (count = send(fd, bytes, 1, MSG_DONTWAIT)) > 0)
             total += (size_t)count;
-        sleep_ms(8);
+        sleep_ms(1);
     }
     return total;
 }
