@@ -2,6 +2,7 @@
 
 use core::ffi::{c_int, c_long};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+use viaduct_socket::epoll_ctl::{self, Asked};
 use viaduct_socket::epoll_wait::Timeout;
 use viaduct_socket::poll::{self, Wait};
 use viaduct_socket::sys::{self, Events, raw};
@@ -318,10 +319,18 @@ pub unsafe extern "C-unwind" fn epoll_ctl(set: c_int, operation: c_int, fd: c_in
         // SAFETY: the program's event.
         _ => unsafe { ((*event).events, (*event).u64) },
     };
-    c_int::try_from(epoll::control(index, operation, fd, events, data, || direct() as isize)).unwrap_or(-1)
+    let asked = Asked {
+        set: index,
+        operation,
+        fd,
+        events,
+        data,
+    };
+    c_int::try_from(epoll_ctl::control(asked, || direct() as isize)).unwrap_or(-1)
 }
 
 /// The parts that all kinds of waiting in a set share.
+#[inline(always)]
 unsafe fn wait_in_set(
     set: c_int,
     events: *mut epoll_event,
@@ -338,7 +347,8 @@ unsafe fn wait_in_set(
     }
     // SAFETY: the program vouches for its buffer.
     let mut events = unsafe { Events::new(events, room) };
-    c_int::try_from(waiting::wait(index, &mut events, timeout, mask, || direct() as isize)).unwrap_or(-1)
+    let plain = waiting::begin(index).and_then(|wait| wait.end(direct() as isize, &mut events));
+    c_int::try_from(plain.unwrap_or_else(|| waiting::wait(index, &mut events, timeout, mask))).unwrap_or(-1)
 }
 
 #[unsafe(no_mangle)]

@@ -7,7 +7,7 @@
 use crate::conn::Conn;
 use crate::jump::Jump;
 use crate::lock::{self, Locks};
-use crate::{lifecycle, sys};
+use crate::{sys, thread};
 use core::cell::Cell;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::SeqCst;
@@ -41,7 +41,7 @@ pub(crate) fn fall_asleep(conns: impl Iterator<Item = &'static Conn>) {
         *place = conn.locks().map(|locks| note(conn, id, locks));
     }
     if noted.iter().any(Option::is_some) {
-        lifecycle::watch_thread();
+        thread::this().watch();
         FRAME.set(sys::stack_pointer());
         NOTED.set(noted);
     }

@@ -4,7 +4,7 @@
 //! or of the thread that offered it; a waiter with another bell asks to be woken by a mark on the kernel connection instead.
 
 use crate::sys::raw;
-use crate::{agent, lifecycle, table};
+use crate::{agent, table, thread};
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32};
@@ -109,7 +109,7 @@ pub(crate) fn of_thread() -> Option<&'static Bell> {
     }
     let bell = claim()?;
     OWN.set(bell.number());
-    lifecycle::watch_thread();
+    thread::this().watch();
     Some(bell)
 }
 

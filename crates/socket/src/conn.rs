@@ -30,9 +30,9 @@ pub(crate) enum Phase {
     Attached = 2,
 }
 
-/// One connection end.
+/// One connection end. What calls on plain connections look at is together in one cache line.
 #[derive(Debug)]
-#[repr(align(128))]
+#[repr(C, align(128))]
 pub struct Conn {
     pub(crate) id: AtomicU64,
     pub(crate) locks: AtomicPtr<Locks>,
@@ -43,16 +43,19 @@ pub struct Conn {
     nonblocking: AtomicU8,
     reason: AtomicU16,
     pub(crate) flags: AtomicU32,
-    pub(crate) references: AtomicU32,
     fd: AtomicI32,
     /// Calls inside the kernel that receive or send stream bytes without owning the direction.
     pub(crate) direct_receives: AtomicU32,
     pub(crate) direct_sends: AtomicU32,
-    /// Those of the receives that only peek.
-    pub(crate) peeks: AtomicU32,
+    /// One more than the index of the first epoll membership.
+    pub(crate) memberships: AtomicU32,
     pub(crate) messages: AtomicU32,
-    pub(crate) offered_in: AtomicU32,
     pub(crate) volume: AtomicU64,
+    pub(crate) segment: SegmentCell,
+    pub(crate) references: AtomicU32,
+    /// Those of the direct receives that only peek.
+    pub(crate) peeks: AtomicU32,
+    pub(crate) offered_in: AtomicU32,
     pub(crate) retry_at_ns: AtomicU64,
     pub(crate) checked_at: AtomicU64,
     /// Checks left out since, and how many may be.
@@ -67,7 +70,6 @@ pub struct Conn {
     pub(crate) stuck_since: AtomicU64,
     /// Since when, in nanoseconds, a sender has waited for what a peer gives back.
     pub(crate) rest_awaited_since: AtomicU64,
-    pub(crate) segment: SegmentCell,
     pub(crate) segment_name: AtomicU64,
     /// Eventfd of the peer's bell, -1 for none.
     pub(crate) peer_bell: AtomicI32,
@@ -76,8 +78,6 @@ pub struct Conn {
     pending_error: AtomicI32,
     pub(crate) receive_timeout_ns: AtomicU64,
     pub(crate) send_timeout_ns: AtomicU64,
-    /// One more than the index of the first epoll membership.
-    pub(crate) memberships: AtomicU32,
 }
 
 impl Conn {

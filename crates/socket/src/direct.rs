@@ -4,10 +4,10 @@
 //! notes what it has begun, and what is still noted when the thread ends has not ended otherwise.
 
 use crate::conn::{Conn, Phase};
-use crate::lifecycle;
+use crate::{sys, thread};
 use core::cell::Cell;
 use core::sync::atomic::AtomicU32;
-use core::sync::atomic::Ordering::SeqCst;
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// Calls of one thread at a time: its own, and those of signal handlers that interrupt it. More are not noted.
 const MOST: usize = 4;
@@ -29,9 +29,15 @@ struct Begun {
     kind: Kind,
 }
 
-thread_local! {
-    /// Each is set whole by whoever found it empty: handlers leave it as they found it.
-    static BEGUN: [Cell<Option<Begun>>; MOST] = const { [const { Cell::new(None) }; MOST] };
+/// The calls that one thread is in. Each place is set whole by whoever found it empty: handlers leave it as they found it.
+#[derive(Debug)]
+pub(crate) struct Calls([Cell<Option<Begun>>; MOST]);
+
+impl Calls {
+    /// Of a thread that is in none.
+    pub(crate) const fn new() -> Self {
+        Self([const { Cell::new(None) }; MOST])
+    }
 }
 
 impl Begun {
@@ -54,18 +60,32 @@ impl Begun {
     }
 }
 
+#[inline]
+fn add_one(count: &AtomicU32) {
+    if sys::single_threaded() {
+        count.store(count.load(Relaxed).wrapping_add(1), Relaxed);
+    } else {
+        // SeqCst pairs with `Conn::pay_ready`, `search::begin` and `Conn::sending_directly`.
+        count.fetch_add(1, SeqCst);
+    }
+}
+
 /// In a forked child the counts begin at 0, whatever its thread is in.
 #[inline]
 fn take_one(count: &AtomicU32) {
-    let _ = count.fetch_update(SeqCst, SeqCst, |count| count.checked_sub(1));
+    if sys::single_threaded() {
+        count.store(count.load(Relaxed).saturating_sub(1), Relaxed);
+    } else {
+        let _ = count.fetch_update(SeqCst, SeqCst, |count| count.checked_sub(1));
+    }
 }
 
 /// A call of the program's that is inside the kernel with its own buffers, on a connection that was not attached when it began.
 #[derive(Debug)]
 pub(crate) struct DirectCall {
     begun: Begun,
-    /// Where it is noted; beyond them if it is not.
-    place: usize,
+    /// Where it is noted, if it is.
+    place: Option<&'static Cell<Option<Begun>>>,
 }
 
 impl DirectCall {
@@ -96,36 +116,36 @@ impl DirectCall {
     fn begin(conn: &'static Conn, kind: Kind) -> Option<Self> {
         let id = conn.id();
         let begun = Begun { conn, id, kind };
-        // SeqCst pairs with `Conn::pay_ready`, `search::begin` and `Conn::sending_directly`.
-        begun.count().fetch_add(1, SeqCst);
+        add_one(begun.count());
         if conn.phase() == Phase::Attached {
             begun.end();
             return None;
         }
-        let place = BEGUN.with(|places| {
-            let free = places.iter().position(|place| place.get().is_none());
-            if let Some(place) = free.and_then(|free| places.get(free)) {
-                place.set(Some(begun));
-            }
-            free.unwrap_or(MOST)
-        });
-        lifecycle::watch_thread();
+        let thread = thread::this();
+        let place = thread.calls.0.iter().find(|place| place.get().is_none());
+        if let Some(place) = place {
+            place.set(Some(begun));
+        }
+        thread.watch();
         Some(Self { begun, place })
     }
 
     /// The call has returned. Not a destructor: a cancelled thread must find nothing to run.
     #[inline]
     pub(crate) fn end(self) {
-        BEGUN.with(|places| {
-            if let Some(place) = places.get(self.place) {
-                place.set(None);
-            }
-        });
+        if let Some(place) = self.place {
+            place.set(None);
+        }
         self.begun.end();
     }
 }
 
 /// The calling thread ends, and with it the calls that it has never come back from.
 pub(crate) fn thread_ends() {
-    BEGUN.with(|places| places.iter().filter_map(Cell::take).for_each(Begun::end));
+    thread::this()
+        .calls
+        .0
+        .iter()
+        .filter_map(Cell::take)
+        .for_each(Begun::end);
 }

@@ -84,7 +84,7 @@ pub(crate) fn release(index: usize, fd: i32) {
 }
 
 /// Takes a member out of its set and its connection's list. The set is owned.
-fn remove(set: &Set, number: u32) {
+pub(crate) fn remove(set: &Set, number: u32) {
     let Some(gone) = member(number) else { return };
     set.cool(number, gone);
     set.members.remove(number, set_links);
@@ -120,7 +120,7 @@ fn claim() -> Option<(u32, &'static Member)> {
     None
 }
 
-fn find(conn: &Conn, set_index: usize, fd: i32) -> Option<(u32, &'static Member)> {
+pub(crate) fn find(conn: &Conn, set_index: usize, fd: i32) -> Option<(u32, &'static Member)> {
     let mut number = conn.memberships.load(Relaxed);
     while let Some(found) = member(number) {
         if found.set.load(Relaxed) as usize == set_index + 1 && found.fd.load(Relaxed) == fd {
@@ -129,127 +129,6 @@ fn find(conn: &Conn, set_index: usize, fd: i32) -> Option<(u32, &'static Member)
         number = found.next_of_connection.load(Relaxed);
     }
     None
-}
-
-/// The program's `epoll_ctl(set, operation, fd, {events, data})`; `direct` is its own call.
-pub fn control(
-    set_index: usize,
-    operation: i32,
-    fd: i32,
-    events: u32,
-    data: u64,
-    direct: impl FnOnce() -> isize,
-) -> isize {
-    if table::is_private(fd) {
-        return crate::sys::fail(libc::EBADF);
-    }
-    let (Some(set), Some(conn)) = (set(set_index), table::connection(fd)) else {
-        let result = direct();
-        if result == 0
-            && operation == libc::EPOLL_CTL_ADD
-            && let Some(inner) = table::epoll_set(fd)
-        {
-            nest(inner);
-        }
-        return result;
-    };
-    let Some(_owner) = set.own() else { return direct() };
-    let known = find(conn, set_index, fd);
-    if let Some((number, member)) = known
-        && let Some(result) = control_ours(set, number, member, conn, operation, events, data)
-    {
-        return result;
-    }
-    let exclusive = events & EPOLLEXCLUSIVE.cast_unsigned() != 0;
-    if operation == libc::EPOLL_CTL_ADD
-        && conn.phase() == Phase::Attached
-        && !exclusive
-        && !set.nested.load(Relaxed)
-        && !set.inherited.load(Relaxed)
-        && let Some((number, member)) = known.or_else(|| record(set, set_index, conn, fd))
-    {
-        // Ours from the start: who sleeps in the set might else be told by the kernel, and then again by us.
-        set.ensure_bell();
-        if let Err(errno) = raw::epoll_ctl(set.fd(), operation, fd, OUR_EVENTS, tag() | u64::from(number)) {
-            if known.is_none() {
-                remove(set, number);
-            }
-            return crate::sys::fail(errno);
-        }
-        begin(set, number, member, events, data);
-        taken_over(set, number, member);
-        return 0;
-    }
-    let result = direct();
-    if result != 0 {
-        return result;
-    }
-    match (operation, known) {
-        (libc::EPOLL_CTL_ADD, None) => match record(set, set_index, conn, fd) {
-            Some((number, member)) => added(set, number, member, conn, events, data),
-            None => demote::ban(conn, Reason::Resources),
-        },
-        (libc::EPOLL_CTL_ADD, Some((number, member))) => added(set, number, member, conn, events, data),
-        (libc::EPOLL_CTL_MOD, Some((_, member))) => member.register(events, data),
-        (libc::EPOLL_CTL_DEL, Some((number, member))) => {
-            set.cool(number, member);
-            if member.change(u32::MAX, PARKED) & EMULATED != 0 {
-                set.emulated.fetch_sub(1, Relaxed);
-            }
-        }
-        _ => {}
-    }
-    result
-}
-
-/// What of the program's `epoll_ctl` needs no call, the registration in the kernel being ours; `None`: the kernel is to be asked. The set
-/// is owned.
-fn control_ours(
-    set: &'static Set,
-    number: u32,
-    member: &'static Member,
-    conn: &'static Conn,
-    operation: i32,
-    events: u32,
-    data: u64,
-) -> Option<isize> {
-    let flags = member.flags.load(Relaxed);
-    // The kernel knows what may be combined with it.
-    let exclusive = (events | member.events.load(Relaxed)) & EPOLLEXCLUSIVE.cast_unsigned() != 0;
-    match operation {
-        libc::EPOLL_CTL_ADD if flags & (EMULATED | PARKED) == EMULATED | PARKED => {
-            if exclusive || set.nested.load(Relaxed) {
-                unregister(set, member);
-                return None;
-            }
-            member.change(PARKED, 0);
-        }
-        libc::EPOLL_CTL_MOD if flags & PARKED == 0 => {
-            if flags & EMULATED == 0 && (conn.phase() != Phase::Attached || set.nested.load(Relaxed)) {
-                return None;
-            }
-            if exclusive {
-                return Some(crate::sys::fail(libc::EINVAL));
-            }
-        }
-        libc::EPOLL_CTL_DEL if flags & (EMULATED | PARKED) == EMULATED => {
-            if exclusive || set.shared.load(Relaxed) {
-                return None;
-            }
-            member.change(0, PARKED);
-            set.cool(number, member);
-            return Some(0);
-        }
-        _ if flags & (EMULATED | PARKED) == EMULATED | PARKED => return Some(crate::sys::fail(libc::ENOENT)),
-        _ => return None,
-    }
-    member.register(events, data);
-    if !member.has(EMULATED) {
-        emulate(set, number, member);
-    }
-    set.heat(number, member);
-    set.nudge();
-    Some(0)
 }
 
 /// Takes our registration of a parked member out of the kernel's set. The set is owned.
@@ -261,7 +140,12 @@ pub(crate) fn unregister(set: &Set, member: &Member) {
 }
 
 /// A new record of a member; `None`: there are no more. The set is owned.
-fn record(set: &'static Set, set_index: usize, conn: &'static Conn, fd: i32) -> Option<(u32, &'static Member)> {
+pub(crate) fn record(
+    set: &'static Set,
+    set_index: usize,
+    conn: &'static Conn,
+    fd: i32,
+) -> Option<(u32, &'static Member)> {
     let set_number = u32::try_from(set_index + 1).ok()?;
     let (number, member) = claim()?;
     member.set.store(set_number, Relaxed);
@@ -275,7 +159,7 @@ fn record(set: &'static Set, set_index: usize, conn: &'static Conn, fd: i32) -> 
 }
 
 /// A registration begins. The set is owned.
-fn begin(set: &'static Set, number: u32, member: &'static Member, events: u32, data: u64) {
+pub(crate) fn begin(set: &'static Set, number: u32, member: &'static Member, events: u32, data: u64) {
     set.cool(number, member);
     if member.change(u32::MAX, 0) & EMULATED != 0 {
         // The kernel had lost our registration: the descriptor was closed and opened unseen.
@@ -286,8 +170,23 @@ fn begin(set: &'static Set, number: u32, member: &'static Member, events: u32, d
     member.register(events, data);
 }
 
+/// The kernel has the program's registration of the connection no more. The set is owned.
+pub(crate) fn removed(set: &Set, number: u32, member: &Member) {
+    set.cool(number, member);
+    if member.change(u32::MAX, PARKED) & EMULATED != 0 {
+        set.emulated.fetch_sub(1, Relaxed);
+    }
+}
+
 /// The kernel has the program's registration of the connection. The set is owned.
-fn added(set: &'static Set, number: u32, member: &'static Member, conn: &'static Conn, events: u32, data: u64) {
+pub(crate) fn added(
+    set: &'static Set,
+    number: u32,
+    member: &'static Member,
+    conn: &'static Conn,
+    events: u32,
+    data: u64,
+) {
     begin(set, number, member, events, data);
     if set.nested.load(Relaxed) || set.inherited.load(Relaxed) {
         demote::ban(conn, Reason::UnseenWait);
@@ -297,10 +196,10 @@ fn added(set: &'static Set, number: u32, member: &'static Member, conn: &'static
 }
 
 /// What our own registrations ask for.
-const OUR_EVENTS: u32 = (EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLPRI | EPOLLET).cast_unsigned();
+pub(crate) const OUR_EVENTS: u32 = (EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLPRI | EPOLLET).cast_unsigned();
 
 /// Takes the kernel registration over. The set is owned.
-fn emulate(set: &Set, number: u32, member: &'static Member) {
+pub(crate) fn emulate(set: &Set, number: u32, member: &'static Member) {
     let fd = member.fd.load(Relaxed);
     let data = tag() | u64::from(number);
     set.ensure_bell();
@@ -317,7 +216,7 @@ fn emulate(set: &Set, number: u32, member: &'static Member) {
 }
 
 /// The kernel registration is ours. The set is owned.
-fn taken_over(set: &Set, number: u32, member: &'static Member) {
+pub(crate) fn taken_over(set: &Set, number: u32, member: &'static Member) {
     if member.change(0, EMULATED | FRESH | KERNEL) & EMULATED == 0 {
         set.emulated.fetch_add(1, Relaxed);
     }

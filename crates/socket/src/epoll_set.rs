@@ -6,7 +6,7 @@ use crate::jump::Jump;
 use crate::list::{Links, List};
 use crate::lock::{self, Guard};
 use crate::sys::{self, raw};
-use crate::{lifecycle, ready, records};
+use crate::{ready, records, thread};
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
@@ -168,23 +168,42 @@ pub(crate) fn set(index: usize) -> Option<&'static Set> {
     SET.get(index).filter(|set| set.used.load(Relaxed))
 }
 
-thread_local! {
-    /// The set that the thread sleeps in, or slept in when it was cancelled, and where on the stack.
-    static ASLEEP_IN: Cell<Option<(&'static Set, usize)>> = const { Cell::new(None) };
+/// The set that a thread sleeps in, or slept in when it was cancelled, and where on the stack.
+#[derive(Debug)]
+pub(crate) struct Asleep {
+    within: Cell<Option<&'static Set>>,
+    frame: Cell<usize>,
+}
+
+impl Asleep {
+    /// Of a thread that sleeps in none.
+    pub(crate) const fn new() -> Self {
+        Self {
+            within: Cell::new(None),
+            frame: Cell::new(0),
+        }
+    }
+
+    /// The thread does not sleep in any set, though it may have left one without saying so.
+    #[inline]
+    fn end(&self) {
+        if let Some(set) = self.within.take() {
+            // The set may be another by now, with no sleepers.
+            let _ = set.sleepers.fetch_update(AcqRel, Relaxed, |count| count.checked_sub(1));
+        }
+    }
 }
 
 /// The calling thread does not sleep in any set, though it may have left one without saying so.
 pub(crate) fn wake_elsewhere() {
-    if let Some((set, _)) = ASLEEP_IN.take() {
-        // The set may be another by now, with no sleepers.
-        let _ = set.sleepers.fetch_update(AcqRel, Relaxed, |count| count.checked_sub(1));
-    }
+    thread::this().asleep.end();
 }
 
 /// The calling thread is about to jump, perhaps out of its sleep.
 pub(crate) fn jumping(jump: &Jump) {
-    if ASLEEP_IN.get().is_some_and(|(_, frame)| jump.leaves(frame)) {
-        wake_elsewhere();
+    let asleep = &thread::this().asleep;
+    if asleep.within.get().is_some() && jump.leaves(asleep.frame.get()) {
+        asleep.end();
     }
 }
 
@@ -192,7 +211,7 @@ impl Set {
     /// Owns the set's lists.
     #[inline]
     pub(crate) fn own(&'static self) -> Option<Guard<'static>> {
-        lock::acquire(&self.owner)
+        lock::acquire_local(&self.owner)
     }
 
     pub(crate) fn fd(&self) -> i32 {
@@ -226,16 +245,19 @@ impl Set {
 
     /// The calling thread goes to sleep in the set. Threads need not return from there: they are cancelled, or jump out of a signal handler.
     pub(crate) fn fall_asleep(&'static self) {
-        wake_elsewhere();
-        lifecycle::watch_thread();
+        let thread = thread::this();
+        thread.asleep.end();
+        thread.watch();
         self.sleepers.fetch_add(1, AcqRel);
-        ASLEEP_IN.set(Some((self, sys::stack_pointer())));
+        thread.asleep.frame.set(sys::stack_pointer());
+        thread.asleep.within.set(Some(self));
     }
 
     /// The calling thread is awake again. Answers whether others sleep.
     pub(crate) fn wake_up(&self) -> bool {
-        if ASLEEP_IN.get().is_some_and(|(set, _)| core::ptr::eq(set, self)) {
-            wake_elsewhere();
+        let asleep = &thread::this().asleep;
+        if asleep.within.get().is_some_and(|set| core::ptr::eq(set, self)) {
+            asleep.end();
         }
         self.sleepers.load(Acquire) > 0
     }

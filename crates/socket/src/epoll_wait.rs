@@ -24,32 +24,45 @@ pub struct Timeout {
     pub fine: bool,
 }
 
-/// Waits in set `index` for events of the kernel and of lanes; `direct` is the program's own call into the same buffer.
-pub fn wait(
-    index: usize,
-    events: &mut Events,
-    timeout: Timeout,
-    mask: *const libc::sigset_t,
-    direct: impl FnOnce() -> isize,
-) -> isize {
+/// A wait of the program's that is its own call, made while nothing of ours is open (see [`crate::epoll_ctl`]): none of the set's
+/// members is on a lane.
+#[derive(Debug)]
+pub struct PlainWait(&'static Set);
+
+/// Before a wait in set `index`; `None`: it is for [`wait`] to make.
+#[inline]
+pub fn begin(index: usize) -> Option<PlainWait> {
     if agent::has_mail() {
         agent::deliver();
     }
-    let Some(set) = epoll::set(index) else { return direct() };
     cancel::point();
-    if set.emulated.load(Relaxed) == 0 {
-        set.fall_asleep();
-        let result = direct();
+    let set = epoll::set(index).filter(|set| set.emulated.load(Relaxed) == 0)?;
+    set.fall_asleep();
+    Some(PlainWait(set))
+}
+
+impl PlainWait {
+    /// The call had this result, and wrote to `events`; `None`: all that it has told is for us to know.
+    #[inline]
+    pub fn end(self, result: isize, events: &mut Events) -> Option<isize> {
+        let Self(set) = self;
         set.wake_up();
         let Ok(count @ 1..) = usize::try_from(result) else {
-            return result;
+            return Some(result);
         };
         events.filled_by_kernel(count);
         // Events of ours: the first connection was attached while we slept.
-        if !translate(set, None, events, 0) || events.used() > 0 {
-            return events.used().cast_signed();
-        }
+        let ours = translate(set, None, events, 0);
+        (!ours || events.used() > 0).then(|| events.used().cast_signed())
     }
+}
+
+/// Waits in set `index` for events of the kernel and of lanes. A wait that [`begin`] has not taken for a plain one.
+pub fn wait(index: usize, events: &mut Events, timeout: Timeout, mask: *const libc::sigset_t) -> isize {
+    // There was one a moment ago.
+    let Some(set) = epoll::set(index) else {
+        return sys::fail(libc::EBADF);
+    };
     emulated(set, events, timeout, mask)
 }
 

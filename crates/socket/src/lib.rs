@@ -8,7 +8,7 @@
 //! |---|---|
 //! | [`lifecycle`] | descriptors: connect, accept, dup, close, fork, exit; [`lodgers`]: children on the same memory |
 //! | [`send()`], [`receive()`], [`mod@file`] | the stream's bytes; `peek`: unread ones; `demote`: back to TCP |
-//! | [`epoll`], [`epoll_wait`], [`poll`] | readiness; `ready`: how it is computed |
+//! | [`epoll`], [`epoll_ctl`], [`epoll_wait`], [`poll`] | readiness; `ready`: how it is computed |
 //! | [`options`], [`signals`], [`cancel`] | calls whose meaning we keep; `wish`: what `viaduct path` asks for |
 //! | [`search`] | direct search: bytes from the middle of a stream |
 //! | `agent` | viaductd; `policy`: what `viaduct run` said; `worth`: which connections are offered; `counters`: what `viaduct status` shows |
@@ -26,6 +26,7 @@ mod counters;
 mod demote;
 mod direct;
 pub mod epoll;
+pub mod epoll_ctl;
 mod epoll_set;
 mod epoll_share;
 pub mod epoll_wait;
@@ -64,6 +65,7 @@ mod spin;
 )]
 pub mod sys;
 pub mod table;
+mod thread;
 mod unseen;
 #[expect(unsafe_code, reason = "the program's buffers, on its word")]
 mod vector;

@@ -7,7 +7,7 @@ use crate::sys::{self, raw};
 use crate::table::{self, Entry};
 use crate::{
     agent, asleep, bell, counters, demote, direct, epoll, epoll_share, forks, lock, lodgers, options, policy, recall,
-    send, unseen, worth,
+    send, thread, unseen, worth,
 };
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
@@ -328,17 +328,15 @@ pub fn forked() {
 
 /// The library is loaded. What threads need later is asked of the C library now: they may need it in a signal handler.
 pub fn prepare() {
-    watch_thread();
+    thread::this().watch();
 }
 
-/// What the calling thread has of ours is to be given back when it ends.
-pub(crate) fn watch_thread() {
-    sys::at_thread_exit(|| {
-        bell::thread_ends();
-        direct::thread_ends();
-        epoll::wake_elsewhere();
-        asleep::wake_up();
-    });
+/// The calling thread ends: gives back what it has of ours.
+pub(crate) fn thread_ends() {
+    bell::thread_ends();
+    direct::thread_ends();
+    epoll::wake_elsewhere();
+    asleep::wake_up();
 }
 
 fn before_fork() {

@@ -11,6 +11,7 @@
 use crate::asleep;
 use crate::jump::Jump;
 use crate::sys::{self, raw};
+use crate::thread;
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, compiler_fence};
@@ -47,7 +48,7 @@ const MOST: usize = 16;
 
 /// What a thread knows of its words.
 #[derive(Debug)]
-struct Own {
+pub(crate) struct Own {
     /// What the thread writes into words; 0 before the first.
     name: Cell<u32>,
     /// How many words it owns or is about to take.
@@ -62,21 +63,6 @@ struct Held {
     frame: Cell<usize>,
 }
 
-thread_local! {
-    static OWN: Own = const {
-        Own {
-            name: Cell::new(0),
-            count: Cell::new(0),
-            held: [const {
-                Held {
-                    word: Cell::new(None),
-                    frame: Cell::new(0),
-                }
-            }; MOST],
-        }
-    };
-}
-
 /// Threads of this process that have a name.
 static NAMED: AtomicU32 = AtomicU32::new(0);
 
@@ -89,7 +75,7 @@ pub(crate) fn tid() -> u32 {
 /// What the calling thread writes into words, unlike any other thread's as far as can be.
 #[inline]
 pub(crate) fn name() -> u32 {
-    sys::thread_local(&OWN).name()
+    thread::this().locks.name()
 }
 
 /// Whether the thread of this name lives, as far as this process may see. An earlier one of the caller's number does not.
@@ -100,6 +86,20 @@ pub(crate) fn lives(name: u32) -> bool {
 }
 
 impl Own {
+    /// Of a thread that has taken nothing yet.
+    pub(crate) const fn new() -> Self {
+        Self {
+            name: Cell::new(0),
+            count: Cell::new(0),
+            held: [const {
+                Held {
+                    word: Cell::new(None),
+                    frame: Cell::new(0),
+                }
+            }; MOST],
+        }
+    }
+
     #[inline]
     fn name(&self) -> u32 {
         match self.name.get() {
@@ -159,7 +159,7 @@ impl Own {
 
 /// The calling thread is about to jump: what it owns in functions that it leaves is free for others.
 pub(crate) fn jumping(jump: &Jump) {
-    let own = sys::thread_local(&OWN);
+    let own = &thread::this().locks;
     if own.count.get() > 0 {
         own.give_up(jump);
     }
@@ -167,7 +167,7 @@ pub(crate) fn jumping(jump: &Jump) {
 
 /// In a forked child: the thread has another number now.
 pub(crate) fn after_fork() {
-    sys::thread_local(&OWN).name.set(0);
+    thread::this().locks.name.set(0);
     REGION.store(core::ptr::null_mut(), Relaxed);
 }
 
@@ -224,6 +224,30 @@ pub(crate) fn acquire(word: &'static AtomicU32) -> Option<Guard<'static>> {
     acquire_idle(word, 0).or_else(|| acquire_contended(word))
 }
 
+/// Takes a word that only this process has, as [`acquire`] does.
+#[inline]
+pub(crate) fn acquire_local(word: &'static AtomicU32) -> Option<Guard<'static>> {
+    if !sys::single_threaded() {
+        return acquire(word);
+    }
+    let own = &thread::this().locks;
+    let before = own.note(word);
+    // A signal handler that comes in between gives up what it takes.
+    if word.load(Relaxed) == 0 {
+        let owned = own.name();
+        word.store(owned, Relaxed);
+        return Some(Guard {
+            word,
+            idle: 0,
+            owned,
+            own,
+            before,
+        });
+    }
+    own.strike_off(before);
+    acquire_contended(word)
+}
+
 /// Takes the word of a direction that has been searched, most likely; `None` if this very thread holds it already.
 #[inline]
 pub(crate) fn acquire_searched(word: &'static AtomicU32) -> Option<Guard<'static>> {
@@ -239,7 +263,7 @@ pub(crate) fn try_acquire(word: &'static AtomicU32) -> Option<Guard<'static>> {
 /// Takes a word that is `idle` when nobody owns it, if nobody does.
 #[inline]
 fn acquire_idle(word: &'static AtomicU32, idle: u32) -> Option<Guard<'static>> {
-    let own = sys::thread_local(&OWN);
+    let own = &thread::this().locks;
     take(own, word, idle, idle)
 }
 
@@ -264,7 +288,7 @@ fn take(own: &'static Own, word: &'static AtomicU32, seen: u32, idle: u32) -> Op
 
 #[cold]
 fn acquire_contended(word: &'static AtomicU32) -> Option<Guard<'static>> {
-    let own = sys::thread_local(&OWN);
+    let own = &thread::this().locks;
     let name = own.name();
     let mut rounds = 0_u32;
     loop {
@@ -335,7 +359,7 @@ mod tests {
         assert!(owner.is_some());
         assert!(try_acquire(word).is_none());
         assert!(acquire(word).is_none(), "this thread owns it already");
-        assert_eq!(word.load(Relaxed), sys::thread_local(&OWN).name());
+        assert_eq!(word.load(Relaxed), thread::this().locks.name());
         drop(owner);
         assert!(try_acquire(word).is_some());
         assert_eq!(word.load(Relaxed), 0);
@@ -400,7 +424,7 @@ mod tests {
         let within = sys::stack_pointer() - 4096;
         // Deeper still, another handler has taken one.
         core::mem::forget(acquire(left).unwrap());
-        let own = sys::thread_local(&OWN);
+        let own = &thread::this().locks;
         own.held[1].frame.set(within - 1);
         // And is about to ask for the first.
         own.note(owned);
@@ -425,7 +449,7 @@ mod tests {
     #[test]
     fn a_word_of_an_earlier_thread_of_the_same_number_is_free() {
         let word = word();
-        let name = sys::thread_local(&OWN).name();
+        let name = thread::this().locks.name();
         word.store((name ^ ONE_GENERATION) | SEARCHED, Relaxed);
         assert!(acquire(word).unwrap().searched());
         assert_eq!(word.load(Relaxed), SEARCHED);
@@ -433,7 +457,7 @@ mod tests {
 
     #[test]
     fn threads_of_one_number_have_different_names() {
-        let own = sys::thread_local(&OWN);
+        let own = &thread::this().locks;
         let first = own.name();
         own.name.set(0);
         assert_eq!(own.name() & NUMBER, first & NUMBER);
@@ -444,7 +468,7 @@ mod tests {
     fn a_word_that_is_kept_is_no_longer_noted() {
         let word = word();
         acquire(word).unwrap().keep();
-        let own = sys::thread_local(&OWN);
+        let own = &thread::this().locks;
         assert_eq!((word.load(Relaxed), own.count.get()), (own.name(), 0));
     }
 

@@ -70,8 +70,10 @@ impl Events {
             // SAFETY: within the program's buffer, written by the kernel.
             let event = unsafe { self.at.add(index).read_unaligned() };
             if keep(event.u64) {
-                // SAFETY: as above, at or before `index`.
-                unsafe { self.at.add(kept).write_unaligned(event) };
+                if kept != index {
+                    // SAFETY: as above, before `index`.
+                    unsafe { self.at.add(kept).write_unaligned(event) };
+                }
                 kept += 1;
             }
         }

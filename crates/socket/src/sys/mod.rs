@@ -44,6 +44,7 @@ pub fn next_symbol(slot: &AtomicPtr<c_void>, name: &'static core::ffi::CStr) -> 
 }
 
 mod events;
+pub(crate) mod library;
 pub(crate) mod listing;
 pub(crate) mod memory;
 mod packet;
@@ -51,6 +52,7 @@ pub mod raw;
 mod stack;
 
 pub use events::Events;
+pub(crate) use library::single_threaded;
 pub(crate) use packet::{addresses, connect_packet_socket, own_descriptor, receive_packet, send_packet};
 pub(crate) use stack::{signal_stack, stack_pointer};
 
@@ -223,22 +225,13 @@ pub(crate) fn thread_local<T>(key: &'static std::thread::LocalKey<T>) -> &'stati
     })
 }
 
-/// Has `action` called when the calling thread ends, however often this is asked for. One action serves the whole process.
+/// Has `action` called when the calling thread ends. One action serves the whole process.
 pub(crate) fn at_thread_exit(action: fn()) {
-    use core::cell::Cell;
     use core::sync::atomic::{AtomicU32, Ordering};
-    thread_local! {
-        static KNOWN: Cell<bool> = const { Cell::new(false) };
-    }
     static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
     extern "C" fn run(action: *mut c_void) {
-        // Another destructor may need it again.
-        KNOWN.set(false);
         // SAFETY: only actions, of this type, are the key's values, and never null ones.
         unsafe { core::mem::transmute::<*mut c_void, fn()>(action)() };
-    }
-    if KNOWN.replace(true) {
-        return;
     }
     let mut key = KEY.load(Ordering::Acquire);
     if key == u32::MAX {

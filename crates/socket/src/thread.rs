@@ -1,0 +1,51 @@
+//! What the library keeps for each thread and looks up at every call, in one block: to find a block takes a shared library a function call.
+
+use crate::{direct, epoll_set, lifecycle, lock, sys};
+use core::cell::Cell;
+
+/// What the hooks of one thread know of each other.
+#[derive(Debug)]
+pub(crate) struct Thread {
+    pub(crate) locks: lock::Own,
+    pub(crate) calls: direct::Calls,
+    pub(crate) asleep: epoll_set::Asleep,
+    /// Whether [`lifecycle::thread_ends`] will be called.
+    watched: Cell<bool>,
+}
+
+thread_local! {
+    static THREAD: Thread = const {
+        Thread {
+            locks: lock::Own::new(),
+            calls: direct::Calls::new(),
+            asleep: epoll_set::Asleep::new(),
+            watched: Cell::new(false),
+        }
+    };
+}
+
+impl Thread {
+    /// What the thread has of ours is to be given back when it ends.
+    #[inline]
+    pub(crate) fn watch(&self) {
+        if !self.watched.get() {
+            self.begin_to_watch();
+        }
+    }
+
+    #[cold]
+    fn begin_to_watch(&self) {
+        self.watched.set(true);
+        sys::at_thread_exit(|| {
+            // Destructors of the program's may come after this one, and need it again.
+            this().watched.set(false);
+            lifecycle::thread_ends();
+        });
+    }
+}
+
+/// The calling thread's block.
+#[inline]
+pub(crate) fn this() -> &'static Thread {
+    sys::thread_local(&THREAD)
+}
