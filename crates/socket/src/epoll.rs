@@ -14,8 +14,8 @@
 use crate::bell::{self, Bell};
 use crate::conn::{self, Conn, Phase};
 pub(crate) use crate::epoll_set::{
-    EDGE, EMULATED, FIRED, FRESH, HOT, KERNEL, MEMBER, MEMBER_HINT, MEMBERS, Member, PARKED, SET, Set, Tagged, UNSEEN,
-    hot_links, jumping, member, set, set_links, tag, wake_elsewhere, whose,
+    EDGE, EMULATED, FIRED, FRESH, HOT, KERNEL, MEMBER, MEMBER_HINT, MEMBERS, Member, PARKED, ROOM, SET, Set, Tagged,
+    UNSEEN, hot_links, jumping, member, set, set_links, tag, wake_elsewhere, whose,
 };
 use crate::lock::Guard;
 use crate::pace::Bound;
@@ -345,6 +345,7 @@ pub(crate) fn wants_room(conn: &'static Conn) {
     conn.set_flag(conn::OUT_WANTED, true);
     for_each_membership(conn, |set, number, member| {
         if member.has(EMULATED) && !member.has(PARKED) && member.events.load(Relaxed) & ready::OUT != 0 {
+            member.change(0, ROOM);
             set.heat(number, member);
             set.nudge();
         }
@@ -476,4 +477,16 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, bound: &mut Bound) -> bool {
         }
     }
     false
+}
+
+/// Arms the hot members on behalf of others who sleep in the set: a wait bit goes with the first bytes, and bell and kernel wake one of them. True if
+/// one of them is to look again. The set is owned.
+pub(crate) fn arm_for_others(set: &Set, owner: &Guard<'_>) -> bool {
+    let mut bound = Bound::Program;
+    let due = set.hot_members().any(|(_, member)| {
+        member
+            .conn()
+            .is_some_and(|conn| ready::arm(set, owner, member, conn, &mut bound) || ready::is_due(owner, member, conn))
+    });
+    due || bound != Bound::Program
 }

@@ -6,7 +6,7 @@ use crate::pace::{Bound, Naps};
 use crate::spin::Spinner;
 use crate::sys::{self, Events, raw};
 use crate::{agent, cancel, ready, real};
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// While lanes keep a set busy, the kernel's own events are fetched at least this often, in microseconds.
 const KERNEL_LOOK_US: u64 = 20;
@@ -50,7 +50,14 @@ pub fn wait(
             return events.used().cast_signed();
         }
     }
-    emulated(set, events, timeout, mask)
+    let result = emulated(set, events, timeout, mask);
+    if set.sleepers.load(Acquire) > 0
+        && let Some(owner) = set.own()
+        && epoll::arm_for_others(set, &owner)
+    {
+        set.nudge();
+    }
+    result
 }
 
 fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *const libc::sigset_t) -> isize {

@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <sys/epoll.h>
 
-enum { LINKS = 4, ENDS = 2 * LINKS, COPIES = 80, SETS = 3, SLEEPERS = 3, ENTRIES = 4, EVENTS = 16 };
+enum { LINKS = 4, ENDS = 2 * LINKS, COPIES = 80, SETS = 3, SLEEPERS = 4, ENTRIES = 4, EVENTS = 16 };
 
 /* How long what is due may take, in seconds. */
 #define PATIENCE 2.0
@@ -28,12 +28,17 @@ struct end {
     uint64_t readable_at, full_at;
 };
 extern struct end ends[ENDS];
+/* How many there are, the fewer the more happens to each. */
+extern unsigned links, set_count;
 
 /* Moments: how many deeds of the director there have been. */
 extern uint64_t moment;
 
 /* Connections change their paths, so that what has just been said of room may be over. */
 extern bool moved;
+/* They come onto their fast paths while they are used. One-shot registrations are left to the kernel then until they are armed again: it takes
+ * the library's marks for bytes, and knows of its own room only. */
+extern bool young;
 
 /* A number below `limit`, from the seed. */
 unsigned below(unsigned limit);
@@ -60,7 +65,7 @@ uint64_t give(struct end *end, uint64_t count);
 void stuff(struct end *end);
 /* Receives at most `count` bytes of what there is. */
 uint64_t take(struct end *end, uint64_t count);
-/* Receives everything, waiting for what is on its way. */
+/* Receives everything, waiting for what is on its way, and then perhaps finds nothing. */
 void empty(struct end *end);
 /* Ends the stream that `end` sends. */
 void shut(struct end *end);
@@ -75,7 +80,8 @@ bool surely_readable(const struct end *end);
 bool surely_roomy(const struct end *end);
 /* Checks that there is room as a wait has said that began at `since`. */
 void must_have_room(struct end *end, uint64_t since);
-/* One of the near process's ends, or NULL. */
+struct end *any_end(void);
+/* One of the near process's ends. */
 struct end *any_near(void);
 /* The end's descriptor or a copy of it. */
 int any_descriptor(const struct end *end);
@@ -83,6 +89,7 @@ int any_descriptor(const struct end *end);
 void make_sets(void);
 void close_sets(void);
 int set_descriptor(int set);
+int any_set(void);
 /* Bytes or an end have come, or a program has been told that there is no room. */
 void sets_see_arrival(struct end *end);
 void sets_see_full(struct end *end);

@@ -148,14 +148,12 @@ static void go(struct sleeper *sleeper)
     pthread_mutex_unlock(&mutex);
 }
 
-static bool fill_entries(struct sleeper *sleeper)
+static void fill_entries(struct sleeper *sleeper)
 {
     sleeper->count = 1 + (int)below(ENTRIES);
     for (int index = 0; index < sleeper->count; index++) {
         struct end *end = any_near();
         short events = index == 0 || chance(70) ? POLLIN : 0;
-        if (end == NULL)
-            return false;
         if (end->sent > end->got && chance(60))
             events |= POLLOUT;
         if (sleeper->kind == IN_POLL && chance(20))
@@ -167,7 +165,6 @@ static bool fill_entries(struct sleeper *sleeper)
             if (sleeper->entries[other].fd == sleeper->entries[index].fd)
                 sleeper->count = index;
     }
-    return true;
 }
 
 void start_sleeper(void)
@@ -180,16 +177,15 @@ void start_sleeper(void)
     sleeper->since = ++moment;
     sleeper->kind = kind < 50 ? IN_SET : kind < 65 ? IN_POLL : kind < 75 ? IN_SELECT : kind < 92 ? IN_RECEIVE : IN_PEEK;
     if (sleeper->kind == IN_SET) {
-        sleeper->set = (int)below(SETS);
+        sleeper->set = any_set();
         sleeper->most = chance(40) ? 1 : EVENTS;
         note("sleeper %d: set %d, at most %d", (int)(sleeper - sleepers), sleeper->set, sleeper->most);
     } else if (sleeper->kind == IN_POLL || sleeper->kind == IN_SELECT) {
-        if (!fill_entries(sleeper))
-            return;
+        fill_entries(sleeper);
         note("sleeper %d: %s of %d", (int)(sleeper - sleepers), NAMES[sleeper->kind], sleeper->count);
     } else {
         struct end *end = any_near();
-        if (end == NULL || end->received_by_sleeper)
+        if (end->received_by_sleeper)
             return;
         sleeper->end[0] = end;
         sleeper->count = 1;

@@ -1,8 +1,8 @@
 /* Random waits on connections, to find those that sleep on and events that are wrong.
  *
  * `SEED ROUNDS`: in each round the director does something that the seed decides: it sends, fills, receives, registers, has a thread sleep, lets
- * sets go idle. Then every wait that TCP would end must end soon, and what each has been told must be so. `moved`: connections are moved
- * between paths meanwhile. `far` is the other process. */
+ * sets go idle. Then every wait that TCP would end must end soon, and what each has been told must be so. `moved` and `young`
+ * say what happens to connections meanwhile. `far` is the other process. */
 #include "world.h"
 #include <stdarg.h>
 
@@ -12,7 +12,7 @@ static char lines[LINES][WIDTH];
 static unsigned long noted;
 static uint64_t state;
 static unsigned seed, round_now;
-bool moved;
+bool moved, young;
 
 unsigned below(unsigned limit)
 {
@@ -73,7 +73,7 @@ static void rest(void)
 
 static void send_something(void)
 {
-    struct end *end = &ends[below(ENDS)];
+    struct end *end = any_end();
 
     if (end->shut)
         return;
@@ -87,22 +87,44 @@ static void send_something(void)
 
 static void receive_something(void)
 {
-    struct end *end = &ends[below(ENDS)];
+    struct end *end = any_end();
 
-    if (end->received_by_sleeper || unread(end) == 0)
+    if (end->received_by_sleeper)
         return;
     if (chance(70))
         empty(end);
     else
-        take(end, 1 + below((unsigned)(unread(end) < 1000000 ? unread(end) : 1000000)));
+        take(end, 1 + below((unsigned)(unread(end) < 1000000 ? unread(end) + 1 : 1000000)));
+}
+
+/* Fills a connection and empties it, with whoever sleeps for room meanwhile. */
+static void fill_and_empty(void)
+{
+    struct end *end = any_near();
+
+    if (end->shut || end->peer->received_by_sleeper)
+        return;
+    stuff(end);
+    settle();
+    for (unsigned times = below(3); times > 0; times--) {
+        if (chance(50))
+            start_sleeper();
+        settle();
+        if (chance(30))
+            give(end, 1 + below(100));
+        if (chance(30) && !end->peer->received_by_sleeper)
+            take(end->peer, 1 + below(500000));
+        settle();
+    }
+    rest();
+    if (!end->peer->received_by_sleeper)
+        empty(end->peer);
 }
 
 static void copy_something(void)
 {
     struct end *end = any_near();
 
-    if (end == NULL)
-        return;
     if (end->copies < 3) {
         end->copy[end->copies++] = fcntl(end->fd, F_DUPFD_CLOEXEC, 0);
         note("end %d: copy %d", end->number, end->copy[end->copies - 1]);
@@ -117,7 +139,7 @@ static void copy_something(void)
 
 static void end_something(void)
 {
-    int link = (int)below(LINKS);
+    int link = (int)below(links);
     struct end *pair = &ends[link * 2];
 
     if (slept_on(&pair[0]) || slept_on(&pair[1]))
@@ -136,14 +158,11 @@ static void end_something(void)
         return;
     part(link);
     join(link);
-    for (int side = 0; side < 2; side++)
-        if (!pair[side].far)
-            add_to((int)below(SETS), &pair[side], pair[side].fd);
 }
 
 static void converse(void)
 {
-    int link = (int)below(LINKS);
+    int link = (int)below(links);
     struct end *pair = &ends[link * 2];
 
     for (unsigned times = below(20); times > 0; times--)
@@ -157,36 +176,37 @@ static void converse(void)
 static void act(void)
 {
     unsigned what = below(100);
-    int set = (int)below(SETS);
-    struct end *near = any_near();
+    int set = any_set();
 
-    if (what < 22)
+    if (what < 20)
         send_something();
-    else if (what < 34)
+    else if (what < 30)
         receive_something();
-    else if (what < 60)
+    else if (what < 58)
         start_sleeper();
-    else if (what < 72)
+    else if (what < 70)
         control_something();
-    else if (what < 76)
+    else if (what < 73)
         copy_something();
-    else if (what < 82) {
+    else if (what < 79) {
         if (chance(70))
             calm(set);
         settle();
         idle(set);
-    } else if (what < 87)
+    } else if (what < 84)
         look(set, chance(50) ? 0 : (int)below(6));
-    else if (what < 91)
+    else if (what < 87)
         stir(set);
-    else if (what < 95)
+    else if (what < 90)
         converse();
-    else if (what < 97 && near)
-        send_blocked(near);
+    else if (what < 95)
+        fill_and_empty();
+    else if (what < 97)
+        send_blocked(any_near());
     else if (what < 98)
         end_something();
     else
-        sleep_ms(25);
+        sleep_ms((int)below(25));
 }
 
 int main(int argc, char **argv)
@@ -197,14 +217,19 @@ int main(int argc, char **argv)
         return serve_as_far(atoi(argv[2]));
     if (argc < 3)
         return 2;
-    moved = argc > 3 && strcmp(argv[3], "moved") == 0;
+    for (int argument = 3; argument < argc; argument++) {
+        moved |= strcmp(argv[argument], "moved") == 0;
+        young |= strcmp(argv[argument], "young") == 0;
+    }
     seed = (unsigned)atoi(argv[1]);
     rounds = (unsigned)atoi(argv[2]);
     state = (seed + 1) * 0x9e3779b97f4a7c15;
+    links = 1 + below(LINKS);
+    set_count = 1 + below(SETS);
     start_far(argv[0]);
     make_sets();
-    for (int link = 0; link < LINKS; link++)
-        join(link);
+    for (unsigned link = 0; link < links; link++)
+        join((int)link);
     make_sleepers();
     /* Sets of many are treated otherwise. */
     if (seed % 4 == 3)
@@ -220,8 +245,8 @@ int main(int argc, char **argv)
         settle();
     }
     wake_all();
-    for (int link = 0; link < LINKS; link++)
-        part(link);
+    for (unsigned link = 0; link < links; link++)
+        part((int)link);
     close_sets();
     end_sleepers();
     end_far();

@@ -4,6 +4,7 @@
 //!
 //! `WAITS_SEEDS=FIRST,COUNT` and `WAITS_ROUNDS=ROUNDS` do as many others.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -24,15 +25,10 @@ fn numbers(variable: &str) -> Vec<u64> {
 fn compile(instance: &Instance) -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let file = instance.scratch("waits");
-    let sources = ["waits/programs/waits", "waits/programs/world", "waits/programs/sets"];
     let output = Command::new("cc")
         .args(["-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unused-result", "-pthread"])
-        .args(
-            sources
-                .into_iter()
-                .chain(["waits/programs/sleepers", "programs/ends"])
-                .map(|name| tests.join(format!("{name}.c"))),
-        )
+        .args(["waits", "world", "sets", "sleepers"].map(|name| tests.join(format!("random_waits/programs/{name}.c"))))
+        .arg(tests.join("programs/ends.c"))
         .arg("-o")
         .arg(&file)
         .output()
@@ -41,46 +37,60 @@ fn compile(instance: &Instance) -> PathBuf {
     file
 }
 
+/// What becomes of connections while they are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lives {
+    /// They stay where they were when they were made.
+    Steady,
+    /// They come onto their lanes.
+    Young,
+    /// And are moved between paths.
+    Moved,
+}
+
 /// Moves the connections of the program and of the other process that it starts, until it ends.
 fn storm(mut program: Program, seed: u64) -> Outcome {
     let mut random = Random::new(seed);
-    let mut counters: Vec<(u32, Counters)> = Vec::new();
+    let mut counters: HashMap<u32, Counters> = HashMap::new();
+    let mut switches = 0;
     while program.is_running() {
         for pid in program.family() {
-            if !counters.iter().any(|(known, _)| *known == pid)
+            if !counters.contains_key(&pid)
                 && let Ok(opened) = Counters::open(pid)
             {
-                counters.push((pid, opened));
+                counters.insert(pid, opened);
             }
         }
         for _ in 0..20 {
-            for (_, counters) in &counters {
-                for (slot, _) in counters.connections().unwrap_or_default() {
+            for counters in counters.values() {
+                for (slot, switched) in counters.connections().unwrap_or_default() {
                     let wanted = [Wanted::Tcp, Wanted::Shm, Wanted::Shm, Wanted::Auto];
                     let wanted = wanted[usize::try_from(random.below(4)).unwrap()];
                     // It may have ended meanwhile.
                     let _ = counters.want(slot, wanted);
+                    switches = switched.max(switches);
                 }
             }
             std::thread::sleep(Duration::from_micros(random.below(1500)));
         }
     }
+    println!("a connection has changed its path {switches} times");
     program.finish(PATIENCE)
 }
 
 /// Runs all seeds in one way.
-fn check(mode: Mode<'_>, program: &Path, options: &str, moved: bool) {
-    let chosen = numbers("WAITS_SEEDS");
-    let (first, count) = match chosen[..] {
+fn check(mode: Mode<'_>, program: &Path, options: &str, lives: Lives) {
+    let (first, count) = match numbers("WAITS_SEEDS")[..] {
         [first, count] => (first, count),
         _ => SEEDS,
     };
     let rounds = numbers("WAITS_ROUNDS").first().copied().unwrap_or(ROUNDS);
     for seed in first..first + count {
         let mut arguments = vec![seed.to_string(), rounds.to_string()];
-        arguments.extend(moved.then(|| "moved".to_owned()));
+        arguments.extend((lives != Lives::Steady).then(|| "young".to_owned()));
+        arguments.extend((lives == Lives::Moved).then(|| "moved".to_owned()));
         let started = Launch::new(mode, program, arguments).options(options).spawn();
-        let outcome = if moved {
+        let outcome = if lives == Lives::Moved {
             storm(started, seed)
         } else {
             started.finish(PATIENCE)
@@ -89,11 +99,13 @@ fn check(mode: Mode<'_>, program: &Path, options: &str, moved: bool) {
     }
 }
 
-fn accelerated(options: &str, moved: bool) {
+fn accelerated(options: &str, lives: Lives) {
     if can_run(true, &["cc"]) {
         let instance = Instance::start();
         let program = compile(&instance);
-        check(Mode::Accelerated(&instance), &program, options, moved);
+        check(Mode::Accelerated(&instance), &program, options, lives);
+        // Without lanes there would have been nothing to find.
+        assert!(instance.stats().pairs > 0);
     }
 }
 
@@ -102,21 +114,26 @@ fn natively() {
     if can_run(false, &["cc"]) {
         let instance = Instance::without_daemon();
         let program = compile(&instance);
-        check(Mode::Native, &program, "", false);
+        check(Mode::Native, &program, "", Lives::Steady);
     }
 }
 
 #[test]
 fn on_lanes() {
-    accelerated("--offer wait", false);
+    accelerated("--offer wait", Lives::Steady);
 }
 
 #[test]
-fn on_lanes_without_polling() {
-    accelerated("--offer wait --spin never", false);
+fn coming_onto_lanes() {
+    accelerated("--offer now", Lives::Young);
+}
+
+#[test]
+fn coming_onto_lanes_without_polling() {
+    accelerated("--offer now --spin never", Lives::Young);
 }
 
 #[test]
 fn moved_at_random() {
-    accelerated("--offer wait", true);
+    accelerated("--offer now", Lives::Moved);
 }
