@@ -163,7 +163,7 @@ pub fn control(
     let exclusive = events & EPOLLEXCLUSIVE.cast_unsigned() != 0;
     if operation == libc::EPOLL_CTL_ADD
         && conn.phase() == Phase::Attached
-        && !exclusive
+        && !(exclusive && events & !MAY_BE_EXCLUSIVE != 0)
         && !set.nested.load(Relaxed)
         && !set.inherited.load(Relaxed)
         && let Some((number, member)) = known.or_else(|| record(set, set_index, conn, fd))
@@ -295,6 +295,11 @@ fn added(set: &'static Set, number: u32, member: &'static Member, conn: &'static
         emulate(set, number, member);
     }
 }
+
+/// What may be asked for together with exclusive wake-ups. The kernel refuses the rest.
+const MAY_BE_EXCLUSIVE: u32 =
+    (EPOLLIN | EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE)
+        .cast_unsigned();
 
 /// What our own registrations ask for.
 const OUR_EVENTS: u32 = (EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLPRI | EPOLLET).cast_unsigned();

@@ -37,27 +37,33 @@ pub fn wait(
     }
     let Some(set) = epoll::set(index) else { return direct() };
     cancel::point();
-    if set.emulated.load(Relaxed) == 0 {
-        set.fall_asleep();
-        let result = direct();
-        set.wake_up();
-        let Ok(count @ 1..) = usize::try_from(result) else {
-            return result;
-        };
-        events.filled_by_kernel(count);
-        // Events of ours: the first connection was attached while we slept.
-        if !translate(set, None, events, 0) || events.used() > 0 {
-            return events.used().cast_signed();
-        }
-    }
-    let result = emulated(set, events, timeout, mask);
+    let of_kernel = if set.emulated.load(Relaxed) == 0 {
+        of_kernel(set, events, direct)
+    } else {
+        None
+    };
+    let result = of_kernel.unwrap_or_else(|| emulated(set, events, timeout, mask));
     if set.sleepers.load(Acquire) > 0
+        && set.emulated.load(Relaxed) > 0
         && let Some(owner) = set.own()
         && epoll::arm_for_others(set, &owner)
     {
         set.nudge();
     }
     result
+}
+
+/// Waits in a set whose registrations are all the program's; `None`: the first connection was attached meanwhile, and there is nothing else.
+fn of_kernel(set: &'static Set, events: &mut Events, direct: impl FnOnce() -> isize) -> Option<isize> {
+    set.fall_asleep();
+    let result = direct();
+    set.wake_up();
+    let Ok(count @ 1..) = usize::try_from(result) else {
+        return Some(result);
+    };
+    events.filled_by_kernel(count);
+    let attached = translate(set, None, events, 0) && events.used() == 0;
+    (!attached).then(|| events.used().cast_signed())
 }
 
 fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *const libc::sigset_t) -> isize {

@@ -11,6 +11,13 @@ static void *wait_once(void *set)
     return (void *)(long)epoll_wait(*(int *)set, &event, 1, 2000);
 }
 
+static void *wait_shortly(void *set)
+{
+    struct epoll_event event;
+
+    return (void *)(long)epoll_wait(*(int *)set, &event, 1, 10);
+}
+
 /* Has threads sleep in the set. */
 static void fall_asleep(pthread_t *threads, int count, int *set)
 {
@@ -172,7 +179,27 @@ static void room_is_told_after_bytes_without_room(void)
     close_pair(p);
 }
 
+/* Who sleeps in the set hears nothing of a full connection while it is added. */
+static void full_and_added_exclusively(void)
+{
+    struct pair p = make_pair();
+
+    fill(p.near);
+    for (int round = 0; round < 50; round++) {
+        int set = epoll_create1(0);
+        pthread_t thread = in_thread(wait_shortly, &set);
+        void *heard;
+
+        sleep_ms(1);
+        EXPECT(watch(set, p.near, EPOLLOUT | EPOLLEXCLUSIVE) == 0);
+        pthread_join(thread, &heard);
+        EXPECT((long)heard == 0);
+        close(set);
+    }
+    close_pair(p);
+}
+
 MAIN(ALONE(all_sleepers_are_told_by_level), ALONE(all_sleepers_are_told_of_the_end),
      ALONE(other_sleepers_are_told_of_the_next_edge), ALONE(each_sleeper_is_told_of_one),
      ALONE(each_set_is_told_of_room), ALONE(room_is_told_though_another_has_sent),
-     ALONE(room_is_told_after_bytes_without_room))
+     ALONE(room_is_told_after_bytes_without_room), ALONE(full_and_added_exclusively))

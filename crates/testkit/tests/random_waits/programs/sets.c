@@ -25,7 +25,7 @@ static struct member members[MEMBERS];
 static uint64_t next_id = 1, ended_at[NUMBERS];
 
 static struct set {
-    int fd;
+    int fd, copy;
     /* Something that is no connection. */
     int other;
     bool stirred;
@@ -41,6 +41,7 @@ static void open_set(unsigned index)
     struct epoll_event event = {.events = EPOLLIN, .data.u64 = OTHER | index};
 
     sets[index] = (struct set){.fd = epoll_create1(EPOLL_CLOEXEC), .other = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
+    sets[index].copy = dup(sets[index].fd);
     /* Waits in sets of connections only go other ways. */
     if (chance(50) && epoll_ctl(sets[index].fd, EPOLL_CTL_ADD, sets[index].other, &event))
         fail("no set");
@@ -65,7 +66,15 @@ static void close_set(unsigned index)
         if (member->used && member->set == (int)index)
             forget(member);
     close(sets[index].fd);
+    close(sets[index].copy);
     close(sets[index].other);
+}
+
+void renew_set(int set)
+{
+    note("set %d is closed", set);
+    close_set((unsigned)set);
+    open_set((unsigned)set);
 }
 
 void close_sets(void)
@@ -76,7 +85,7 @@ void close_sets(void)
 
 int set_descriptor(int set)
 {
-    return sets[set].fd;
+    return chance(50) ? sets[set].fd : sets[set].copy;
 }
 
 int any_set(void)
@@ -140,10 +149,22 @@ static uint32_t any_events(const struct end *end)
     return events | mode | (chance(20) ? EPOLLONESHOT : 0);
 }
 
+/* Of several sets with exclusive registrations of an end only one is told. */
+static bool may_be_exclusive(const struct end *end, uint32_t events)
+{
+    for (const struct member *member = members; member < members + MEMBERS; member++)
+        if (member->used && member->end == end && member->events & EPOLLEXCLUSIVE)
+            return false;
+    return (events & (EPOLLRDHUP | EPOLLONESHOT)) == 0;
+}
+
 static void change(struct member *member, int operation, uint32_t events)
 {
     struct epoll_event event = {.events = events, .data.u64 = member->id};
 
+    /* It cannot be changed. */
+    if (operation == EPOLL_CTL_MOD && member->events & EPOLLEXCLUSIVE)
+        operation = EPOLL_CTL_DEL;
     moment++;
     note("set %d %s %lu: end %d fd %d events %x", member->set,
          operation == EPOLL_CTL_ADD   ? "adds"
@@ -170,8 +191,11 @@ void add_to(int set, struct end *end, int fd)
     for (struct member *member = members; member < members + MEMBERS; member++) {
         if (member->used)
             continue;
+        uint32_t events = any_events(end);
+        if (may_be_exclusive(end, events) && chance(10))
+            events |= EPOLLEXCLUSIVE;
         *member = (struct member){.used = true, .set = set, .fd = fd, .end = end, .id = next_id++};
-        change(member, EPOLL_CTL_ADD, any_events(end));
+        change(member, EPOLL_CTL_ADD, events);
         return;
     }
 }
@@ -222,7 +246,7 @@ static bool is_due(const struct member *member)
     if (!edge || member->in_due) {
         if (member->events & EPOLLIN && surely_readable(member->end))
             return true;
-        if (member->events & EPOLLRDHUP && member->end->peer->shut)
+        if (member->events & EPOLLRDHUP && surely_ended(member->end))
             return true;
     }
     return member->events & EPOLLOUT && (!edge || member->out_due) && surely_roomy(member->end);

@@ -16,7 +16,7 @@ static struct sleeper {
     bool at_once;
     double called;
 
-    int set, most;
+    int set, descriptor, most;
     struct epoll_event events[EVENTS];
     struct pollfd entries[ENTRIES];
     struct end *end[ENTRIES];
@@ -35,15 +35,13 @@ double slowest;
 static long wait_in_set(struct sleeper *own)
 {
     static const struct timespec long_time = {1000, 0};
-    int set = set_descriptor(own->set);
-
     switch (own->since % 3) {
     case 0:
-        return epoll_wait(set, own->events, own->most, -1);
+        return epoll_wait(own->descriptor, own->events, own->most, -1);
     case 1:
-        return epoll_pwait(set, own->events, own->most, 1000000, NULL);
+        return epoll_pwait(own->descriptor, own->events, own->most, 1000000, NULL);
     default:
-        return epoll_pwait2(set, own->events, own->most, &long_time, NULL);
+        return epoll_pwait2(own->descriptor, own->events, own->most, &long_time, NULL);
     }
 }
 
@@ -134,7 +132,7 @@ static bool is_due(const struct sleeper *sleeper)
         const struct end *end = sleeper->end[index];
         short events = sleeper->entries[index].events;
         if ((events & POLLIN && surely_readable(end)) || (events & POLLOUT && surely_roomy(end)) ||
-            (events & POLLRDHUP && end->peer->shut))
+            (events & POLLRDHUP && surely_ended(end)))
             return true;
     }
     return false;
@@ -178,6 +176,7 @@ void start_sleeper(void)
     sleeper->kind = kind < 50 ? IN_SET : kind < 65 ? IN_POLL : kind < 75 ? IN_SELECT : kind < 92 ? IN_RECEIVE : IN_PEEK;
     if (sleeper->kind == IN_SET) {
         sleeper->set = any_set();
+        sleeper->descriptor = set_descriptor(sleeper->set);
         sleeper->most = chance(40) ? 1 : EVENTS;
         note("sleeper %d: set %d, at most %d", (int)(sleeper - sleepers), sleeper->set, sleeper->most);
     } else if (sleeper->kind == IN_POLL || sleeper->kind == IN_SELECT) {
@@ -354,7 +353,6 @@ void send_blocked(struct end *end)
             fail("a blocked sender at end %d sleeps on", end->number);
         if (take(peer, 1 + below(1 << 19)) == 0)
             sleep_ms(1);
-        sets_see_arrival(peer);
     }
     pthread_mutex_lock(&mutex);
     while (!sender->done)

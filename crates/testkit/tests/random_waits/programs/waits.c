@@ -205,7 +205,10 @@ static void act(void)
         send_blocked(any_near());
     else if (what < 98)
         end_something();
-    else
+    else if (chance(50)) {
+        if (!slept_in(set))
+            renew_set(set);
+    } else
         sleep_ms((int)below(25));
 }
 

@@ -4,6 +4,8 @@
 
 /* Bytes are taken from a table whose length divides no power of two. */
 enum { TABLE = 65521, PIECE = 60000 };
+/* With so many bytes unread every window is open. */
+enum { OPEN = 16384 };
 static unsigned char table[2 * TABLE];
 
 enum deed { CONNECT, LISTEN, ACCEPT, GIVE, STUFF, TAKE, EMPTY, SHUT, CLOSE };
@@ -328,6 +330,11 @@ bool readable(const struct end *end)
     return unread(end) > 0 || end->peer->shut;
 }
 
+bool surely_ended(const struct end *end)
+{
+    return end->peer->shut && unread(end) < OPEN;
+}
+
 bool surely_readable(const struct end *end)
 {
     return end->peer->shut || (unread(end) > 0 && !end->received_in_part);
@@ -342,11 +349,12 @@ static void has_given(struct end *end, struct answer answer, uint64_t wanted)
 {
     if (answer.error && answer.error != EAGAIN)
         fail("end %d cannot send: %s", end->number, strerror(answer.error));
-    end->sent += (uint64_t)answer.count;
     if (answer.count > 0) {
         end->peer->readable_at = moment;
-        sets_see_arrival(end->peer);
+        if (unread(end->peer) < OPEN)
+            sets_see_arrival(end->peer);
     }
+    end->sent += (uint64_t)answer.count;
     if ((uint64_t)answer.count < wanted) {
         end->full_at = moment;
         sets_see_full(end);
@@ -430,7 +438,8 @@ void shut(struct end *end)
         fail("end %d cannot be shut: %s", end->number, strerror(answer.error));
     end->shut = true;
     end->peer->readable_at = moment;
-    sets_see_arrival(end->peer);
+    if (surely_ended(end->peer))
+        sets_see_arrival(end->peer);
 }
 
 void must_have_room(struct end *end, uint64_t since)

@@ -76,6 +76,8 @@ void fill_in(const struct end *end, void *bytes, uint64_t at, size_t count);
 uint64_t unread(const struct end *end);
 bool readable(const struct end *end);
 bool surely_readable(const struct end *end);
+/* The end of the stream is there, and not behind bytes that wait for the window to open. */
+bool surely_ended(const struct end *end);
 /* Nothing is on its way, so there must be room. */
 bool surely_roomy(const struct end *end);
 /* Checks that there is room as a wait has said that began at `since`. */
@@ -88,6 +90,9 @@ int any_descriptor(const struct end *end);
 
 void make_sets(void);
 void close_sets(void);
+/* Closes a set and makes another. */
+void renew_set(int set);
+/* The set's descriptor or a copy of it. */
 int set_descriptor(int set);
 int any_set(void);
 /* Bytes or an end have come, or a program has been told that there is no room. */
