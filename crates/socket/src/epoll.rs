@@ -395,21 +395,22 @@ fn for_each_membership(conn: &'static Conn, mut visit: impl FnMut(&'static Set, 
     }
 }
 
+/// What the program has registered the connection with, the registrations that it has taken back left out.
+fn registrations(conn: &Conn) -> impl Iterator<Item = &'static Member> {
+    let first = member(conn.memberships.load(Relaxed));
+    let next = |found: &&'static Member| member(found.next_of_connection.load(Relaxed));
+    core::iter::successors(first, next).filter(|found| !found.has(PARKED))
+}
+
 /// Whether every wait for the connection that is known of looks at its lane: if not, its next bytes must announce themselves on the
 /// kernel connection.
 pub(crate) fn covers(conn: &Conn) -> bool {
-    let mut number = conn.memberships.load(Relaxed);
-    let mut any = false;
-    while let Some(found) = member(number) {
-        if !found.has(PARKED) {
-            if !found.has(EMULATED) {
-                return false;
-            }
-            any = true;
-        }
-        number = found.next_of_connection.load(Relaxed);
-    }
-    any
+    registrations(conn).next().is_some() && !is_left_to_kernel(conn)
+}
+
+/// Whether the kernel watches the connection for a set.
+pub(crate) fn is_left_to_kernel(conn: &Conn) -> bool {
+    registrations(conn).any(|found| !found.has(EMULATED))
 }
 
 /// The bell of the set the connection is in, if it is in one.

@@ -199,7 +199,44 @@ static void full_and_added_exclusively(void)
     close_pair(p);
 }
 
+static void *send_later(void *fd)
+{
+    sleep_ms(30);
+    return (void *)send(*(int *)fd, "a", 1, 0);
+}
+
+/* A one-shot registration that is older than the fast path is told of bytes, whatever was received beside it. */
+static void once_registered_before_accepted(void)
+{
+    struct sockaddr_storage address;
+    struct pollfd wait = {.events = POLLIN};
+    struct epoll_event event;
+    struct pair p;
+    int port, listening = listener(AF_INET, &port), set = epoll_create1(0);
+    socklen_t length = loopback(AF_INET, port, &address);
+    pthread_t thread;
+    char byte;
+
+    p.near = wait.fd = socket(AF_INET, SOCK_STREAM, 0);
+    EXPECT(connect(p.near, (struct sockaddr *)&address, length) == 0);
+    EXPECT(watch(set, p.near, EPOLLIN | EPOLLONESHOT) == 0);
+    EXPECT((p.far = accept(listening, NULL, NULL)) >= 0);
+    warm_up(p.near, p.far);
+    EXPECT_ERROR(recv(p.near, &byte, 1, MSG_DONTWAIT), EAGAIN);
+    thread = in_thread(send_later, &p.far);
+    EXPECT(poll(&wait, 1, 1000) == 1);
+    EXPECT(recv(p.near, &byte, 1, 0) == 1);
+    pthread_join(thread, NULL);
+    EXPECT(send(p.far, "b", 1, 0) == 1);
+    EXPECT(epoll_wait(set, &event, 1, 1000) == 1 && event.events == EPOLLIN);
+    EXPECT(recv(p.near, &byte, 1, 0) == 1 && byte == 'b');
+    close(set);
+    close(listening);
+    close_pair(p);
+}
+
 MAIN(ALONE(all_sleepers_are_told_by_level), ALONE(all_sleepers_are_told_of_the_end),
      ALONE(other_sleepers_are_told_of_the_next_edge), ALONE(each_sleeper_is_told_of_one),
      ALONE(each_set_is_told_of_room), ALONE(room_is_told_though_another_has_sent),
-     ALONE(room_is_told_after_bytes_without_room), ALONE(full_and_added_exclusively))
+     ALONE(room_is_told_after_bytes_without_room), ALONE(full_and_added_exclusively),
+     ALONE(once_registered_before_accepted))
