@@ -3,10 +3,10 @@
 use core::ffi::{c_int, c_long};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use viaduct_socket::epoll_ctl::{self, Asked};
-use viaduct_socket::epoll_wait::Timeout;
+use viaduct_socket::epoll_wait::{self as waiting, Timeout};
 use viaduct_socket::poll::{self, Wait};
 use viaduct_socket::sys::{self, Events, raw};
-use viaduct_socket::{epoll, epoll_wait as waiting, is_nowhere, real, table};
+use viaduct_socket::{epoll, is_nowhere, real, table};
 
 /// Nanoseconds of a timeout in milliseconds; negative: for ever.
 fn from_ms(ms: c_int) -> Option<u64> {
@@ -347,8 +347,12 @@ unsafe fn wait_in_set(
     }
     // SAFETY: the program vouches for its buffer.
     let mut events = unsafe { Events::new(events, room) };
-    let plain = waiting::begin(index).and_then(|wait| wait.end(direct() as isize, &mut events));
-    c_int::try_from(plain.unwrap_or_else(|| waiting::wait(index, &mut events, timeout, mask))).unwrap_or(-1)
+    let ours = match waiting::begin(index) {
+        waiting::Wait::Unknown => return direct(),
+        waiting::Wait::Plain(wait) => wait.end(direct() as isize, &mut events),
+        waiting::Wait::Ours(wait) => Err(wait),
+    };
+    c_int::try_from(ours.unwrap_or_else(|wait| wait.make(&mut events, timeout, mask))).unwrap_or(-1)
 }
 
 #[unsafe(no_mangle)]

@@ -80,6 +80,8 @@ pub struct Conn {
     pub(crate) send_timeout_ns: AtomicU64,
 }
 
+const _: () = assert!(core::mem::offset_of!(Conn, segment) <= 64);
+
 impl Conn {
     pub(crate) const fn unused() -> Self {
         Self {

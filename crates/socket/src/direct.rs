@@ -6,8 +6,8 @@
 use crate::conn::{Conn, Phase};
 use crate::{sys, thread};
 use core::cell::Cell;
-use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use core::sync::atomic::{AtomicU32, compiler_fence};
 
 /// Calls of one thread at a time: its own, and those of signal handlers that interrupt it. More are not noted.
 const MOST: usize = 4;
@@ -64,6 +64,8 @@ impl Begun {
 fn add_one(count: &AtomicU32) {
     if sys::single_threaded() {
         count.store(count.load(Relaxed).wrapping_add(1), Relaxed);
+        // A signal handler that finds no call has come before the look at the phase that follows.
+        compiler_fence(SeqCst);
     } else {
         // SeqCst pairs with `Conn::pay_ready`, `search::begin` and `Conn::sending_directly`.
         count.fetch_add(1, SeqCst);

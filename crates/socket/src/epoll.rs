@@ -14,8 +14,8 @@
 use crate::bell::{self, Bell};
 use crate::conn::{self, Conn, Phase};
 pub(crate) use crate::epoll_set::{
-    EDGE, EMULATED, FIRED, FRESH, HOT, KERNEL, MEMBER, MEMBER_HINT, MEMBERS, Member, PARKED, SET, Set, Tagged, UNSEEN,
-    hot_links, jumping, member, set, set_links, tag, wake_elsewhere, whose,
+    EDGE, EMULATED, FIRED, FRESH, HOT, KERNEL, MEMBER, MEMBER_HINT, MEMBERS, Member, PARKED, ROOM, SET, Set, Tagged,
+    UNSEEN, hot_links, jumping, member, set, set_links, tag, wake_elsewhere, whose,
 };
 use crate::lock::Guard;
 use crate::pace::Bound;
@@ -195,6 +195,11 @@ pub(crate) fn added(
     }
 }
 
+/// What may be asked for together with exclusive wake-ups. The kernel refuses the rest.
+pub(crate) const MAY_BE_EXCLUSIVE: u32 =
+    (EPOLLIN | EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE)
+        .cast_unsigned();
+
 /// What our own registrations ask for.
 pub(crate) const OUR_EVENTS: u32 = (EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLPRI | EPOLLET).cast_unsigned();
 
@@ -244,6 +249,7 @@ pub(crate) fn wants_room(conn: &'static Conn) {
     conn.set_flag(conn::OUT_WANTED, true);
     for_each_membership(conn, |set, number, member| {
         if member.has(EMULATED) && !member.has(PARKED) && member.events.load(Relaxed) & ready::OUT != 0 {
+            member.change(0, ROOM);
             set.heat(number, member);
             set.nudge();
         }
@@ -288,21 +294,22 @@ fn for_each_membership(conn: &'static Conn, mut visit: impl FnMut(&'static Set, 
     }
 }
 
+/// What the program has registered the connection with, the registrations that it has taken back left out.
+fn registrations(conn: &Conn) -> impl Iterator<Item = &'static Member> {
+    let first = member(conn.memberships.load(Relaxed));
+    let next = |found: &&'static Member| member(found.next_of_connection.load(Relaxed));
+    core::iter::successors(first, next).filter(|found| !found.has(PARKED))
+}
+
 /// Whether every wait for the connection that is known of looks at its lane: if not, its next bytes must announce themselves on the
 /// kernel connection.
 pub(crate) fn covers(conn: &Conn) -> bool {
-    let mut number = conn.memberships.load(Relaxed);
-    let mut any = false;
-    while let Some(found) = member(number) {
-        if !found.has(PARKED) {
-            if !found.has(EMULATED) {
-                return false;
-            }
-            any = true;
-        }
-        number = found.next_of_connection.load(Relaxed);
-    }
-    any
+    registrations(conn).next().is_some() && !is_left_to_kernel(conn)
+}
+
+/// Whether the kernel watches the connection for a set.
+pub(crate) fn is_left_to_kernel(conn: &Conn) -> bool {
+    registrations(conn).any(|found| !found.has(EMULATED))
 }
 
 /// The bell of the set the connection is in, if it is in one.
@@ -375,4 +382,16 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, bound: &mut Bound) -> bool {
         }
     }
     false
+}
+
+/// Arms the hot members on behalf of others who sleep in the set: a wait bit goes with the first bytes, and bell and kernel wake one of them. True if
+/// one of them is to look again. The set is owned.
+pub(crate) fn arm_for_others(set: &Set, owner: &Guard<'_>) -> bool {
+    let mut bound = Bound::Program;
+    let due = set.hot_members().any(|(_, member)| {
+        member
+            .conn()
+            .is_some_and(|conn| ready::arm(set, owner, member, conn, &mut bound) || ready::is_due(owner, member, conn))
+    });
+    due || bound != Bound::Program
 }

@@ -4,7 +4,7 @@
 //! addresses, so that every function that is open during a system call returns by a misprediction (8 ns each on AMD Zen).
 
 use crate::conn::{Conn, Phase};
-use crate::epoll::{self, EMULATED, Member, OUR_EVENTS, PARKED, Set};
+use crate::epoll::{self, EMULATED, MAY_BE_EXCLUSIVE, Member, OUR_EVENTS, PARKED, Set};
 use crate::sys::{self, raw};
 use crate::{demote, table};
 use core::sync::atomic::Ordering::Relaxed;
@@ -102,10 +102,11 @@ fn without_kernel(
         data,
         ..
     } = asked;
-    let exclusive = events & EPOLLEXCLUSIVE.cast_unsigned() != 0;
+    // Combined with what it may not be, it is for the kernel to refuse.
+    let refused = events & EPOLLEXCLUSIVE.cast_unsigned() != 0 && events & !MAY_BE_EXCLUSIVE != 0;
     if operation != libc::EPOLL_CTL_ADD
         || conn.phase() != Phase::Attached
-        || exclusive
+        || refused
         || set.nested.load(Relaxed)
         || set.inherited.load(Relaxed)
     {

@@ -33,6 +33,8 @@ pub(crate) const EDGE: u32 = 1 << 5;
 pub(crate) const PARKED: u32 = 1 << 6;
 /// [`Member::flags`]: the kernel has signalled what the program's interest left out so far.
 pub(crate) const UNSEEN: u32 = 1 << 7;
+/// [`Member::flags`]: the program knows that there was no room, so an edge is due when there is.
+pub(crate) const ROOM: u32 = 1 << 8;
 
 /// The registration of one connection in one set.
 #[derive(Debug)]

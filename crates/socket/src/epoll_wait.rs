@@ -6,7 +6,7 @@ use crate::pace::{Bound, Naps};
 use crate::spin::Spinner;
 use crate::sys::{self, Events, raw};
 use crate::{agent, cancel, ready, real};
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// While lanes keep a set busy, the kernel's own events are fetched at least this often, in microseconds.
 const KERNEL_LOOK_US: u64 = 20;
@@ -24,46 +24,85 @@ pub struct Timeout {
     pub fine: bool,
 }
 
-/// A wait of the program's that is its own call, made while nothing of ours is open (see [`crate::epoll_ctl`]): none of the set's
-/// members is on a lane.
+/// How a wait of the program's is to be made.
+#[derive(Debug)]
+pub enum Wait {
+    /// By its own call, in a set that is not known.
+    Unknown,
+    /// By its own call.
+    Plain(PlainWait),
+    /// By us.
+    Ours(OurWait),
+}
+
+/// A wait in a set none of whose members is on a lane. Nothing of ours is open meanwhile (see [`crate::epoll_ctl`]).
 #[derive(Debug)]
 pub struct PlainWait(&'static Set);
 
-/// Before a wait in set `index`; `None`: it is for [`wait`] to make.
+/// A wait in a set with members on lanes.
+#[derive(Debug)]
+pub struct OurWait(&'static Set);
+
+/// Before a wait in set `index`.
 #[inline]
-pub fn begin(index: usize) -> Option<PlainWait> {
+pub fn begin(index: usize) -> Wait {
     if agent::has_mail() {
         agent::deliver();
     }
+    let Some(set) = epoll::set(index) else {
+        return Wait::Unknown;
+    };
     cancel::point();
-    let set = epoll::set(index).filter(|set| set.emulated.load(Relaxed) == 0)?;
+    if set.emulated.load(Relaxed) != 0 {
+        return Wait::Ours(OurWait(set));
+    }
     set.fall_asleep();
-    Some(PlainWait(set))
+    Wait::Plain(PlainWait(set))
 }
 
 impl PlainWait {
-    /// The call had this result, and wrote to `events`; `None`: all that it has told is for us to know.
+    /// The call had this result, and wrote to `events`.
+    ///
+    /// # Errors
+    /// There is nothing to tell yet: the first connection was attached meanwhile.
     #[inline]
-    pub fn end(self, result: isize, events: &mut Events) -> Option<isize> {
+    pub fn end(self, result: isize, events: &mut Events) -> Result<isize, OurWait> {
         let Self(set) = self;
         set.wake_up();
-        let Ok(count @ 1..) = usize::try_from(result) else {
-            return Some(result);
-        };
-        events.filled_by_kernel(count);
-        // Events of ours: the first connection was attached while we slept.
-        let ours = translate(set, None, events, 0);
-        (!ours || events.used() > 0).then(|| events.used().cast_signed())
+        if let Ok(count @ 1..) = usize::try_from(result) {
+            events.filled_by_kernel(count);
+            if translate(set, None, events, 0) && events.used() == 0 {
+                return Err(OurWait(set));
+            }
+        }
+        wake_others(set);
+        Ok(if result > 0 {
+            events.used().cast_signed()
+        } else {
+            result
+        })
     }
 }
 
-/// Waits in set `index` for events of the kernel and of lanes. A wait that [`begin`] has not taken for a plain one.
-pub fn wait(index: usize, events: &mut Events, timeout: Timeout, mask: *const libc::sigset_t) -> isize {
-    // There was one a moment ago.
-    let Some(set) = epoll::set(index) else {
-        return sys::fail(libc::EBADF);
-    };
-    emulated(set, events, timeout, mask)
+impl OurWait {
+    /// Waits for events of the kernel and of lanes.
+    pub fn make(self, events: &mut Events, timeout: Timeout, mask: *const libc::sigset_t) -> isize {
+        let result = emulated(self.0, events, timeout, mask);
+        wake_others(self.0);
+        result
+    }
+}
+
+/// A wait in the set has ended: whoever else sleeps there is to be told of what comes next.
+#[inline]
+fn wake_others(set: &'static Set) {
+    if set.sleepers.load(Acquire) > 0
+        && set.emulated.load(Relaxed) > 0
+        && let Some(owner) = set.own()
+        && epoll::arm_for_others(set, &owner)
+    {
+        set.nudge();
+    }
 }
 
 fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *const libc::sigset_t) -> isize {

@@ -404,6 +404,8 @@ pub fn executing() {
 
 /// The program loads code whose calls are not seen.
 pub fn loading_unseen() {
+    // Its C library, if it has one of its own, counts its own threads.
+    sys::threads::several();
     if unseen::has_come() {
         hand_over_many(Reason::UnseenCalls, false, |_, _| true);
     }

@@ -236,6 +236,8 @@ pub(crate) fn acquire_local(word: &'static AtomicU32) -> Option<Guard<'static>> 
     if word.load(Relaxed) == 0 {
         let owned = own.name();
         word.store(owned, Relaxed);
+        // As far as handlers are concerned, what follows comes after.
+        compiler_fence(SeqCst);
         return Some(Guard {
             word,
             idle: 0,

@@ -4,7 +4,7 @@
 //! for its parent.
 
 use crate::lifecycle;
-use crate::sys::library;
+use crate::sys::threads;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -19,7 +19,7 @@ static LODGERS: AtomicU32 = AtomicU32::new(0);
 pub fn expect(flags: u64) {
     let has = |flag: i32| flags & u64::from(flag.cast_unsigned()) != 0;
     if has(libc::CLONE_VM) {
-        library::more_threads();
+        threads::several();
     }
     if has(libc::CLONE_VM) && !has(libc::CLONE_THREAD) {
         // So that who the records belong to is known, and forked children begin without.

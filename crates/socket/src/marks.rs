@@ -4,9 +4,9 @@ use crate::bell;
 use crate::conn::{self, Conn};
 use crate::lock::Guard;
 use crate::sys::{self, Errno, raw};
-use crate::{kernel, send};
+use crate::{epoll, kernel, send};
 use core::sync::atomic::Ordering::Relaxed;
-use viaduct_channel::Receiver;
+use viaduct_channel::{Receiver, Segment};
 use viaduct_stream::{Incoming, MARK_BELL, Mode, Outgoing, Source};
 
 /// How long an end that closes waits for a mark that its peer is putting.
@@ -116,12 +116,10 @@ fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leave: Leave)
 }
 
 /// Whether the kernel may drop the edge that a mark made in a set, the mark being taken. As a rule it does not: our registrations ask for room,
-/// too, and there is some as long as this end's own bytes go by the lane.
+/// too, and there is some as long as this end's own bytes go by the lane. The program's own need not.
 fn set_may_miss_edge(conn: &Conn) -> bool {
-    conn.memberships.load(Relaxed) != 0
-        && conn
-            .segment(&conn)
-            .is_some_and(|segment| Outgoing::new(segment.sender(conn.side())).mode() != Mode::Lane)
+    let raw = |segment: &Segment| Outgoing::new(segment.sender(conn.side())).mode() != Mode::Lane;
+    conn.memberships.load(Relaxed) != 0 && (conn.segment(&conn).is_some_and(raw) || epoll::is_left_to_kernel(conn))
 }
 
 /// Takes `count` bytes that have been seen, marks as a rule, off the kernel connection. Read rather than discarded: what stays behind would be

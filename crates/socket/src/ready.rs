@@ -1,7 +1,7 @@
 //! Readiness of an attached connection as its program sees it, in epoll's terms.
 
 use crate::conn::{self, Conn};
-use crate::epoll::{EDGE, FIRED, FRESH, KERNEL, Member, Set, UNSEEN};
+use crate::epoll::{EDGE, FIRED, FRESH, KERNEL, Member, ROOM, Set, UNSEEN};
 use crate::lock::Guard;
 use crate::pace::Bound;
 use crate::receive::{self, Found};
@@ -20,6 +20,8 @@ pub(crate) const ALWAYS: u32 = (EPOLLERR | EPOLLHUP).cast_unsigned();
 const PRI: u32 = EPOLLPRI.cast_unsigned();
 const ERR: u32 = EPOLLERR.cast_unsigned();
 const HUP: u32 = EPOLLHUP.cast_unsigned();
+/// All but room.
+const NEWS_IN: u32 = IN | RDHUP | PRI | ALWAYS;
 
 /// What `conn` is ready for among `interest`. `kernel`: the kernel may know more than the lane, ask it.
 #[inline]
@@ -79,31 +81,19 @@ fn look_closely(conn: &'static Conn) -> u32 {
 /// What to report of a member now, in the mode it was registered with; 0 for nothing. The set is owned.
 #[inline]
 pub(crate) fn report(owner: &Guard<'_>, member: &Member, conn: &'static Conn) -> u32 {
-    let flags = member.flags.load(Relaxed);
-    if flags & FIRED != 0 {
-        return 0;
-    }
-    let interest = member.events.load(Relaxed);
     // Before the look: what is published after it must count as new next time.
     let position = published(conn, owner);
-    let mask = look(conn, owner, interest, flags & KERNEL != 0);
-    if flags & KERNEL != 0 && mask & (IN | RDHUP | PRI | ALWAYS) == 0 {
-        member.change(KERNEL, if interest & IN == 0 { UNSEEN } else { 0 });
-    }
+    let mask = due(owner, member, conn, position);
     if mask == 0 {
         return 0;
     }
+    let interest = member.events.load(Relaxed);
     if interest & EPOLLET.cast_unsigned() != 0 {
-        let arrived =
-            flags & (FRESH | EDGE) != 0 || conn.flag(conn::IN_WANTED) || position != member.reported.load(Relaxed);
-        let news_in = mask & (IN | RDHUP | PRI | ALWAYS) != 0 && arrived;
-        let news_out = mask & OUT != 0 && (flags & FRESH != 0 || conn.flag(conn::OUT_WANTED));
-        if !news_in && !news_out {
-            return 0;
-        }
         member.reported.store(position, Relaxed);
-        member.change(FRESH | EDGE, 0);
-        if news_in {
+        // As with TCP, an event that does not speak of room promises another that does.
+        let promised = if interest & OUT & !mask != 0 { ROOM } else { 0 };
+        member.change(FRESH | EDGE | ROOM, promised);
+        if mask & NEWS_IN != 0 {
             conn.set_flag(conn::IN_WANTED, false);
         }
         if mask & OUT != 0 {
@@ -114,6 +104,32 @@ pub(crate) fn report(owner: &Guard<'_>, member: &Member, conn: &'static Conn) ->
         member.change(0, FIRED);
     }
     mask
+}
+
+/// Whether there is something to report of a member.
+pub(crate) fn is_due(owner: &Guard<'_>, member: &Member, conn: &'static Conn) -> bool {
+    due(owner, member, conn, published(conn, owner)) != 0
+}
+
+/// What is to be reported of a member in whose lane so much is published.
+#[inline]
+fn due(owner: &Guard<'_>, member: &Member, conn: &'static Conn, position: u64) -> u32 {
+    let flags = member.flags.load(Relaxed);
+    if flags & FIRED != 0 {
+        return 0;
+    }
+    let interest = member.events.load(Relaxed);
+    let mask = look(conn, owner, interest, flags & KERNEL != 0);
+    if flags & KERNEL != 0 && mask & NEWS_IN == 0 {
+        member.change(KERNEL, if interest & IN == 0 { UNSEEN } else { 0 });
+    }
+    if mask == 0 || interest & EPOLLET.cast_unsigned() == 0 {
+        return mask;
+    }
+    let arrived =
+        flags & (FRESH | EDGE) != 0 || conn.flag(conn::IN_WANTED) || position != member.reported.load(Relaxed);
+    let news = mask & NEWS_IN != 0 && arrived || mask & OUT != 0 && flags & (FRESH | ROOM) != 0;
+    if news { mask } else { 0 }
 }
 
 /// Whether a look at the lane tells all there is to know of bytes to receive.
@@ -159,7 +175,7 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static 
             return true;
         }
     }
-    if interest & OUT != 0 && (!edge || conn.flag(conn::OUT_WANTED)) {
+    if interest & OUT != 0 && (!edge || member.has(FRESH | ROOM)) {
         let lane = segment.sender(conn.side());
         let out = Outgoing::new(lane);
         if out.mode() != Mode::Lane {
@@ -254,5 +270,5 @@ pub(crate) fn stirs(owner: &Guard<'_>, member: &Member, conn: &'static Conn) -> 
             return !member.has(FIRED);
         }
     }
-    interest & OUT != 0 && conn.flag(conn::OUT_WANTED) && roomy(&segment.sender(conn.side()))
+    interest & OUT != 0 && member.flags.load(Relaxed) & (ROOM | FIRED) == ROOM && roomy(&segment.sender(conn.side()))
 }

@@ -4,7 +4,7 @@
 //! declared as able to unwind, because a cancelled thread unwinds through them.
 #![expect(non_snake_case, reason = "the C library's names")]
 
-use crate::sys::{Errno, Events, errno, library, next_symbol, raw, single_threaded, timespec};
+use crate::sys::{Errno, Events, errno, next_symbol, threads, timespec};
 use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::AtomicPtr;
 use libc::{
@@ -15,7 +15,19 @@ use libc::{
 macro_rules! real {
     (else $without:expr; $($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
         $(
-            find! { $name }
+            mod $name {
+                use super::{AtomicPtr, CStr, c_void, next_symbol};
+
+                #[inline]
+                pub(super) fn find() -> *mut c_void {
+                    static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+                    const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                        Ok(name) => name,
+                        Err(_) => c"",
+                    };
+                    next_symbol(&SLOT, NAME)
+                }
+            }
 
             /// The C library's function of this name; fails with `ENOSYS` where it has none.
             ///
@@ -24,95 +36,33 @@ macro_rules! real {
             #[inline]
             #[allow(clippy::unused_unit, reason = "every function's result is named")]
             pub unsafe fn $name($($argument: $type),*) -> $result {
-                library!($name($($argument: $type),*) -> $result, $without)
-            }
-        )*
-    };
-}
-
-/// The same for functions that are a system call and nothing else, at least `if` this holds. Then it is made here: a function that is called is one
-/// to return from, and where kernels guard their own returns against speculation, processors mispredict all those that follow.
-macro_rules! system_calls {
-    (if $plain:expr; $($name:ident($($argument:ident: $type:ty),*) -> $result:ty = $number:ident[$($word:expr),*];)*) => {
-        $(
-            find! { $name }
-
-            /// The C library's function of this name.
-            ///
-            /// # Safety
-            /// As for the function.
-            #[inline]
-            #[allow(clippy::cast_possible_truncation, reason = "words pass the system-call boundary as they are")]
-            pub unsafe fn $name($($argument: $type),*) -> $result {
-                if library::is_next() && $plain {
-                    let words = [$($word as usize),*];
-                    // SAFETY: passed on to the caller.
-                    return match unsafe { raw::call(libc::$number, words) } {
-                        Ok(result) => result as $result,
-                        Err(errno) => crate::sys::fail(errno) as $result,
-                    };
+                let function = $name::find();
+                if function.is_null() {
+                    crate::sys::set_errno(libc::ENOSYS);
+                    return $without;
                 }
-                library!($name($($argument: $type),*) -> $result, -1)
+                // SAFETY: the symbol is the C library's, whose declaration this is.
+                let function = unsafe {
+                    core::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> $result>(function)
+                };
+                // SAFETY: passed on to the caller.
+                unsafe { function($($argument),*) }
             }
         )*
     };
-}
-
-macro_rules! find {
-    ($name:ident) => {
-        mod $name {
-            use super::{AtomicPtr, CStr, c_void, next_symbol};
-
-            #[inline]
-            pub(super) fn find() -> *mut c_void {
-                static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-                const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                    Ok(name) => name,
-                    Err(_) => c"",
-                };
-                next_symbol(&SLOT, NAME)
-            }
-        }
-    };
-}
-
-macro_rules! library {
-    ($name:ident($($argument:ident: $type:ty),*) -> $result:ty, $without:expr) => {{
-        let function = $name::find();
-        if function.is_null() {
-            crate::sys::set_errno(libc::ENOSYS);
-            return $without;
-        }
-        // SAFETY: the symbol is the C library's, whose declaration this is.
-        let function = unsafe {
-            core::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> $result>(function)
-        };
-        // SAFETY: passed on to the caller.
-        unsafe { function($($argument),*) }
-    }};
-}
-
-// What threads may be cancelled in, the C library does more for where there are several.
-system_calls! {
-    if single_threaded();
-    read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t = SYS_read[fd, buffer, count, 0, 0, 0];
-    readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t = SYS_readv[fd, parts, count, 0, 0, 0];
-    recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t = SYS_recvfrom[fd, buffer, len, flags, 0, 0];
-    write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t = SYS_write[fd, buffer, count, 0, 0, 0];
-    writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t = SYS_writev[fd, parts, count, 0, 0, 0];
-    send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t = SYS_sendto[fd, buffer, len, flags, 0, 0];
-}
-
-system_calls! {
-    if true;
-    epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int = SYS_epoll_ctl[set, operation, fd, event, 0, 0];
 }
 
 real! {
     else -1;
+    read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t;
+    readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
+    recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t;
     recvfrom(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int, address: *mut sockaddr, address_len: *mut socklen_t) -> ssize_t;
     recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
     recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut libc::timespec) -> c_int;
+    write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t;
+    writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
+    send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t;
     sendto(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int, address: *const sockaddr, address_len: socklen_t) -> ssize_t;
     sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
     sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;
@@ -139,6 +89,7 @@ real! {
     pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const libc::timespec, mask: *const sigset_t) -> c_int;
     epoll_create(size: c_int) -> c_int;
     epoll_create1(flags: c_int) -> c_int;
+    epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
     epoll_wait(set: c_int, events: *mut epoll_event, room: c_int, timeout_ms: c_int) -> c_int;
     epoll_pwait(set: c_int, events: *mut epoll_event, room: c_int, timeout_ms: c_int, mask: *const sigset_t) -> c_int;
     epoll_pwait2(set: c_int, events: *mut epoll_event, room: c_int, timeout: *const libc::timespec, mask: *const sigset_t) -> c_int;
@@ -271,23 +222,12 @@ const IN_HANDLERS: &[fn() -> *mut c_void] = &[
     fexecve::find,
 ];
 
-/// Those that may be made as system calls.
-const SYSTEM_CALLS: &[fn() -> *mut c_void] = &[
-    read::find,
-    readv::find,
-    recv::find,
-    write::find,
-    writev::find,
-    send::find,
-    epoll_ctl::find,
-];
-
 /// Finds them, when the library is loaded: a handler may have interrupted the dynamic linker.
 pub fn prepare() {
     for find in IN_HANDLERS {
         find();
     }
-    library::prepare(SYSTEM_CALLS.iter().map(|find| find()));
+    threads::prepare();
     // What is missing is not the program's to hear of.
     // SAFETY: no arguments.
     unsafe { libc::dlerror() };

@@ -42,6 +42,7 @@ pub fn receive(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: im
         agent::deliver();
     }
     if conn.phase() != Phase::Attached
+        && !conn.searched()
         && let Some(call) = DirectCall::receive(conn)
     {
         let received = direct();
@@ -69,6 +70,9 @@ pub(crate) fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, di
     }
     if vector.is_nowhere() && flags & libc::MSG_TRUNC == 0 {
         return sys::fail(libc::EFAULT);
+    }
+    if conn.searched() && total > 0 {
+        return search::receive_in_order(conn, vector, flags);
     }
     let nonblocking = flags & libc::MSG_DONTWAIT != 0 || conn.nonblocking();
     let want = if flags & libc::MSG_WAITALL != 0 && !nonblocking {

@@ -44,17 +44,17 @@ pub fn next_symbol(slot: &AtomicPtr<c_void>, name: &'static core::ffi::CStr) -> 
 }
 
 mod events;
-pub(crate) mod library;
 pub(crate) mod listing;
 pub(crate) mod memory;
 mod packet;
 pub mod raw;
 mod stack;
+pub(crate) mod threads;
 
 pub use events::Events;
-pub(crate) use library::single_threaded;
 pub(crate) use packet::{addresses, connect_packet_socket, own_descriptor, receive_packet, send_packet};
 pub(crate) use stack::{signal_stack, stack_pointer};
+pub(crate) use threads::single_threaded;
 
 /// Nanoseconds of `CLOCK_MONOTONIC`.
 pub fn now_ns() -> u64 {

@@ -1,0 +1,139 @@
+//! Waits at random: a program that keeps a model of what each end of its connections has sent and received, and of what is registered in
+//! its epoll sets, has threads sleep in every kind of wait while it does what a seed says. Whatever TCP would wake must wake soon, and what
+//! waits tell must be so. The program proves itself natively, with the same seeds.
+//!
+//! `WAITS_SEEDS=FIRST,COUNT` and `WAITS_ROUNDS=ROUNDS` do as many others.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use viaduct_control::counters::Wanted;
+use viaduct_testkit::pattern::Random;
+use viaduct_testkit::{Counters, Instance, Launch, Mode, Outcome, Program, can_run};
+
+const SEEDS: (u64, u64) = (1, 8);
+const ROUNDS: u64 = 250;
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What `variable` says, in numbers separated by commas.
+fn numbers(variable: &str) -> Vec<u64> {
+    let text = std::env::var(variable).unwrap_or_default();
+    text.split(',').filter_map(|number| number.parse().ok()).collect()
+}
+
+fn compile(instance: &Instance) -> PathBuf {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let file = instance.scratch("waits");
+    let output = Command::new("cc")
+        .args(["-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unused-result", "-pthread"])
+        .args(["waits", "world", "sets", "sleepers"].map(|name| tests.join(format!("random_waits/programs/{name}.c"))))
+        .arg(tests.join("programs/ends.c"))
+        .arg("-o")
+        .arg(&file)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    file
+}
+
+/// What becomes of connections while they are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lives {
+    /// They stay where they were when they were made.
+    Steady,
+    /// They come onto their lanes.
+    Young,
+    /// And are moved between paths.
+    Moved,
+}
+
+/// Moves the connections of the program and of the other process that it starts, until it ends.
+fn storm(mut program: Program, seed: u64) -> Outcome {
+    let mut random = Random::new(seed);
+    let mut counters: HashMap<u32, Counters> = HashMap::new();
+    let mut switches = 0;
+    while program.is_running() {
+        for pid in program.family() {
+            if !counters.contains_key(&pid)
+                && let Ok(opened) = Counters::open(pid)
+            {
+                counters.insert(pid, opened);
+            }
+        }
+        for _ in 0..20 {
+            for counters in counters.values() {
+                for (slot, switched) in counters.connections().unwrap_or_default() {
+                    let wanted = [Wanted::Tcp, Wanted::Shm, Wanted::Shm, Wanted::Auto];
+                    let wanted = wanted[usize::try_from(random.below(4)).unwrap()];
+                    // It may have ended meanwhile.
+                    let _ = counters.want(slot, wanted);
+                    switches = switched.max(switches);
+                }
+            }
+            std::thread::sleep(Duration::from_micros(random.below(1500)));
+        }
+    }
+    println!("a connection has changed its path {switches} times");
+    program.finish(PATIENCE)
+}
+
+/// Runs all seeds in one way.
+fn check(mode: Mode<'_>, program: &Path, options: &str, lives: Lives) {
+    let (first, count) = match numbers("WAITS_SEEDS")[..] {
+        [first, count] => (first, count),
+        _ => SEEDS,
+    };
+    let rounds = numbers("WAITS_ROUNDS").first().copied().unwrap_or(ROUNDS);
+    for seed in first..first + count {
+        let mut arguments = vec![seed.to_string(), rounds.to_string()];
+        arguments.extend((lives != Lives::Steady).then(|| "young".to_owned()));
+        arguments.extend((lives == Lives::Moved).then(|| "moved".to_owned()));
+        let started = Launch::new(mode, program, arguments).options(options).spawn();
+        let outcome = if lives == Lives::Moved {
+            storm(started, seed)
+        } else {
+            started.finish(PATIENCE)
+        };
+        print!("{}", outcome.success());
+    }
+}
+
+fn accelerated(options: &str, lives: Lives) {
+    if can_run(true, &["cc"]) {
+        let instance = Instance::start();
+        let program = compile(&instance);
+        check(Mode::Accelerated(&instance), &program, options, lives);
+        // Without lanes there would have been nothing to find.
+        assert!(instance.stats().pairs > 0);
+    }
+}
+
+#[test]
+fn natively() {
+    if can_run(false, &["cc"]) {
+        let instance = Instance::without_daemon();
+        let program = compile(&instance);
+        check(Mode::Native, &program, "", Lives::Steady);
+    }
+}
+
+#[test]
+fn on_lanes() {
+    accelerated("--offer wait", Lives::Steady);
+}
+
+#[test]
+fn coming_onto_lanes() {
+    accelerated("--offer now", Lives::Young);
+}
+
+#[test]
+fn coming_onto_lanes_without_polling() {
+    accelerated("--offer now --spin never", Lives::Young);
+}
+
+#[test]
+fn moved_at_random() {
+    accelerated("--offer now", Lives::Moved);
+}
