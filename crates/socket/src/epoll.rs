@@ -19,7 +19,7 @@ pub(crate) use crate::epoll_set::{
 };
 use crate::lock::Guard;
 use crate::pace::Bound;
-use crate::sys::raw;
+use crate::sys::{Errno, raw};
 use crate::{demote, lodgers, ready, table};
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use libc::{EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP};
@@ -203,17 +203,23 @@ pub(crate) const MAY_BE_EXCLUSIVE: u32 =
 /// What our own registrations ask for.
 pub(crate) const OUR_EVENTS: u32 = (EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLPRI | EPOLLET).cast_unsigned();
 
+/// Changes what the kernel has of a member. The set is owned.
+fn register(set: &Set, member: &Member, events: u32, data: u64) -> Result<(), Errno> {
+    let control = |operation| raw::epoll_ctl(set.fd(), operation, member.fd.load(Relaxed), events, data);
+    match control(libc::EPOLL_CTL_MOD) {
+        // What is exclusive is not changed, nor made so.
+        Err(libc::EINVAL) if member.events.load(Relaxed) & EPOLLEXCLUSIVE.cast_unsigned() != 0 => {
+            control(libc::EPOLL_CTL_DEL).and_then(|()| control(libc::EPOLL_CTL_ADD))
+        }
+        result => result,
+    }
+}
+
 /// Takes the kernel registration over. The set is owned.
 pub(crate) fn emulate(set: &Set, number: u32, member: &'static Member) {
-    let fd = member.fd.load(Relaxed);
     let data = tag() | u64::from(number);
     set.ensure_bell();
-    let mut result = raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_MOD, fd, OUR_EVENTS, data);
-    if result == Err(libc::EINVAL) && member.events.load(Relaxed) & EPOLLEXCLUSIVE.cast_unsigned() != 0 {
-        result = raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_DEL, fd, 0, 0)
-            .and_then(|()| raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_ADD, fd, OUR_EVENTS, data));
-    }
-    if result.is_err() {
+    if register(set, member, OUR_EVENTS, data).is_err() {
         // The kernel knows no such registration: the descriptor was closed and opened unseen.
         return remove(set, number);
     }
@@ -333,8 +339,13 @@ pub fn nest(index: usize) {
         }
         if member.change(EMULATED, 0) & EMULATED != 0 {
             set.emulated.fetch_sub(1, Relaxed);
-            let (events, data) = (member.events.load(Relaxed), member.data());
-            let _ = raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_MOD, member.fd.load(Relaxed), events, data);
+            let events = if member.has(FIRED) {
+                EPOLLONESHOT.cast_unsigned()
+            } else {
+                member.events.load(Relaxed)
+            };
+            // If it fails, the kernel has lost it: the descriptor was closed unseen.
+            let _ = register(set, member, events, member.data());
         }
         if let Some(conn) = member.conn() {
             demote::ban(conn, Reason::UnseenWait);
@@ -368,7 +379,9 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, bound: &mut Bound) -> bool {
         let mut room = Bound::Program;
         let ready = ready::arm(set, owner, member, conn, &mut room);
         *bound = (*bound).max(room);
-        if ready {
+        // Somebody else may have heard of it, or registered anew, since it was last looked at.
+        let told = || member.has(KERNEL | FRESH | EDGE) && ready::is_due(owner, member, conn);
+        if ready || told() {
             return true;
         }
         if room != Bound::Program {

@@ -316,7 +316,7 @@ impl Set {
         }
     }
 
-    /// After a sleep in which `member` did not stir: cools it once that has happened often. False if it had bytes after all.
+    /// After a sleep in which `member` did not stir: cools it once that has happened often.
     pub(crate) fn grow_idle(&self, number: u32, member: &Member, crowded: bool) {
         let idle = member.idle.fetch_add(1, Relaxed) + 1;
         if idle > if crowded { 4 } else { 64 } {

@@ -71,8 +71,12 @@ pub(crate) fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, di
     if vector.is_nowhere() && flags & libc::MSG_TRUNC == 0 {
         return sys::fail(libc::EFAULT);
     }
-    if conn.searched() && total > 0 {
-        return search::receive_in_order(conn, vector, flags);
+    if conn.searched() {
+        match total {
+            0 if conn.phase() != Phase::Attached => return direct(),
+            0 => {}
+            _ => return search::receive_in_order(conn, vector, flags),
+        }
     }
     let nonblocking = flags & libc::MSG_DONTWAIT != 0 || conn.nonblocking();
     let want = if flags & libc::MSG_WAITALL != 0 && !nonblocking {

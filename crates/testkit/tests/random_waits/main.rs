@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use viaduct_control::counters::Wanted;
 use viaduct_testkit::pattern::Random;
 use viaduct_testkit::{Counters, Instance, Launch, Mode, Outcome, Program, can_run};
@@ -53,7 +53,8 @@ fn storm(mut program: Program, seed: u64) -> Outcome {
     let mut random = Random::new(seed);
     let mut counters: HashMap<u32, Counters> = HashMap::new();
     let mut switches = 0;
-    while program.is_running() {
+    let begun = Instant::now();
+    while program.is_running() && begun.elapsed() < PATIENCE {
         for pid in program.family() {
             if !counters.contains_key(&pid)
                 && let Ok(opened) = Counters::open(pid)

@@ -1,14 +1,19 @@
 /* Epoll sets that several threads sleep in, and connections in several sets, by one program with both ends. */
 #include "check.h"
+#include <stdatomic.h>
 #include <sys/epoll.h>
 
 enum { MOST = 3 };
 
+static atomic_int awake;
+
 static void *wait_once(void *set)
 {
     struct epoll_event event;
+    long heard = epoll_wait(*(int *)set, &event, 1, 2000);
 
-    return (void *)(long)epoll_wait(*(int *)set, &event, 1, 2000);
+    awake++;
+    return (void *)heard;
 }
 
 static void *wait_shortly(void *set)
@@ -85,10 +90,12 @@ static void other_sleepers_are_told_of_the_next_edge(void)
     EXPECT(watch(set, p.far, EPOLLIN | EPOLLET) == 0);
     /* What may be told of a new registration. */
     epoll_wait(set, &(struct epoll_event){0}, 1, 10);
+    awake = 0;
     fall_asleep(threads, 2, &set);
     for (int round = 0; round < 2; round++) {
         EXPECT(send(p.near, "a", 1, 0) == 1);
-        sleep_ms(30);
+        for (int wait = 0; wait < 1000 && awake <= round; wait++)
+            sleep_ms(1);
         EXPECT(recv(p.far, &byte, 1, 0) == 1);
         EXPECT_ERROR(recv(p.far, &byte, 1, MSG_DONTWAIT), EAGAIN);
     }

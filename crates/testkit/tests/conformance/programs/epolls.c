@@ -244,6 +244,15 @@ static void nested_edge(void)
     FAR(once(outer, 1000); once(inner, 0));
 }
 
+static void nested_exclusive(void)
+{
+    int inner = epoll_create1(0), outer = epoll_create1(0);
+
+    FAR(R(watch(inner, s, EPOLLIN | EPOLLEXCLUSIVE)); R(watch(outer, inner, EPOLLIN)));
+    NEAR(R(send(s, "a", 1, 0)));
+    FAR(once(outer, 1000); once(inner, 0); GET(s, 1, 0));
+}
+
 static void set_polled_and_selected(void)
 {
     int set = epoll_create1(0);
@@ -431,7 +440,7 @@ static void a_receiver_beside_a_sleeper_without_room(void)
 
 MAIN(JOINED(level), JOINED(edge), JOINED(edge_read_until_empty), JOINED(edge_while_waiting), JOINED(edge_for_both),
      JOINED(room), JOINED(room_by_level), JOINED(one_shot), JOINED(one_shot_edge), JOINED(one_shot_at_the_end),
-     JOINED(exclusive), JOINED(waiting_threads_share_a_set), JOINED(nested), JOINED(nested_edge),
+     JOINED(exclusive), JOINED(waiting_threads_share_a_set), JOINED(nested), JOINED(nested_edge), JOINED(nested_exclusive),
      JOINED(set_polled_and_selected), JOINED(closed_in_a_set), JOINED(closed_but_for_a_copy),
      JOINED(number_taken_over_by_a_pipe), JOINED(copies_in_one_set), JOINED(in_two_sets), JOINED(errors_of_control),
      JOINED(errors_of_waits), JOINED(a_receiver_beside_a_sleeper),
