@@ -44,13 +44,6 @@ static int told(const pthread_t *threads, int count)
     return sum;
 }
 
-static int watch(int set, int fd, unsigned events)
-{
-    struct epoll_event event = {.events = events, .data.fd = fd};
-
-    return epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
-}
-
 static void all_sleepers_are_told_by_level(void)
 {
     struct pair p = make_pair();

@@ -214,13 +214,6 @@ static void a_full_socket(void)
     close_pair(p);
 }
 
-static int watch(int set, int fd, unsigned events)
-{
-    struct epoll_event event = {.events = events, .data.fd = fd};
-
-    return epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
-}
-
 static void epoll_by_level(void)
 {
     struct pair p = make_pair();

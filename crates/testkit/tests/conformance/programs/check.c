@@ -1,6 +1,7 @@
 /* Connections with both ends in one process. */
 #include "check.h"
 #include "internal.h"
+#include <sys/epoll.h>
 
 struct pair make_pair(void)
 {
@@ -14,6 +15,13 @@ struct pair make_pair(void)
         say("#path %s", fast ? "shm" : "tcp");
     }
     return pair;
+}
+
+int watch(int set, int fd, unsigned events)
+{
+    struct epoll_event event = {.events = events, .data.fd = fd};
+
+    return epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
 }
 
 int exited_well(pid_t child)

@@ -27,6 +27,8 @@
 
 /* A connection with both ends here, proved to be on the fast path where there is one. */
 struct pair make_pair(void);
+/* Registers a descriptor in an epoll set, by its number; answers as epoll_ctl. */
+int watch(int set, int fd, unsigned events);
 /* Whether a child has ended well. */
 int exited_well(pid_t child);
 
