@@ -96,7 +96,14 @@ pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_i
     if kind & KIND != SEEK_STREAM {
         // SAFETY: the program's own call.
         let fd = unsafe { real::socket(domain, kind, protocol) };
-        lifecycle::fresh(fd);
+        let is_tcp = matches!(domain, libc::AF_INET | libc::AF_INET6)
+            && kind & KIND == libc::SOCK_STREAM
+            && matches!(protocol, 0 | libc::IPPROTO_TCP);
+        if is_tcp {
+            lifecycle::made_socket(fd, false);
+        } else {
+            lifecycle::fresh(fd);
+        }
         return fd;
     }
     if !matches!(domain, libc::AF_INET | libc::AF_INET6) {
@@ -105,9 +112,7 @@ pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_i
     }
     // SAFETY: no pointers.
     let fd = unsafe { real::socket(domain, kind & !KIND | libc::SOCK_STREAM, protocol) };
-    if fd >= 0 {
-        lifecycle::made_seek_stream(fd);
-    }
+    lifecycle::made_socket(fd, true);
     fd
 }
 

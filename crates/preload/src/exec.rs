@@ -1,52 +1,52 @@
 //! The process becomes another program.
 
 use core::ffi::{c_char, c_int};
-use viaduct_socket::{lifecycle, real, sys};
+use viaduct_socket::{real, successors, sys};
 
 type Words = *const *const c_char;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn execve(path: *const c_char, arguments: Words, environment: Words) -> c_int {
-    lifecycle::executing();
+    successors::executing();
     // SAFETY: the program's own call.
     let result = unsafe { real::execve(path, arguments, environment) };
-    lifecycle::executing_failed();
+    successors::executing_failed();
     result
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn execv(path: *const c_char, arguments: Words) -> c_int {
-    lifecycle::executing();
+    successors::executing();
     // SAFETY: the program's own call.
     let result = unsafe { real::execv(path, arguments) };
-    lifecycle::executing_failed();
+    successors::executing_failed();
     result
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn execvp(file: *const c_char, arguments: Words) -> c_int {
-    lifecycle::executing();
+    successors::executing();
     // SAFETY: the program's own call.
     let result = unsafe { real::execvp(file, arguments) };
-    lifecycle::executing_failed();
+    successors::executing_failed();
     result
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn execvpe(file: *const c_char, arguments: Words, environment: Words) -> c_int {
-    lifecycle::executing();
+    successors::executing();
     // SAFETY: the program's own call.
     let result = unsafe { real::execvpe(file, arguments, environment) };
-    lifecycle::executing_failed();
+    successors::executing_failed();
     result
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fexecve(fd: c_int, arguments: Words, environment: Words) -> c_int {
-    lifecycle::executing();
+    successors::executing();
     // SAFETY: the program's own call.
     let result = unsafe { real::fexecve(fd, arguments, environment) };
-    lifecycle::executing_failed();
+    successors::executing_failed();
     result
 }
 
@@ -58,10 +58,10 @@ pub unsafe extern "C-unwind" fn execveat(
     environment: Words,
     flags: c_int,
 ) -> c_int {
-    lifecycle::executing();
+    successors::executing();
     // SAFETY: the program's own call.
     let result = unsafe { real::execveat(dir, path, arguments, environment, flags) };
-    lifecycle::executing_failed();
+    successors::executing_failed();
     result
 }
 

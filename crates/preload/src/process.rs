@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_void};
 use libc::pid_t;
-use viaduct_socket::{cancel, lifecycle, lodgers, real, signals, sys};
+use viaduct_socket::{cancel, lifecycle, lodgers, real, signals, successors, sys};
 
 /// A child of `vfork` would run our hooks on its parent's memory; a forked one has its own. POSIX allows the exchange.
 #[unsafe(no_mangle)]
@@ -176,7 +176,7 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
     fd: c_int,
     new: c_int,
 ) -> c_int {
-    lifecycle::handing_over(fd);
+    successors::handing_over(fd);
     // SAFETY: the program's own call.
     unsafe { real::posix_spawn_file_actions_adddup2(actions, fd, new) }
 }

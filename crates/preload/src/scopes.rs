@@ -3,7 +3,7 @@
 use core::arch::naked_asm;
 use core::ffi::{c_char, c_int, c_long, c_void};
 use core::sync::atomic::AtomicPtr;
-use viaduct_socket::{lifecycle, sys};
+use viaduct_socket::{successors, sys};
 
 /// Goes on with the C library's function that `{ready}` answers, as if the program had called it: it looks for libraries where its caller's say.
 macro_rules! jump_behind {
@@ -37,7 +37,7 @@ pub unsafe extern "C-unwind" fn dlmopen(space: c_long, path: *const c_char, mode
 extern "C" fn ready_to_open(_path: *const c_char, mode: c_int) -> *mut c_void {
     static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
     if mode & libc::RTLD_DEEPBIND != 0 {
-        lifecycle::loading_unseen();
+        successors::loading_unseen();
     }
     found(sys::next_symbol(&SLOT, c"dlopen"))
 }
@@ -46,7 +46,7 @@ extern "C" fn ready_to_open_in(space: c_long, _path: *const c_char, mode: c_int)
     static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
     // In another space than the first there is a C library of its own, and nothing of ours.
     if space != libc::LM_ID_BASE || mode & libc::RTLD_DEEPBIND != 0 {
-        lifecycle::loading_unseen();
+        successors::loading_unseen();
     }
     found(sys::next_symbol(&SLOT, c"dlmopen"))
 }

@@ -4,7 +4,7 @@ use crate::wait::from_timespec;
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use viaduct_socket::{
-    Vector, is_nowhere, lifecycle, real, receive, search, send as send_on, send_with_control, sys, table,
+    Vector, is_nowhere, lifecycle, real, receive, search, send as send_on, send_with_control, successors, sys, table,
 };
 
 /// The list of one buffer.
@@ -484,7 +484,7 @@ unsafe fn hand_over_passed(message: *const msghdr) {
                 let bytes = bytes.min((*message).msg_controllen);
                 let fds = libc::CMSG_DATA(header).cast::<c_int>();
                 for index in 0..(bytes / size_of::<c_int>()).min(253) {
-                    lifecycle::handing_over(fds.add(index).read_unaligned());
+                    successors::handing_over(fds.add(index).read_unaligned());
                 }
             }
             header = libc::CMSG_NXTHDR(message, header);

@@ -6,7 +6,7 @@
 use crate::conn::{Conn, Phase};
 use crate::epoll::{self, EMULATED, MAY_BE_EXCLUSIVE, Member, OUR_EVENTS, PARKED, Set};
 use crate::sys::{self, raw};
-use crate::{demote, table};
+use crate::{demote, lifecycle, table};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::EPOLLEXCLUSIVE;
 use viaduct_control::Reason;
@@ -29,7 +29,7 @@ pub struct Asked {
 /// Does what the program has asked for; `direct` is its own call.
 #[inline(always)]
 pub fn control(asked: Asked, direct: impl Fn() -> isize) -> isize {
-    let (Some(set), Some(conn)) = (epoll::set(asked.set), table::connection(asked.fd)) else {
+    let (Some(set), Some(conn)) = (epoll::set(asked.set), connection(asked)) else {
         return control_foreign(asked, direct);
     };
     let Some(_owner) = set.own() else { return direct() };
@@ -45,6 +45,16 @@ pub fn control(asked: Asked, direct: impl Fn() -> isize) -> isize {
         registered(set, conn, known, asked);
     }
     result
+}
+
+/// The connection that it is about, or what is to become one: most programs do not register it again once it stands.
+#[inline]
+fn connection(asked: Asked) -> Option<&'static Conn> {
+    let known = table::connection(asked.fd);
+    if known.is_none() && asked.operation == libc::EPOLL_CTL_ADD {
+        return lifecycle::unconnected(asked.fd);
+    }
+    known
 }
 
 /// The same for what is no connection.
@@ -73,10 +83,13 @@ fn registered(set: &'static Set, conn: &'static Conn, known: Option<(u32, &'stat
     } = asked;
     match (operation, known) {
         (libc::EPOLL_CTL_MOD, Some((_, member))) => member.register(events, data),
-        (libc::EPOLL_CTL_ADD, _) => match known.or_else(|| epoll::record(set, asked.set, conn, fd)) {
-            Some((number, member)) => epoll::added(set, number, member, conn, events, data),
-            None => demote::ban(conn, Reason::Resources),
-        },
+        // A change may be the first that is seen of a registration.
+        (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, _) => {
+            match known.or_else(|| epoll::record(set, asked.set, conn, fd)) {
+                Some((number, member)) => epoll::added(set, number, member, conn, events, data),
+                None => demote::ban(conn, Reason::Resources),
+            }
+        }
         (libc::EPOLL_CTL_DEL, Some((number, member))) => epoll::removed(set, number, member),
         _ => {}
     }

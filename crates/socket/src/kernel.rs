@@ -65,6 +65,11 @@ fn tcp_info(fd: c_int) -> Option<TcpInfo> {
     (len >= size_of::<TcpInfo>()).then_some(info)
 }
 
+/// Whether `fd` is a TCP socket without a connection, or once more without one.
+pub(crate) fn is_unconnected(fd: c_int) -> bool {
+    tcp_info(fd).is_some_and(|info| info.state == CLOSE)
+}
+
 /// Why there is no position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoPosition {

@@ -6,7 +6,7 @@
 //!
 //! | module | what it knows |
 //! |---|---|
-//! | [`lifecycle`] | descriptors: connect, accept, dup, close, fork, exit; [`lodgers`]: children on the same memory |
+//! | [`lifecycle`] | descriptors: connect, accept, dup, close, fork, exit; [`successors`]: who else has them; [`lodgers`]: children on the same memory |
 //! | [`send()`], [`receive()`], [`mod@file`] | the stream's bytes; `peek`: unread ones; `demote`: back to TCP |
 //! | [`epoll`], [`epoll_ctl`], [`epoll_wait`], [`poll`] | readiness; `ready`: how it is computed |
 //! | [`options`], [`signals`], [`cancel`] | calls whose meaning we keep; `wish`: what `viaduct path` asks for |
@@ -58,6 +58,7 @@ pub mod search;
 mod send;
 pub mod signals;
 mod spin;
+pub mod successors;
 #[expect(unsafe_code, reason = "the system-call corner")]
 #[expect(
     clippy::cast_possible_truncation,

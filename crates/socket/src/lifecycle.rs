@@ -6,8 +6,8 @@ use crate::search::streams;
 use crate::sys::{self, raw};
 use crate::table::{self, Entry};
 use crate::{
-    agent, asleep, bell, counters, demote, direct, epoll, epoll_share, forks, lock, lodgers, options, policy, recall,
-    send, thread, unseen, worth,
+    agent, asleep, bell, counters, demote, direct, epoll, epoll_share, forks, kernel, lock, lodgers, options, policy,
+    send, thread, worth,
 };
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
@@ -25,11 +25,14 @@ pub fn fresh(fd: c_int) {
     }
 }
 
-/// The program has made a socket of the type for direct search.
-pub fn made_seek_stream(fd: c_int) {
+/// The program has made a TCP socket; `searched`: one of the type for direct search.
+pub fn made_socket(fd: c_int, searched: bool) {
     fresh(fd);
-    if !lodgers::has_own_table() {
-        streams::set(fd);
+    if fd >= 0 && !lodgers::has_own_table() {
+        table::set_socket(fd);
+        if searched {
+            streams::set(fd);
+        }
     }
 }
 
@@ -38,7 +41,7 @@ fn forget(fd: c_int, stale: bool) {
     match table::take(fd) {
         Entry::Connection(conn) => conn.release(fd, stale),
         Entry::Epoll(index) => epoll::release(index, fd),
-        Entry::Unknown | Entry::Private => {}
+        Entry::Unknown | Entry::Private | Entry::Socket => {}
     }
 }
 
@@ -98,6 +101,8 @@ pub fn duplicated(old: c_int, new: c_int) {
     if streams::is(old) {
         streams::set(new);
     }
+    // Else one socket had a record for each number that it is connected by.
+    unconnected(old);
     match table::lookup(old) {
         Entry::Connection(conn) => {
             conn.hold();
@@ -114,6 +119,7 @@ pub fn duplicated(old: c_int, new: c_int) {
                 epoll::release(index, new);
             }
         }
+        Entry::Socket => table::set_socket(new),
         Entry::Unknown | Entry::Private => {}
     }
 }
@@ -147,15 +153,29 @@ pub fn fetched(fd: c_int) {
     }
 }
 
+/// Begins the record of a socket without a connection, for what must be known of it by then: its descriptors, its sets.
+#[cold]
+pub(crate) fn unconnected(fd: c_int) -> Option<&'static Conn> {
+    if !matches!(table::lookup(fd), Entry::Socket) || lodgers::has_own_table() || !kernel::is_unconnected(fd) {
+        return None;
+    }
+    start();
+    records::begin(fd)
+}
+
 /// The program has connected `fd` (to an address of family `family`), or is about to know (`pending`).
 pub fn connected(fd: c_int, family: c_int, pending: bool) {
-    if !matches!(family, libc::AF_INET | libc::AF_INET6) || lodgers::has_own_table() || table::connection(fd).is_some()
-    {
+    if !matches!(family, libc::AF_INET | libc::AF_INET6) || lodgers::has_own_table() {
+        return;
+    }
+    let known = table::connection(fd);
+    if known.is_some_and(|conn| conn.flag(conn::ACTIVE)) {
         return;
     }
     start();
-    if let Some(conn) = records::open(fd) {
+    if let Some(conn) = known.or_else(|| records::begin(fd)) {
         conn.set_flag(conn::ACTIVE, true);
+        counters::open(conn);
         if !pending {
             settle(conn);
         }
@@ -175,6 +195,7 @@ pub fn disconnecting(fd: c_int) {
     }
     while let Some(fd) = table::find(conn) {
         forget(fd, false);
+        table::set_socket(fd);
     }
 }
 
@@ -389,66 +410,6 @@ pub fn sends_by_kernel(conn: &'static Conn) -> bool {
 pub fn receives_by_kernel(conn: &'static Conn) -> bool {
     demote::ban(conn, Reason::Splice);
     demote::receives_raw(conn, conn.id())
-}
-
-/// The process is about to become another program, which may not run under Viaduct.
-pub fn executing() {
-    if lodgers::is_one() {
-        // The descriptors are the child's, the records its parent's.
-        let is_standard = |fd, _: &Conn| fd <= libc::STDERR_FILENO && is_kept(fd) && is_tcp(fd);
-        return hand_over_many(Reason::ForeignProcess, true, is_standard);
-    }
-    hand_over_many(Reason::ForeignProcess, true, is_for_successor);
-    records::all().for_each(Conn::leave);
-}
-
-/// The program loads code whose calls are not seen.
-pub fn loading_unseen() {
-    // Its C library, if it has one of its own, counts its own threads.
-    sys::threads::several();
-    if unseen::has_come() {
-        hand_over_many(Reason::UnseenCalls, false, |_, _| true);
-    }
-}
-
-fn hand_over_many(reason: Reason, leaves: bool, concerned: impl Fn(c_int, &'static Conn) -> bool) {
-    demote::hand_over_many(reason, leaves, || {
-        let concerned = |(fd, conn): &(c_int, &'static Conn)| concerned(*fd, conn);
-        table::connections().filter(concerned).map(|(_, conn)| conn)
-    });
-}
-
-/// Whether the program that this process becomes is meant to have the connection by `fd`: as its standard input or output, or because nobody else
-/// has it any more. A socket that the process has in common with others is most often left open by oversight.
-fn is_for_successor(fd: c_int, conn: &'static Conn) -> bool {
-    fd <= libc::STDERR_FILENO || conn.alone() && is_kept(fd)
-}
-
-/// Whether the program that this process becomes has the descriptor.
-fn is_kept(fd: c_int) -> bool {
-    raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags & libc::FD_CLOEXEC as usize == 0)
-}
-
-/// The process did not become another program.
-pub fn executing_failed() {
-    for conn in records::all() {
-        conn.stay();
-        if conn.flag(conn::HANDED_OVER) {
-            // What has been answered is done, or on its way.
-            recall::withdraw(conn, conn.id());
-        }
-    }
-}
-
-/// The program gives the socket to another process, which may not run under Viaduct.
-pub fn handing_over(fd: c_int) {
-    match table::lookup(fd) {
-        Entry::Connection(conn) => {
-            demote::hand_over(conn, Reason::ForeignProcess, true);
-        }
-        Entry::Epoll(_) => epoll_share::share_all(),
-        Entry::Unknown | Entry::Private => {}
-    }
 }
 
 /// Before the process ends in an orderly way: its connections are closed by the kernel, which is to see what `close` would have

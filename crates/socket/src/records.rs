@@ -70,8 +70,13 @@ pub(crate) fn disclaim(index: usize) {
     }
 }
 
-/// Begins a record for the TCP socket `fd`, which the program has just got. `None`: it stays plain and unshown.
+/// Begins a record for the connection `fd`, which the program has just got. `None`: it stays plain and unshown.
 pub(crate) fn open(fd: i32) -> Option<&'static Conn> {
+    begin(fd).inspect(|conn| counters::open(conn))
+}
+
+/// The same for the TCP socket `fd`, which need not be connected yet: it is not shown.
+pub(crate) fn begin(fd: i32) -> Option<&'static Conn> {
     let index = claim()?;
     let (Some(conn), Some(locks)) = (record(index), lock::claim(RECORDS)) else {
         disclaim(index);
@@ -88,6 +93,5 @@ pub(crate) fn open(fd: i32) -> Option<&'static Conn> {
         disclaim(index);
         return None;
     }
-    counters::open(conn);
     Some(conn)
 }

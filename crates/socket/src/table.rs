@@ -14,6 +14,7 @@ const INDEX: u32 = (1 << KIND_SHIFT) - 1;
 const CONNECTION: u32 = 1;
 const EPOLL: u32 = 2;
 const PRIVATE: u32 = 3;
+const SOCKET: u32 = 4;
 
 /// One word a descriptor: the kind in the upper bits, an index in the lower. Untouched pages cost nothing.
 static TABLE: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
@@ -32,6 +33,8 @@ pub enum Entry {
     Epoll(usize),
     /// A descriptor of Viaduct's own, hidden from the program.
     Private,
+    /// A TCP socket that the program has made, which is not known to have been connected.
+    Socket,
 }
 
 #[inline]
@@ -44,6 +47,7 @@ fn decode(word: u32) -> Entry {
         CONNECTION => records::record((word & INDEX) as usize).map_or(Entry::Unknown, Entry::Connection),
         EPOLL => Entry::Epoll((word & INDEX) as usize),
         PRIVATE => Entry::Private,
+        SOCKET => Entry::Socket,
         _ => Entry::Unknown,
     }
 }
@@ -106,6 +110,11 @@ pub(crate) fn set_private(fd: i32) {
     if usize::try_from(fd).is_ok_and(|fd| fd >= libc::FD_SETSIZE) {
         HIGH.store(true, Relaxed);
     }
+}
+
+/// Notes that `fd` is a TCP socket without a connection.
+pub(crate) fn set_socket(fd: i32) {
+    set(fd, SOCKET, 0);
 }
 
 /// Forgets `fd`; answers what it was.

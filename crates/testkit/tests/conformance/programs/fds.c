@@ -18,6 +18,28 @@ static void copies(void)
     FAR(GET(s, 1, 0));
 }
 
+static int early_copy;
+
+static void copy_early(int fd)
+{
+    early_copy = dup(fd);
+}
+
+static void copied_before_connecting(void)
+{
+    int fd = join_by(AF_INET, copy_early);
+
+    for (int round = 0; round < 3; round++) {
+        FAR(R(send(fd, "abc", 3, 0)));
+        NEAR(GET(early_copy, 2, 0); GET(fd, 1, 0); R(send(early_copy, "d", 1, 0)); R(send(fd, "ef", 2, 0)));
+        FAR(ALL(fd, 3));
+    }
+    NEAR(R(close(fd)); R(send(early_copy, "x", 1, 0)));
+    FAR(GET(fd, 2, 0); R(send(fd, "y", 1, 0)));
+    NEAR(GET(early_copy, 1, 0); R(close(early_copy)));
+    FAR(GET(fd, 1, 0));
+}
+
 static void copies_share_their_flags(void)
 {
     int copy;
@@ -381,7 +403,7 @@ static void no_descriptors_left(void)
     FAR(GET(s, 1, 0));
 }
 
-MAIN(JOINED(copies), JOINED(copies_share_their_flags), JOINED(copy_onto_a_socket_closes_it),
+MAIN(JOINED(copies), BARE(copied_before_connecting), JOINED(copies_share_their_flags), JOINED(copy_onto_a_socket_closes_it),
      JOINED(copy_onto_a_socket_with_a_reader), JOINED(close_with_a_reader),
      JOINED(copy_onto_a_socket_with_a_reader_that_gets_its_byte), JOINED(range_closed), JOINED(range_closed_by_number),
      JOINED(range_marked_for_exec), JOINED(all_closed_from_three), JOINED(all_closed_one_by_one),

@@ -128,6 +128,63 @@ static void set_registered_before_connecting(void)
     step();
 }
 
+/* A set, and what the near end registers its socket for before it connects it. */
+static int early;
+static unsigned wanted;
+
+static void register_early(int fd)
+{
+    if (is_near)
+        R(watch(early, fd, wanted));
+}
+
+/* The near end sleeps when bytes come, and takes each of them but asks for no more. */
+static void sleep_for_each(int fd)
+{
+    struct epoll_event event;
+
+    while (is_near && epoll_wait(early, &event, 1, 0) > 0 && wanted & EPOLLET)
+        ;
+    for (int round = 0; round < 5; round++) {
+        step();
+        if (is_near) {
+            once(early, 1000);
+            GET(fd, 3, 0);
+        } else {
+            sleep_ms(15);
+            R(send(fd, "abc", 3, 0));
+        }
+        step();
+    }
+}
+
+static void registered_early_by_level(void)
+{
+    early = epoll_create1(0);
+    wanted = EPOLLIN;
+    sleep_for_each(join_by(AF_INET, register_early));
+}
+
+static void registered_early_by_edge(void)
+{
+    early = epoll_create1(0);
+    wanted = EPOLLIN | EPOLLET;
+    sleep_for_each(join_by(AF_INET, register_early));
+}
+
+static void registered_early_and_changed(void)
+{
+    int fd;
+
+    early = epoll_create1(0);
+    wanted = 0;
+    fd = join_by(AF_INET, register_early);
+    NEAR(R(change(early, fd, wanted = EPOLLIN | EPOLLRDHUP)));
+    sleep_for_each(fd);
+    FAR(R(shutdown(fd, SHUT_WR)));
+    NEAR(once(early, 1000); R(epoll_ctl(early, EPOLL_CTL_DEL, fd, NULL)); once(early, 5));
+}
+
 static void others_are_not_starved(void)
 {
     int set = epoll_create1(0), counter, timer, ends[2], seen[3] = {0};
@@ -247,5 +304,6 @@ static void small_waits_with_others_coming(void)
 MAIN(JOINED(small_waits_with_others_ready), JOINED(small_waits_with_others_coming),
      JOINED(end_by_level_and_edge), JOINED(end_told_to_who_asks_nothing), JOINED(reset_in_a_set),
      JOINED(set_shared_across_fork), JOINED(set_filled_by_a_child), JOINED(set_of_an_exec_successor_is_gone),
-     JOINED(socket_passed_in), BARE(set_registered_before_connecting), JOINED(others_are_not_starved),
+     JOINED(socket_passed_in), BARE(set_registered_before_connecting), BARE(registered_early_by_level),
+     BARE(registered_early_by_edge), BARE(registered_early_and_changed), JOINED(others_are_not_starved),
      BARE(many_connections_in_one_set), JOINED(masks_of_waits))

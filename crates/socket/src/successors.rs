@@ -1,0 +1,69 @@
+//! Connections that go to other programs and processes, or to code whose calls are not seen.
+
+use crate::conn::{self, Conn};
+use crate::lifecycle::is_tcp;
+use crate::sys::{self, raw};
+use crate::table::{self, Entry};
+use crate::{demote, epoll_share, lodgers, recall, records, unseen};
+use libc::c_int;
+use viaduct_control::Reason;
+
+/// The process is about to become another program, which may not run under Viaduct.
+pub fn executing() {
+    if lodgers::is_one() {
+        // The descriptors are the child's, the records its parent's.
+        let is_standard = |fd, _: &Conn| fd <= libc::STDERR_FILENO && is_kept(fd) && is_tcp(fd);
+        return hand_over_many(Reason::ForeignProcess, true, is_standard);
+    }
+    hand_over_many(Reason::ForeignProcess, true, is_for_successor);
+    records::all().for_each(Conn::leave);
+}
+
+/// The program loads code whose calls are not seen.
+pub fn loading_unseen() {
+    // Its C library, if it has one of its own, counts its own threads.
+    sys::threads::several();
+    if unseen::has_come() {
+        hand_over_many(Reason::UnseenCalls, false, |_, _| true);
+    }
+}
+
+fn hand_over_many(reason: Reason, leaves: bool, concerned: impl Fn(c_int, &'static Conn) -> bool) {
+    demote::hand_over_many(reason, leaves, || {
+        let concerned = |(fd, conn): &(c_int, &'static Conn)| concerned(*fd, conn);
+        table::connections().filter(concerned).map(|(_, conn)| conn)
+    });
+}
+
+/// Whether the program that this process becomes is meant to have the connection by `fd`: as its standard input or output, or because nobody else
+/// has it any more. A socket that the process has in common with others is most often left open by oversight.
+fn is_for_successor(fd: c_int, conn: &'static Conn) -> bool {
+    fd <= libc::STDERR_FILENO || conn.alone() && is_kept(fd)
+}
+
+/// Whether the program that this process becomes has the descriptor.
+fn is_kept(fd: c_int) -> bool {
+    raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags & libc::FD_CLOEXEC as usize == 0)
+}
+
+/// The process did not become another program.
+pub fn executing_failed() {
+    for conn in records::all() {
+        conn.stay();
+        if conn.flag(conn::HANDED_OVER) {
+            // What has been answered is done, or on its way.
+            recall::withdraw(conn, conn.id());
+        }
+    }
+}
+
+/// The program gives the socket to another process, which may not run under Viaduct.
+pub fn handing_over(fd: c_int) {
+    match table::lookup(fd) {
+        Entry::Connection(conn) => {
+            demote::hand_over(conn, Reason::ForeignProcess, true);
+        }
+        Entry::Epoll(_) => epoll_share::share_all(),
+        Entry::Unknown | Entry::Private | Entry::Socket => {}
+    }
+}
