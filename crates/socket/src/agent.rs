@@ -10,7 +10,7 @@ use crate::records;
 use crate::sys::{self, raw};
 use crate::{bell, counters, epoll, lifecycle, lock, peer_bells, table, unseen, worth};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use std::os::fd::AsFd;
 use viaduct_channel::{Segment, Side};
 use viaduct_control::message::{
@@ -40,8 +40,22 @@ static RETRY_AT_NS: AtomicU64 = AtomicU64::new(0);
 static LAST_REFUSAL: AtomicU32 = AtomicU32::new(Reason::NoDaemon as u32);
 /// Until then viaductd is known to be behind with reading.
 static BEHIND_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
-static MAIL_SEEN: AtomicU64 = AtomicU64::new(0);
 static TICKETS: AtomicU32 = AtomicU32::new(0);
+
+/// What every call looks at: on one cache line, with what it leads to on another.
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Mailbox {
+    /// Counted up by viaductd when it has written; null while no connection to it stands.
+    written: AtomicPtr<AtomicU64>,
+    /// What it was when it was last read.
+    seen: AtomicU64,
+}
+
+static MAILBOX: Mailbox = Mailbox {
+    written: AtomicPtr::new(core::ptr::null_mut()),
+    seen: AtomicU64::new(0),
+};
 
 /// Descriptors of ours have numbers from here on: above most programs' own, and below FD_SETSIZE as far as they find room there, since the
 /// kernel's table of descriptors, which programs inherit from us, is how far it looks into sets that are said to be longer than they are.
@@ -98,6 +112,7 @@ pub(crate) fn probe() -> u32 {
 
 fn disconnect(fd: i32) {
     if FD.compare_exchange(fd, -1, AcqRel, Relaxed).is_ok() {
+        MAILBOX.written.store(core::ptr::null_mut(), Relaxed);
         RETRY_AT_NS.store(0, Relaxed);
         unhide(fd);
     }
@@ -147,10 +162,10 @@ fn open_connection() -> Result<i32, Reason> {
         return Err(Reason::NoMemory);
     }
     // Mail from an earlier viaductd does not count.
-    let mail = counters::header()
-        .and_then(|words| words.get(layout::MAIL))
-        .map_or(0, |mail| mail.load(Relaxed));
-    MAIL_SEEN.store(mail + 1, Relaxed);
+    let written = counters::header().and_then(|words| words.get(layout::MAIL));
+    MAILBOX
+        .seen
+        .store(written.map_or(0, |written| written.load(Relaxed)) + 1, Relaxed);
     let hello = Hello {
         version: PROTOCOL_VERSION,
         pid: raw::getpid(),
@@ -167,6 +182,8 @@ fn open_connection() -> Result<i32, Reason> {
             let fd = hide(fd);
             GENERATION.fetch_add(1, Relaxed);
             FD.store(fd, Release);
+            let written = written.map_or(core::ptr::null(), core::ptr::from_ref);
+            MAILBOX.written.store(written.cast_mut(), Release);
             Ok(fd)
         }
         other => {
@@ -339,10 +356,9 @@ pub(crate) fn detached(segment: u64) {
 /// Whether viaductd has written; costs one load.
 #[inline]
 pub(crate) fn has_mail() -> bool {
-    FD.load(Relaxed) >= 0
-        && counters::header()
-            .and_then(|words| words.get(layout::MAIL))
-            .is_some_and(|mail| mail.load(Acquire) != MAIL_SEEN.load(Relaxed))
+    // Acquire pairs with the release in `open_connection`.
+    sys::leaked_record(MAILBOX.written.load(Acquire))
+        .is_some_and(|written| written.load(Acquire) != MAILBOX.seen.load(Relaxed))
 }
 
 /// Reads what viaductd has written. Must not be called while a direction is owned.
@@ -355,7 +371,7 @@ pub(crate) fn deliver() {
     let Some(mail) = counters::header().and_then(|words| words.get(layout::MAIL)) else {
         return;
     };
-    MAIL_SEEN.store(mail.load(Acquire), Relaxed);
+    MAILBOX.seen.store(mail.load(Acquire), Relaxed);
     let mut packet = [0; message::MAX_PACKET];
     if fd < 0 {
         return;
@@ -463,6 +479,7 @@ pub(crate) fn after_fork_in_parent() {
 /// In a forked child: the connection to viaductd and the bells are the parent's.
 pub(crate) fn after_fork() {
     let fd = FD.swap(-1, Relaxed);
+    MAILBOX.written.store(core::ptr::null_mut(), Relaxed);
     unhide(fd);
     FORKER.store(0, Relaxed);
     OWNER.store(0, Relaxed);

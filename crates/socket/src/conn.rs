@@ -51,6 +51,8 @@ pub struct Conn {
     pub(crate) memberships: AtomicU32,
     pub(crate) messages: AtomicU32,
     pub(crate) volume: AtomicU64,
+    /// See [`counters::slot_of`].
+    pub(crate) counters: AtomicPtr<counters::Slot>,
     pub(crate) segment: SegmentCell,
     pub(crate) references: AtomicU32,
     /// Those of the direct receives that only peek.
@@ -102,6 +104,7 @@ impl Conn {
             messages: AtomicU32::new(0),
             offered_in: AtomicU32::new(0),
             volume: AtomicU64::new(0),
+            counters: AtomicPtr::new(core::ptr::null_mut()),
             retry_at_ns: AtomicU64::new(0),
             checked_at: AtomicU64::new(0),
             unchecked: AtomicU32::new(0),
@@ -158,6 +161,7 @@ impl Conn {
         ] {
             word.store(0, Relaxed);
         }
+        self.counters.store(core::ptr::null_mut(), Relaxed);
         self.peer_bell.store(-1, Relaxed);
         self.pending_error.store(0, Relaxed);
         self.memberships.store(0, Relaxed);
@@ -226,7 +230,7 @@ impl Conn {
         self.nonblocking.store(on.into(), Relaxed);
     }
 
-    /// Asks the kernel whether `O_NONBLOCK` is set, for a call that is about to wait: another process may have changed it.
+    /// Asks the kernel whether `O_NONBLOCK` is set.
     pub(crate) fn refresh_nonblocking(&self) -> bool {
         let flags = raw::fcntl(self.fd(), libc::F_GETFL, 0).unwrap_or(0);
         let on = flags & libc::O_NONBLOCK.cast_unsigned() as usize != 0;

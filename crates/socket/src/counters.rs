@@ -25,11 +25,14 @@ fn words() -> Option<&'static [AtomicU64]> {
     sys::leaked_record(REGION.load(Acquire)).map(Mapping::words)
 }
 
+/// What is shown of one connection.
+pub(crate) type Slot = [AtomicU64; SLOT_WORDS];
+
 /// The slot of `conn`, if it has one.
 #[inline]
-pub(crate) fn slot_of(conn: &Conn) -> Option<&'static [AtomicU64; SLOT_WORDS]> {
-    let base = layout::slot_base(conn.index());
-    words()?.get(base..base + SLOT_WORDS)?.try_into().ok()
+pub(crate) fn slot_of(conn: &Conn) -> Option<&'static Slot> {
+    // Acquire pairs with the release in `publish`.
+    sys::leaked_record(conn.counters.load(Acquire))
 }
 
 /// The region's header.
@@ -129,11 +132,18 @@ fn publish(conn: &Conn) {
         add_total(layout::UNSHOWN, 1);
         return;
     }
-    let Some(words) = slot_of(conn) else { return };
+    let base = layout::slot_base(index);
+    let Some(words): Option<&'static Slot> = words()
+        .and_then(|words| words.get(base..base + SLOT_WORDS))
+        .and_then(|words| words.try_into().ok())
+    else {
+        return;
+    };
     for word in words {
         word.store(0, Relaxed);
     }
     words[slot::CREATED_NS].store(sys::now_ns(), Relaxed);
+    conn.counters.store(core::ptr::from_ref(words).cast_mut(), Release);
     conn.show();
     words[slot::CONNECTION].store(conn.id(), Release);
     if let Some(used) = header().and_then(|words| words.get(layout::SLOTS_USED)) {
@@ -160,22 +170,24 @@ fn populate(index: usize) -> bool {
 
 /// Ends the slot of a connection; what it has carried stays in the totals.
 pub(crate) fn close(conn: &Conn) {
-    let Some(words) = slot_of(conn) else { return };
     // A connection that found no room is in no total either.
-    if words[slot::CONNECTION].load(Relaxed) == conn.id() {
-        let fast = words[slot::FAST_BYTES_SENT].load(Relaxed) | words[slot::FAST_BYTES_RECEIVED].load(Relaxed);
-        for (place, word) in slot::TRAFFIC.into_iter().enumerate() {
-            add_total(layout::ENDED_TRAFFIC + place, words[word].load(Relaxed));
-        }
-        add_total(layout::ENDED_FAST, u64::from(fast != 0));
-        add_total(layout::ENDED, 1);
-        words[slot::CONNECTION].store(0, Release);
+    let Some(words) = slot_of(conn) else { return };
+    let fast = words[slot::FAST_BYTES_SENT].load(Relaxed) | words[slot::FAST_BYTES_RECEIVED].load(Relaxed);
+    for (place, word) in slot::TRAFFIC.into_iter().enumerate() {
+        add_total(layout::ENDED_TRAFFIC + place, words[word].load(Relaxed));
     }
+    add_total(layout::ENDED_FAST, u64::from(fast != 0));
+    add_total(layout::ENDED, 1);
+    conn.counters.store(core::ptr::null_mut(), Relaxed);
+    words[slot::CONNECTION].store(0, Release);
 }
 
 /// In a forked child: the region is the parent's; the child begins its own with its first new connection or offer.
 pub(crate) fn after_fork() {
     REGION.store(core::ptr::null_mut(), Relaxed);
+    for conn in records::all() {
+        conn.counters.store(core::ptr::null_mut(), Relaxed);
+    }
     let fd = REGION_FD.swap(-1, Relaxed);
     if fd >= 0 {
         table::take(fd);

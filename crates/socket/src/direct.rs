@@ -82,6 +82,16 @@ fn take_one(count: &AtomicU32) {
     }
 }
 
+/// Notes a call; answers where, if there is room.
+#[inline]
+fn note(begun: Begun) -> Option<&'static Cell<Option<Begun>>> {
+    let thread = thread::this();
+    thread.watch();
+    let place = thread.calls.0.iter().find(|place| place.get().is_none())?;
+    place.set(Some(begun));
+    Some(place)
+}
+
 /// A call of the program's that is inside the kernel with its own buffers, on a connection that was not attached when it began.
 #[derive(Debug)]
 pub(crate) struct DirectCall {
@@ -123,12 +133,8 @@ impl DirectCall {
             begun.end();
             return None;
         }
-        let thread = thread::this();
-        let place = thread.calls.0.iter().find(|place| place.get().is_none());
-        if let Some(place) = place {
-            place.set(Some(begun));
-        }
-        thread.watch();
+        // The only thread of a process leaves nobody behind who would wait for its call.
+        let place = if sys::single_threaded() { None } else { note(begun) };
         Some(Self { begun, place })
     }
 

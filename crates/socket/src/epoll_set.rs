@@ -36,18 +36,18 @@ pub(crate) const UNSEEN: u32 = 1 << 7;
 /// [`Member::flags`]: the program knows that there was no room, so an edge is due when there is.
 pub(crate) const ROOM: u32 = 1 << 8;
 
-/// The registration of one connection in one set.
+/// The registration of one connection in one set. What `epoll_ctl` looks at is together in one cache line.
 #[derive(Debug)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 pub(crate) struct Member {
-    pub(crate) used: AtomicBool,
-    pub(crate) set: AtomicU32,
     pub(crate) connection: AtomicU64,
+    pub(crate) data: AtomicU64,
+    pub(crate) set: AtomicU32,
     pub(crate) fd: AtomicI32,
     pub(crate) events: AtomicU32,
-    pub(crate) data: AtomicU64,
     pub(crate) flags: AtomicU32,
     pub(crate) next_of_connection: AtomicU32,
+    pub(crate) used: AtomicBool,
     pub(crate) in_set: Links,
     pub(crate) in_hot: Links,
     /// Lane position up to which an edge has been reported.
@@ -55,8 +55,9 @@ pub(crate) struct Member {
     pub(crate) idle: AtomicU32,
 }
 
-/// An epoll set.
+/// An epoll set. What calls look at while none of its members is on a lane is together in one cache line.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(crate) struct Set {
     pub(crate) used: AtomicBool,
     pub(crate) owner: AtomicU32,
@@ -64,10 +65,9 @@ pub(crate) struct Set {
     pub(crate) references: AtomicU32,
     /// Number of its bell; 0 for none.
     pub(crate) bell: AtomicU32,
-    pub(crate) members: List,
-    pub(crate) hot: List,
     pub(crate) emulated: AtomicU32,
     pub(crate) sleepers: AtomicU32,
+    pub(crate) waits: AtomicU32,
     /// Waited for through another set, which cannot be seen into.
     pub(crate) nested: AtomicBool,
     /// Another process has the set too, and must not find registrations in it that no program made.
@@ -79,7 +79,8 @@ pub(crate) struct Set {
     /// The kernel's events have filled the program's buffer: it is the lanes' turn.
     pub(crate) crowded: AtomicBool,
     pub(crate) kernel_looked: AtomicU64,
-    pub(crate) waits: AtomicU32,
+    pub(crate) members: List,
+    pub(crate) hot: List,
 }
 
 pub(crate) static SET: [Set; SETS] = [const {

@@ -52,11 +52,14 @@ pub fn begin(index: usize) -> Wait {
     let Some(set) = epoll::set(index) else {
         return Wait::Unknown;
     };
-    cancel::point();
     if set.emulated.load(Relaxed) != 0 {
+        cancel::point();
         return Wait::Ours(OurWait(set));
     }
-    set.fall_asleep();
+    // Of interest to other threads only.
+    if !sys::single_threaded() {
+        set.fall_asleep();
+    }
     Wait::Plain(PlainWait(set))
 }
 
@@ -68,7 +71,9 @@ impl PlainWait {
     #[inline]
     pub fn end(self, result: isize, events: &mut Events) -> Result<isize, OurWait> {
         let Self(set) = self;
-        set.wake_up();
+        if !sys::single_threaded() {
+            set.wake_up();
+        }
         if let Ok(count @ 1..) = usize::try_from(result) {
             events.filled_by_kernel(count);
             if translate(set, None, events, 0) && events.used() == 0 {

@@ -48,6 +48,7 @@ const MOST: usize = 16;
 
 /// What a thread knows of its words.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Own {
     /// What the thread writes into words; 0 before the first.
     name: Cell<u32>,
