@@ -414,12 +414,13 @@ pub unsafe extern "C-unwind" fn sendto(
     // SAFETY: the program's own call.
     let direct = || unsafe { real::sendto(fd, buffer, len, flags, address, address_len) };
     let parts = one(buffer, len);
+    let opens = flags & libc::MSG_FASTOPEN != 0;
     match table::connection(fd) {
         // SAFETY: the program's buffer.
-        Some(conn) => send_on(conn, unsafe { Vector::new(&parts) }, flags, direct),
-        None => {
+        Some(conn) if !(opens && conn.is_early()) => send_on(conn, unsafe { Vector::new(&parts) }, flags, direct),
+        _ => {
             let sent = direct();
-            if flags & libc::MSG_FASTOPEN != 0 && sent >= 0 {
+            if opens && sent >= 0 {
                 lifecycle::fast_opened(fd);
             }
             sent

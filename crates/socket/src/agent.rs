@@ -31,7 +31,6 @@ const RETRY_NS: u64 = 500_000_000;
 
 /// Owner of the connection to viaductd, as in [`lock`].
 static OWNER: AtomicU32 = AtomicU32::new(0);
-static FD: AtomicI32 = AtomicI32::new(-1);
 /// Counts connections made to viaductd.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static MODE: AtomicU32 = AtomicU32::new(0);
@@ -46,13 +45,16 @@ static TICKETS: AtomicU32 = AtomicU32::new(0);
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Mailbox {
-    /// Counted up by viaductd when it has written; null while no connection to it stands.
+    /// The connection to viaductd; -1 while none stands.
+    fd: AtomicI32,
+    /// Counted up by viaductd when it has written; null before the first connection to it.
     written: AtomicPtr<AtomicU64>,
     /// What it was when it was last read.
     seen: AtomicU64,
 }
 
 static MAILBOX: Mailbox = Mailbox {
+    fd: AtomicI32::new(-1),
     written: AtomicPtr::new(core::ptr::null_mut()),
     seen: AtomicU64::new(0),
 };
@@ -93,7 +95,7 @@ pub(crate) fn unhide(fd: i32) {
 
 /// The number of the connection to viaductd that stands now; 0 if none does.
 pub(crate) fn probe() -> u32 {
-    let fd = FD.load(Acquire);
+    let fd = MAILBOX.fd.load(Acquire);
     if fd < 0 {
         return 0;
     }
@@ -103,7 +105,7 @@ pub(crate) fn probe() -> u32 {
         Ok(len) if len > 0 => {}
         _ => disconnect(fd),
     }
-    if FD.load(Acquire) < 0 {
+    if MAILBOX.fd.load(Acquire) < 0 {
         0
     } else {
         GENERATION.load(Acquire)
@@ -111,8 +113,7 @@ pub(crate) fn probe() -> u32 {
 }
 
 fn disconnect(fd: i32) {
-    if FD.compare_exchange(fd, -1, AcqRel, Relaxed).is_ok() {
-        MAILBOX.written.store(core::ptr::null_mut(), Relaxed);
+    if MAILBOX.fd.compare_exchange(fd, -1, AcqRel, Relaxed).is_ok() {
         RETRY_AT_NS.store(0, Relaxed);
         unhide(fd);
     }
@@ -120,7 +121,7 @@ fn disconnect(fd: i32) {
 
 /// Opens the connection to viaductd if none stands.
 fn connect() -> Result<i32, Reason> {
-    let fd = FD.load(Acquire);
+    let fd = MAILBOX.fd.load(Acquire);
     if fd >= 0 {
         return Ok(fd);
     }
@@ -181,9 +182,9 @@ fn open_connection() -> Result<i32, Reason> {
             bell::reset_given();
             let fd = hide(fd);
             GENERATION.fetch_add(1, Relaxed);
-            FD.store(fd, Release);
             let written = written.map_or(core::ptr::null(), core::ptr::from_ref);
-            MAILBOX.written.store(written.cast_mut(), Release);
+            MAILBOX.written.store(written.cast_mut(), Relaxed);
+            MAILBOX.fd.store(fd, Release);
             Ok(fd)
         }
         other => {
@@ -219,7 +220,7 @@ fn await_welcome(fd: i32) -> Option<Welcome> {
 }
 
 fn send<B: Body>(body: &B, descriptor: Option<i32>) -> Result<(), Reason> {
-    let fd = FD.load(Acquire);
+    let fd = MAILBOX.fd.load(Acquire);
     if fd < 0 {
         return Err(Reason::NoDaemon);
     }
@@ -357,8 +358,9 @@ pub(crate) fn detached(segment: u64) {
 #[inline]
 pub(crate) fn has_mail() -> bool {
     // Acquire pairs with the release in `open_connection`.
-    sys::leaked_record(MAILBOX.written.load(Acquire))
-        .is_some_and(|written| written.load(Acquire) != MAILBOX.seen.load(Relaxed))
+    MAILBOX.fd.load(Acquire) >= 0
+        && sys::leaked_record(MAILBOX.written.load(Relaxed))
+            .is_some_and(|written| written.load(Acquire) != MAILBOX.seen.load(Relaxed))
 }
 
 /// Reads what viaductd has written. Must not be called while a direction is owned.
@@ -367,7 +369,7 @@ pub(crate) fn deliver() {
     let Some(_owner) = lock::try_acquire(&OWNER) else {
         return;
     };
-    let fd = FD.load(Acquire);
+    let fd = MAILBOX.fd.load(Acquire);
     let Some(mail) = counters::header().and_then(|words| words.get(layout::MAIL)) else {
         return;
     };
@@ -448,7 +450,7 @@ pub(crate) fn offer_and_wait(conn: &'static Conn) {
             return;
         }
         if conn.phase() == Phase::Offered {
-            sys::wait_readable_quietly(FD.load(Relaxed), left);
+            sys::wait_readable_quietly(MAILBOX.fd.load(Relaxed), left);
         } else {
             raw::sched_yield();
         }
@@ -478,7 +480,7 @@ pub(crate) fn after_fork_in_parent() {
 
 /// In a forked child: the connection to viaductd and the bells are the parent's.
 pub(crate) fn after_fork() {
-    let fd = FD.swap(-1, Relaxed);
+    let fd = MAILBOX.fd.swap(-1, Relaxed);
     MAILBOX.written.store(core::ptr::null_mut(), Relaxed);
     unhide(fd);
     FORKER.store(0, Relaxed);

@@ -5,8 +5,8 @@
 //! owned (`crate::lock`), or while the epoll set the connection is a member of is.
 
 pub(crate) use crate::flags::{
-    ACTIVE, ASKED, BANNED, CORK, COUNTED, DEAD, FIN_PROBED, FORKED, GIVEN_AWAY, HANDED_OVER, IN_WANTED, LEFT, NAGLE,
-    OPTIONS_OWED, OUT_WANTED, PEER_FIN, READY_OWED, SEARCHED, SHUT_READ, SHUT_WRITE,
+    ACTIVE, ASKED, BANNED, CORK, COUNTED, DEAD, EARLY, FIN_PROBED, FORKED, GIVEN_AWAY, HANDED_OVER, IN_WANTED, LEFT,
+    NAGLE, OPTIONS_OWED, OUT_WANTED, PEER_FIN, READY_OWED, SEARCHED, SHUT_READ, SHUT_WRITE,
 };
 use crate::lock::{self, Guard, Locks};
 use crate::records::{disclaim, index_of};
@@ -373,7 +373,7 @@ impl Conn {
 
     /// Whether a pair that viaductd has made is still wanted.
     pub(crate) fn may_attach(&self) -> bool {
-        self.phase() == Phase::Offered && !self.flag(BANNED) && self.alone()
+        self.phase() == Phase::Offered && !self.flag(BANNED | EARLY) && self.alone()
     }
 
     /// Whether no other process holds the connection, whose calls on the kernel connection would not be seen here.

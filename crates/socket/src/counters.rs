@@ -99,9 +99,7 @@ fn make() {
     REGION_FD.store(fd, Relaxed);
     POPULATED.store(0, Relaxed);
     REGION.store(Box::leak(Box::new(mapping)), Release);
-    for conn in records::all() {
-        publish(conn);
-    }
+    records::all().filter(|conn| !conn.is_early()).for_each(publish);
 }
 
 /// The name the program was called by, zero-padded. Asked for first when the library is loaded, since programs overwrite their

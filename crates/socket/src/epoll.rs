@@ -337,19 +337,60 @@ pub fn nest(index: usize) {
             unregister(set, member);
             continue;
         }
-        if member.change(EMULATED, 0) & EMULATED != 0 {
-            set.emulated.fetch_sub(1, Relaxed);
-            let events = if member.has(FIRED) {
-                EPOLLONESHOT.cast_unsigned()
-            } else {
-                member.events.load(Relaxed)
-            };
-            // If it fails, the kernel has lost it: the descriptor was closed unseen.
-            let _ = register(set, member, events, member.data());
-        }
+        hand_back(set, member);
         if let Some(conn) = member.conn() {
             demote::ban(conn, Reason::UnseenWait);
         }
+    }
+}
+
+/// The kernel has the program's registration again. The set is owned.
+fn hand_back(set: &Set, member: &Member) {
+    if member.change(EMULATED, 0) & EMULATED != 0 {
+        set.emulated.fetch_sub(1, Relaxed);
+        let events = if member.has(FIRED) {
+            EPOLLONESHOT.cast_unsigned()
+        } else {
+            member.events.load(Relaxed)
+        };
+        // If it fails, the kernel has lost it: the descriptor was closed unseen.
+        let _ = register(set, member, events, member.data());
+    }
+}
+
+/// The connection ends, and its socket goes on without: the registrations that the kernel keeps, for [`inherit`].
+pub(crate) fn leave(conn: &'static Conn) -> u32 {
+    for_each_membership(conn, |set, number, member| {
+        set.cool(number, member);
+        if member.has(PARKED) {
+            unregister(set, member);
+            remove(set, number);
+        } else {
+            hand_back(set, member);
+        }
+    });
+    conn.memberships.swap(0, Relaxed)
+}
+
+/// The socket of a connection that had this id has a new record: its registrations are that one's. Without one they are forgotten.
+pub(crate) fn inherit(first: u32, from: u64, heir: Option<&'static Conn>) {
+    let mut number = first;
+    while let Some(found) = member(number) {
+        let next = found.next_of_connection.load(Relaxed);
+        if let Some(set) = found.set()
+            && let Some(_owner) = set.own()
+            && found.connection.load(Relaxed) == from
+        {
+            match heir {
+                Some(conn) => {
+                    found.connection.store(conn.id(), Relaxed);
+                    found.next_of_connection.store(conn.memberships.load(Relaxed), Relaxed);
+                    conn.memberships.store(number, Relaxed);
+                }
+                None => remove(set, number),
+            }
+        }
+        number = next;
     }
 }
 

@@ -52,7 +52,7 @@ pub fn control(asked: Asked, direct: impl Fn() -> isize) -> isize {
 fn connection(asked: Asked) -> Option<&'static Conn> {
     let known = table::connection(asked.fd);
     if known.is_none() && asked.operation == libc::EPOLL_CTL_ADD {
-        return lifecycle::unconnected(asked.fd);
+        return lifecycle::begin_early(asked.fd);
     }
     known
 }
@@ -82,8 +82,8 @@ fn registered(set: &'static Set, conn: &'static Conn, known: Option<(u32, &'stat
         ..
     } = asked;
     match (operation, known) {
-        (libc::EPOLL_CTL_MOD, Some((_, member))) => member.register(events, data),
-        // A change may be the first that is seen of a registration.
+        (libc::EPOLL_CTL_MOD, Some((_, member))) if !member.has(PARKED) => member.register(events, data),
+        // A change may be the first that is seen of a registration, or of one that another process has made anew.
         (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, _) => {
             match known.or_else(|| epoll::record(set, asked.set, conn, fd)) {
                 Some((number, member)) => epoll::added(set, number, member, conn, events, data),

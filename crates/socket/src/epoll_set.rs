@@ -210,6 +210,8 @@ pub(crate) fn jumping(jump: &Jump) {
     }
 }
 
+const _: () = assert!(core::mem::offset_of!(Member, in_hot) <= 64 && core::mem::offset_of!(Set, members) <= 64);
+
 impl Set {
     /// Owns the set's lists.
     #[inline]

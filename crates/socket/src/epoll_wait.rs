@@ -56,7 +56,7 @@ pub fn begin(index: usize) -> Wait {
         cancel::point();
         return Wait::Ours(OurWait(set));
     }
-    // Of interest to other threads only.
+    // Of interest to other threads only. What a handler of this one brings onto a lane it registers anew, of which the kernel tells.
     if !sys::single_threaded() {
         set.fall_asleep();
     }

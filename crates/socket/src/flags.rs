@@ -39,5 +39,7 @@ pub(crate) const ACTIVE: u32 = 1 << 7;
 pub(crate) const SEARCHED: u32 = 1 << 18;
 /// The kernel's counts of what this end sends have been seen to agree.
 pub(crate) const COUNTED: u32 = 1 << 8;
+/// The record is older than the connection: not offered and not shown until that stands.
+pub(crate) const EARLY: u32 = 1 << 20;
 /// The hand-over that was begun last is done.
 pub(crate) const GIVEN_AWAY: u32 = 1 << 19;

@@ -36,6 +36,7 @@ const FIN_WAIT1: u8 = 4;
 const FIN_WAIT2: u8 = 5;
 const CLOSE: u8 = 7;
 const CLOSE_WAIT: u8 = 8;
+const LISTEN: u8 = 10;
 
 fn tcp_info(fd: c_int) -> Option<TcpInfo> {
     let mut info = TcpInfo {
@@ -65,9 +66,9 @@ fn tcp_info(fd: c_int) -> Option<TcpInfo> {
     (len >= size_of::<TcpInfo>()).then_some(info)
 }
 
-/// Whether `fd` is a TCP socket without a connection, or once more without one.
-pub(crate) fn is_unconnected(fd: c_int) -> bool {
-    tcp_info(fd).is_some_and(|info| info.state == CLOSE)
+/// Whether `fd` is a TCP socket that listens.
+pub(crate) fn is_listening(fd: c_int) -> bool {
+    tcp_info(fd).is_some_and(|info| info.state == LISTEN)
 }
 
 /// Why there is no position.

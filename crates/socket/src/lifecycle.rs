@@ -25,12 +25,12 @@ pub fn fresh(fd: c_int) {
     }
 }
 
-/// The program has made a TCP socket; `searched`: one of the type for direct search.
-pub fn made_socket(fd: c_int, searched: bool) {
+/// The program has made a TCP socket; `for_search`: one of the type for direct search.
+pub fn made_socket(fd: c_int, for_search: bool) {
     fresh(fd);
     if fd >= 0 && !lodgers::has_own_table() {
         table::set_socket(fd);
-        if searched {
+        if for_search {
             streams::set(fd);
         }
     }
@@ -101,14 +101,11 @@ pub fn duplicated(old: c_int, new: c_int) {
     if streams::is(old) {
         streams::set(new);
     }
-    // Else one socket had a record for each number that it is connected by.
-    unconnected(old);
+    // Else each number would get a record of its own once it is connected.
+    begin_early(old);
     match table::lookup(old) {
         Entry::Connection(conn) => {
-            conn.hold();
-            if !table::set_connection(new, conn.index()) {
-                conn.release(new, true);
-            }
+            share(conn, new);
             if new <= libc::STDERR_FILENO && !conn.flag(conn::HANDED_OVER) {
                 to_stdio(conn);
             }
@@ -121,6 +118,14 @@ pub fn duplicated(old: c_int, new: c_int) {
         }
         Entry::Socket => table::set_socket(new),
         Entry::Unknown | Entry::Private => {}
+    }
+}
+
+/// One more descriptor refers to the socket.
+fn share(conn: &'static Conn, fd: c_int) {
+    conn.hold();
+    if !table::set_connection(fd, conn.index()) {
+        conn.release(fd, true);
     }
 }
 
@@ -147,20 +152,26 @@ pub fn fetched(fd: c_int) {
             .map(|_| cookie)
     };
     if let Some(own) = cookie(fd)
-        && let Some((known, _)) = table::connections().find(|(known, _)| cookie(*known) == Some(own))
+        && let Some(known) = table::sockets().find(|known| cookie(*known) == Some(own))
     {
         duplicated(known, fd);
     }
 }
 
-/// Begins the record of a socket without a connection, for what must be known of it by then: its descriptors, its sets.
+/// Begins the record of a socket before it is connected, for what must be known of it by then: its descriptors, its sets. Another thread may be
+/// connecting it.
 #[cold]
-pub(crate) fn unconnected(fd: c_int) -> Option<&'static Conn> {
-    if !matches!(table::lookup(fd), Entry::Socket) || lodgers::has_own_table() || !kernel::is_unconnected(fd) {
+pub(crate) fn begin_early(fd: c_int) -> Option<&'static Conn> {
+    if !matches!(table::lookup(fd), Entry::Socket) || lodgers::has_own_table() {
+        return None;
+    }
+    if kernel::is_listening(fd) {
+        // It stays so, and need not be asked again.
+        table::take(fd);
         return None;
     }
     start();
-    records::begin(fd)
+    records::begin(fd, conn::EARLY)
 }
 
 /// The program has connected `fd` (to an address of family `family`), or is about to know (`pending`).
@@ -168,13 +179,13 @@ pub fn connected(fd: c_int, family: c_int, pending: bool) {
     if !matches!(family, libc::AF_INET | libc::AF_INET6) || lodgers::has_own_table() {
         return;
     }
-    let known = table::connection(fd);
-    if known.is_some_and(|conn| conn.flag(conn::ACTIVE)) {
+    if table::connection(fd).is_some_and(|conn| !conn.flag(conn::EARLY)) {
         return;
     }
     start();
-    if let Some(conn) = known.or_else(|| records::begin(fd)) {
+    if let Some(conn) = records::begin(fd, conn::EARLY) {
         conn.set_flag(conn::ACTIVE, true);
+        conn.set_flag(conn::EARLY, false);
         counters::open(conn);
         if !pending {
             settle(conn);
@@ -187,16 +198,28 @@ pub fn disconnecting(fd: c_int) {
     if lodgers::has_own_table() {
         return;
     }
-    let Some(conn) = table::connection(fd) else { return };
-    if let Some(guard) = conn.own_send(conn.id())
+    let Some(conn) = table::connection(fd).filter(|conn| !conn.is_early()) else {
+        return;
+    };
+    let id = conn.id();
+    if let Some(guard) = conn.own_send(id)
         && let Some(segment) = conn.segment(&guard)
     {
         Outgoing::new(segment.sender(conn.side())).set_closed();
     }
-    while let Some(fd) = table::find(conn) {
+    let registrations = epoll::leave(conn);
+    let mut heir: Option<&'static Conn> = None;
+    // With its last descriptor the record may be another connection's.
+    while conn.id() == id
+        && let Some(fd) = table::find(conn)
+    {
         forget(fd, false);
-        table::set_socket(fd);
+        match heir {
+            None => heir = records::begin(fd, conn::EARLY),
+            Some(heir) => share(heir, fd),
+        }
     }
+    epoll::inherit(registrations, id, heir);
 }
 
 /// The program has accepted `fd` from `listener`.
@@ -308,7 +331,7 @@ fn shutting_plain(conn: &'static Conn) {
     }
 }
 
-/// The process whose connections the records are; 0 before the first one.
+/// The process whose connections the records are; 0 before the first record.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Whether the records are the calling process's, which may be a child on the memory of another.
@@ -316,7 +339,7 @@ pub(crate) fn owns_records() -> bool {
     PROCESS.load(Relaxed) == raw::getpid()
 }
 
-/// Before the first connection: has `fork` tell us.
+/// Before the first record: has `fork` tell us.
 pub(crate) fn start() {
     if PROCESS.load(Relaxed) == 0 && PROCESS.swap(raw::getpid(), Relaxed) == 0 {
         crate::sys::at_fork(before_fork, after_fork_in_parent, after_fork_in_child);

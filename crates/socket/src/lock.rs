@@ -46,7 +46,7 @@ const ONE_GENERATION: u32 = NUMBER + 1;
 /// Words that one thread can own at a time and give up by a jump: four, and as many again for each handler that interrupts another.
 const MOST: usize = 16;
 
-/// What a thread knows of its words.
+/// What a thread knows of its words. Most calls use one: up to the first that is held it is on one line, see [`thread::Thread`].
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Own {
@@ -316,7 +316,7 @@ fn acquire_contended(word: &'static AtomicU32) -> Option<Guard<'static>> {
     }
 }
 
-/// The region of this process's words; null before the first connection and after fork.
+/// The region of this process's words; null before the first record and after fork.
 static REGION: AtomicPtr<Locks> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Takes words that no process of the family holds, of `count` in all; `None` if there are none or there is no memory for them.

@@ -1,6 +1,6 @@
 //! When a connection is offered to viaductd, and what comes of it.
 
-use crate::conn::{BANNED, Conn, Phase, READY_OWED};
+use crate::conn::{BANNED, Conn, EARLY, Phase, READY_OWED};
 use crate::lock::Guard;
 use crate::sys::{self, raw};
 use crate::{agent, counters, kernel, options, policy, worth};
@@ -12,6 +12,12 @@ use viaduct_control::policy::{OfferPolicy, PathPolicy};
 use viaduct_stream::Incoming;
 
 impl Conn {
+    /// Whether the connection does not stand yet, as far as is known.
+    #[inline]
+    pub fn is_early(&self) -> bool {
+        self.flag(EARLY)
+    }
+
     /// Counts traffic of a connection that is not attached and offers it when it has shown itself worth it.
     #[inline]
     pub(crate) fn note_traffic(&self, bytes: usize) {
@@ -20,7 +26,7 @@ impl Conn {
         let volume = self.volume.load(Relaxed).wrapping_add(bytes as u64);
         self.messages.store(messages, Relaxed);
         self.volume.store(volume, Relaxed);
-        if self.flag(BANNED) {
+        if self.flag(BANNED | EARLY) {
             return;
         }
         match self.phase() {

@@ -87,6 +87,10 @@ fn recall_timeouts(conn: &Conn) {
 
 /// The program sets an option; called before the kernel is told. `value`: its first integer.
 pub fn setting(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_int>) -> Verdict {
+    if conn.is_early() {
+        // Asked for before the first lane.
+        return Verdict::Pass;
+    }
     let on = value.unwrap_or(0) != 0;
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if value.unwrap_or(1) > 1 => demote::ban(conn, Reason::ReceiveLowWater),

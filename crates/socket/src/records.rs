@@ -72,11 +72,15 @@ pub(crate) fn disclaim(index: usize) {
 
 /// Begins a record for the connection `fd`, which the program has just got. `None`: it stays plain and unshown.
 pub(crate) fn open(fd: i32) -> Option<&'static Conn> {
-    begin(fd).inspect(|conn| counters::open(conn))
+    begin(fd, 0).inspect(|conn| counters::open(conn))
 }
 
-/// The same for the TCP socket `fd`, which need not be connected yet: it is not shown.
-pub(crate) fn begin(fd: i32) -> Option<&'static Conn> {
+/// The same with these flags, not shown; or the record that another thread has begun meanwhile.
+pub(crate) fn begin(fd: i32, flags: u32) -> Option<&'static Conn> {
+    let before = table::word_of(fd);
+    if let Some(known) = table::connection(fd) {
+        return Some(known);
+    }
     let index = claim()?;
     let (Some(conn), Some(locks)) = (record(index), lock::claim(RECORDS)) else {
         disclaim(index);
@@ -84,14 +88,15 @@ pub(crate) fn begin(fd: i32) -> Option<&'static Conn> {
     };
     let id = NEXT_ID.fetch_add(1, Relaxed).wrapping_mul(RECORDS as u64) | index as u64;
     conn.reset(fd);
+    conn.set_flag(flags, true);
     conn.locks.store(core::ptr::from_ref(locks).cast_mut(), Relaxed);
     // Release pairs with the acquire in `id`.
     conn.id.store(id, Release);
-    if !table::set_connection(fd, index) {
+    if !table::become_connection(fd, before, index) {
         conn.id.store(0, Release);
         conn.leave();
         disclaim(index);
-        return None;
+        return table::connection(fd);
     }
     Some(conn)
 }

@@ -1,7 +1,7 @@
 //! Connections that go to other programs and processes, or to code whose calls are not seen.
 
 use crate::conn::{self, Conn};
-use crate::lifecycle::is_tcp;
+use crate::lifecycle::{begin_early, is_tcp};
 use crate::sys::{self, raw};
 use crate::table::{self, Entry};
 use crate::{demote, epoll_share, lodgers, recall, records, unseen};
@@ -30,7 +30,7 @@ pub fn loading_unseen() {
 
 fn hand_over_many(reason: Reason, leaves: bool, concerned: impl Fn(c_int, &'static Conn) -> bool) {
     demote::hand_over_many(reason, leaves, || {
-        let concerned = |(fd, conn): &(c_int, &'static Conn)| concerned(*fd, conn);
+        let concerned = |(fd, conn): &(c_int, &'static Conn)| !conn.is_early() && concerned(*fd, conn);
         table::connections().filter(concerned).map(|(_, conn)| conn)
     });
 }
@@ -59,6 +59,8 @@ pub fn executing_failed() {
 
 /// The program gives the socket to another process, which may not run under Viaduct.
 pub fn handing_over(fd: c_int) {
+    // Either may connect it.
+    begin_early(fd);
     match table::lookup(fd) {
         Entry::Connection(conn) => {
             demote::hand_over(conn, Reason::ForeignProcess, true);

@@ -112,7 +112,22 @@ pub(crate) fn set_private(fd: i32) {
     }
 }
 
-/// Notes that `fd` is a TCP socket without a connection.
+/// What is kept of `fd`, to be held against what is kept later.
+pub(crate) fn word_of(fd: i32) -> u32 {
+    word(fd).map_or(0, |word| word.load(Acquire))
+}
+
+/// Notes that `fd` is connection record `index` unless something else than `before` has been noted meanwhile; false also if the number is too high.
+pub(crate) fn become_connection(fd: i32, before: u32, index: usize) -> bool {
+    let (Some(word), Ok(index)) = (word(fd), u32::try_from(index)) else {
+        return false;
+    };
+    // Release pairs with the acquire in `lookup`.
+    let now = CONNECTION << KIND_SHIFT | (index & INDEX);
+    word.compare_exchange(before, now, AcqRel, Relaxed).is_ok()
+}
+
+/// Notes that `fd` is a TCP socket that is not known to have been connected.
 pub(crate) fn set_socket(fd: i32) {
     set(fd, SOCKET, 0);
 }
@@ -141,6 +156,11 @@ fn known() -> impl Iterator<Item = i32> {
     words
         .filter(|(_, word)| word.load(Relaxed) != 0)
         .filter_map(|(fd, _)| i32::try_from(fd).ok())
+}
+
+/// Every descriptor that refers to a TCP socket.
+pub(crate) fn sockets() -> impl Iterator<Item = i32> {
+    known().filter(|fd| matches!(lookup(*fd), Entry::Connection(_) | Entry::Socket))
 }
 
 /// Every descriptor that refers to a connection, with it.

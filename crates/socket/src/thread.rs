@@ -14,6 +14,8 @@ pub(crate) struct Thread {
     pub(crate) calls: direct::Calls,
 }
 
+const _: () = assert!(core::mem::offset_of!(Thread, locks) <= 32);
+
 thread_local! {
     static THREAD: Thread = const {
         Thread {

@@ -232,6 +232,15 @@ impl Holes {
             return head;
         }
         self.changing.store(1, Relaxed);
+        let root = self.root.load(Relaxed);
+        if self.count() == 1
+            && let Some(only) = self.node(root)
+        {
+            // As it mostly is: the head has reached it.
+            head = head.max(only.to.load(Relaxed));
+            self.root.store(0, Relaxed);
+            self.give_up(root);
+        }
         while let Some((from, end)) = self.next(0)
             && from <= head
         {

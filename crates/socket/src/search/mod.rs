@@ -386,11 +386,11 @@ pub fn seek_receive(
 /// # Errors
 /// `EBADF`, `ENOTSOCK`, `ENOTCONN`; `EOPNOTSUPP` for other sockets; `ENOBUFS` if there are too many connections.
 pub fn connection(fd: c_int) -> Result<&'static Conn, Errno> {
-    if let Some(conn) = table::connection(fd) {
-        return Ok(conn);
+    match table::connection(fd) {
+        Some(conn) if !conn.is_early() => return Ok(conn),
+        _ => plain::check_socket(fd)?,
     }
-    plain::check_socket(fd)?;
-    lifecycle::adopted(fd).ok_or(libc::ENOBUFS)
+    table::connection(fd).map_or_else(|| lifecycle::adopted(fd).ok_or(libc::ENOBUFS), Ok)
 }
 
 /// What is wrong with a call's numbers.

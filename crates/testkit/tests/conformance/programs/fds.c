@@ -22,7 +22,8 @@ static int early_copy;
 
 static void copy_early(int fd)
 {
-    early_copy = dup(fd);
+    if (is_near)
+        early_copy = dup(fd);
 }
 
 static void copied_before_connecting(void)

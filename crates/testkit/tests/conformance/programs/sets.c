@@ -115,8 +115,8 @@ static void set_registered_before_connecting(void)
         R(fcntl(fd, F_SETFL, 0));
         R(send(fd, "hello", 5, 0));
         /* That there is room may be told once more. */
-        while (epoll_wait(set, &event, 1, 1000) == 1 && !(event.events & EPOLLIN))
-            ;
+        if (epoll_wait(set, &event, 1, 1000) == 1 && !(event.events & EPOLLIN))
+            epoll_wait(set, &event, 1, 1000);
         show_events("event", event.events);
         ALL(fd, 3);
     } else {
@@ -187,6 +187,95 @@ static void registered_early_and_changed(void)
     sleep_for_each(fd);
     FAR(R(shutdown(fd, SHUT_WR)));
     NEAR(once(early, 1000); R(epoll_ctl(early, EPOLL_CTL_DEL, fd, NULL)); once(early, 5));
+}
+
+static int beside;
+
+static void *register_beside(void *fd)
+{
+    return (void *)(long)watch(early, *(int *)fd, EPOLLIN);
+}
+
+static pthread_t registrar;
+
+static void have_it_registered(int fd)
+{
+    beside = fd;
+    if (is_near)
+        registrar = in_thread(register_beside, &beside);
+}
+
+/* By another thread, while the socket is being connected. */
+static void registered_beside_connecting(void)
+{
+    for (int round = 0; round < 4; round++) {
+        int fd;
+        void *failed = NULL;
+
+        early = epoll_create1(0);
+        wanted = EPOLLIN;
+        fd = join_by(AF_INET, have_it_registered);
+        NEAR(pthread_join(registrar, &failed); say("registered %d", !failed));
+        sleep_for_each(fd);
+        BOTH(R(close(fd)); R(close(early)));
+    }
+}
+
+static void prepare_in_vain(int fd)
+{
+    int two = 2, one = 1;
+
+    if (is_near) {
+        R(watch(early, fd, wanted));
+        GET(fd, 1, 0);
+        R(setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &two, sizeof two));
+        R(setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &one, sizeof one));
+        R(execl("/nowhere", "nowhere", NULL));
+    }
+}
+
+/* Calls before the connection stands do not keep it from its lane. */
+static void registered_early_and_used_in_vain(void)
+{
+    early = epoll_create1(0);
+    wanted = EPOLLIN;
+    sleep_for_each(join_by(AF_INET, prepare_in_vain));
+}
+
+/* A socket that leaves its connection for another keeps its registration and its copies. */
+static void connected_again_in_a_set(void)
+{
+    int fd, listening, port, copy = -1;
+    struct sockaddr nobody = {.sa_family = AF_UNSPEC};
+    struct sockaddr_storage address;
+
+    early = epoll_create1(0);
+    wanted = EPOLLIN;
+    if (is_near) {
+        socklen_t length = loopback(AF_INET, ask(), &address);
+        fd = socket(AF_INET, SOCK_STREAM, 0);
+        R(watch(early, fd, wanted));
+        R(connect(fd, (struct sockaddr *)&address, length));
+        prove(fd);
+        copy = dup(fd);
+        step();
+        R(connect(fd, &nobody, sizeof nobody));
+        R(connect(fd, (struct sockaddr *)&address, length));
+    } else {
+        int first;
+        listening = listener(AF_INET, &port);
+        tell(port);
+        first = accept(listening, NULL, NULL);
+        prove(first);
+        step();
+        fd = accept(listening, NULL, NULL);
+        R(close(first));
+    }
+    prove(fd);
+    sleep_for_each(fd);
+    NEAR(R(send(copy, "x", 1, 0)));
+    FAR(GET(fd, 1, 0); R(send(fd, "y", 1, 0)));
+    NEAR(once(early, 1000); GET(copy, 1, 0));
 }
 
 static void others_are_not_starved(void)
@@ -309,5 +398,6 @@ MAIN(JOINED(small_waits_with_others_ready), JOINED(small_waits_with_others_comin
      JOINED(end_by_level_and_edge), JOINED(end_told_to_who_asks_nothing), JOINED(reset_in_a_set),
      JOINED(set_shared_across_fork), JOINED(set_filled_by_a_child), JOINED(set_of_an_exec_successor_is_gone),
      JOINED(socket_passed_in), BARE(set_registered_before_connecting), BARE(registered_early_by_level),
-     BARE(registered_early_by_edge), BARE(registered_early_and_changed), JOINED(others_are_not_starved),
+     BARE(registered_early_by_edge), BARE(registered_early_and_changed), BARE(registered_beside_connecting),
+     BARE(registered_early_and_used_in_vain), BARE(connected_again_in_a_set), JOINED(others_are_not_starved),
      BARE(many_connections_in_one_set), JOINED(masks_of_waits))

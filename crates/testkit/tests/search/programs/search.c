@@ -142,7 +142,8 @@ static void bad_input_changes_nothing(void)
 {
     struct pair p = connect_pair();
     char bytes[16] = {0};
-    int udp = socket(AF_INET, SOCK_DGRAM, 0), fresh = socket(AF_INET, SOCK_STREAM, 0), file[2];
+    int udp = socket(AF_INET, SOCK_DGRAM, 0), fresh = socket(AF_INET, SOCK_STREAM, 0), file[2], set = epoll_create1(0);
+    struct epoll_event event = {.events = EPOLLIN};
 
     EXPECT(pipe(file) == 0);
     EXPECT(send(p.near, "0123456789", 10, 0) == 10);
@@ -159,9 +160,15 @@ static void bad_input_changes_nothing(void)
     EXPECT_ERROR(viaduct_seek_recv(udp, bytes, 4, 0, 1), EOPNOTSUPP);
     EXPECT_ERROR(viaduct_seek_recv(udp, bytes, 4, MSG_DONTWAIT, 0), EOPNOTSUPP);
     EXPECT_ERROR(viaduct_seek_recv(fresh, bytes, 4, 0, 1), ENOTCONN);
+    /* Known to the library by its set. */
+    EXPECT(epoll_ctl(set, EPOLL_CTL_ADD, fresh, &event) == 0);
+    EXPECT_ERROR(viaduct_seek_recv(fresh, bytes, 4, MSG_WAITALL, 1), ENOTCONN);
+    EXPECT_ERROR(viaduct_seek_recv(fresh, bytes, 0, 0, 1), ENOTCONN);
+    EXPECT_ERROR(viaduct_readable(fresh), ENOTCONN);
     EXPECT(viaduct_seek_recv(p.far, bytes, 0, 0, 3) == 0);
     EXPECT_ERROR(viaduct_seek_recv(p.far, bytes, 4, MSG_DONTWAIT, SIZE_MAX / 4), ENOBUFS);
     EXPECT(in_order(p.far, bytes, 16, 0) == 10 && !memcmp(bytes, "0123456789", 10));
+    close(set);
     close(udp);
     close(fresh);
     close(file[0]);
