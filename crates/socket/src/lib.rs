@@ -53,6 +53,7 @@ pub mod real;
 mod recall;
 mod receive;
 mod receive_raw;
+mod recent;
 mod records;
 pub mod search;
 mod send;
@@ -72,6 +73,7 @@ mod unseen;
 mod vector;
 mod wait;
 mod wish;
+mod words;
 mod worth;
 
 pub use conn::Conn;
