@@ -11,7 +11,7 @@ pub(crate) use crate::flags::{
 use crate::lock::{self, Guard, Locks};
 use crate::records::{disclaim, index_of};
 use crate::sys::{self, Errno, SegmentCell, raw};
-use crate::{agent, bell, counters, epoll, peer_bells, table, words, worth};
+use crate::{agent, bell, counters, epoll, peer_bells, table, worth};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 use viaduct_channel::{Segment, Side};
@@ -490,7 +490,6 @@ impl Conn {
         }
         // Only now: whoever claims the words next must not have them given up by the guards above.
         self.leave();
-        self.locks().into_iter().for_each(words::give_up);
         if !in_sets {
             bell::wake_other_thread(self.own_bell());
         }

@@ -14,8 +14,8 @@
 use crate::bell::{self, Bell};
 use crate::conn::{self, Conn, Phase};
 pub(crate) use crate::epoll_set::{
-    EDGE, EMULATED, FIRED, FREED, FRESH, HOT, KERNEL, MEMBER, MEMBER_HINT, MEMBERS, Member, PARKED, ROOM, SET, Set,
-    Tagged, UNSEEN, hot_links, jumping, member, set, set_links, tag, wake_elsewhere, whose,
+    EDGE, EMULATED, FIRED, FRESH, HOT, KERNEL, MEMBER, MEMBER_HINT, MEMBERS, Member, PARKED, ROOM, SET, Set, Tagged,
+    UNSEEN, hot_links, jumping, member, set, set_links, tag, wake_elsewhere, whose,
 };
 use crate::lock::Guard;
 use crate::pace::Bound;
@@ -104,22 +104,15 @@ pub(crate) fn remove(set: &Set, number: u32) {
     }
     gone.connection.store(0, Relaxed);
     gone.used.store(false, Release);
-    FREED.put(number);
 }
 
 fn claim() -> Option<(u32, &'static Member)> {
-    let free = |member: &Member| !member.used.load(Relaxed) && !member.used.swap(true, AcqRel);
-    if let Some(number) = FREED.take()
-        && let Some(member) = member(number)
-        && free(member)
-    {
-        return Some((number, member));
-    }
     let from = MEMBER_HINT.fetch_add(1, Relaxed) as usize;
     for step in 0..MEMBERS {
         let index = (from + step) % MEMBERS;
         if let Some(member) = MEMBER.get(index)
-            && free(member)
+            && !member.used.load(Relaxed)
+            && !member.used.swap(true, AcqRel)
         {
             return Some((u32::try_from(index + 1).ok()?, member));
         }

@@ -5,7 +5,6 @@ use crate::conn::Conn;
 use crate::jump::Jump;
 use crate::list::{Links, List};
 use crate::lock::{self, Guard};
-use crate::recent::Recent;
 use crate::sys::{self, raw};
 use crate::{ready, records, thread};
 use core::cell::Cell;
@@ -122,8 +121,6 @@ pub(crate) static MEMBER: [Member; MEMBERS] = [const {
     }
 }; MEMBERS];
 pub(crate) static MEMBER_HINT: AtomicU32 = AtomicU32::new(0);
-/// Members that were given up lately.
-pub(crate) static FREED: Recent = Recent::new();
 
 /// Upper half of our tags: drawn once, so that no program's data is mistaken for one.
 pub(crate) static TAG: AtomicU64 = AtomicU64::new(0);

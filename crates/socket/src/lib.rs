@@ -53,7 +53,6 @@ pub mod real;
 mod recall;
 mod receive;
 mod receive_raw;
-mod recent;
 mod records;
 pub mod search;
 mod send;
@@ -73,7 +72,6 @@ mod unseen;
 mod vector;
 mod wait;
 mod wish;
-mod words;
 mod worth;
 
 pub use conn::Conn;

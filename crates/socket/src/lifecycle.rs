@@ -7,7 +7,7 @@ use crate::sys::{self, raw};
 use crate::table::{self, Entry};
 use crate::{
     agent, asleep, bell, counters, demote, direct, epoll, epoll_share, forks, kernel, lock, lodgers, options, policy,
-    send, thread, words, worth,
+    send, thread, worth,
 };
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
@@ -397,7 +397,6 @@ fn after_fork_in_child() {
     PROCESS.store(raw::getpid(), Relaxed);
     lodgers::after_fork();
     lock::after_fork();
-    words::after_fork();
     asleep::after_fork();
     agent::after_fork();
     bell::after_fork();

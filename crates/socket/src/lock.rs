@@ -14,7 +14,7 @@ use crate::sys::{self, raw};
 use crate::thread;
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::{AtomicU32, AtomicU64, compiler_fence};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, compiler_fence};
 
 /// The two ownership words of a connection end, on a cache line of their own. Whoever takes both takes `send` first.
 #[derive(Debug, Default)]
@@ -37,7 +37,7 @@ pub(crate) struct Locks {
 /// Bits of a word with the number of its thread: none is larger (`PID_MAX_LIMIT`, linux/threads.h).
 const NUMBER: u32 = (1 << 22) - 1;
 /// In a word: the direction is searched. Then taking it fails the fast way, so that who never searches pays nothing.
-pub(crate) const SEARCHED: u32 = 1 << 31;
+const SEARCHED: u32 = 1 << 31;
 /// Bits of a name that tell its thread from others that have had the same number.
 const GENERATION: u32 = !(NUMBER | SEARCHED);
 /// The first of them.
@@ -169,6 +169,7 @@ pub(crate) fn jumping(jump: &Jump) {
 /// In a forked child: the thread has another number now.
 pub(crate) fn after_fork() {
     thread::this().locks.name.set(0);
+    REGION.store(core::ptr::null_mut(), Relaxed);
 }
 
 /// Ownership of one direction, given up on drop.
@@ -314,6 +315,37 @@ fn acquire_contended(word: &'static AtomicU32) -> Option<Guard<'static>> {
         }
     }
 }
+
+/// The region of this process's words; null before the first record and after fork.
+static REGION: AtomicPtr<Locks> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Takes words that no process of the family holds, of `count` in all; `None` if there are none or there is no memory for them.
+pub(crate) fn claim(count: usize) -> Option<&'static Locks> {
+    let mut region = REGION.load(Acquire);
+    if region.is_null() {
+        let fresh = raw::anonymous_shared(count * size_of::<Locks>()).ok()?.cast::<Locks>();
+        // Release pairs with the acquire above. A loser's region is never used; it costs address space only.
+        region = match REGION.compare_exchange(core::ptr::null_mut(), fresh, Release, Acquire) {
+            Ok(_) => fresh,
+            Err(winner) => winner,
+        };
+    }
+    let from = HINT.fetch_add(1, Relaxed) as usize;
+    for step in 0..count {
+        let locks = sys::shared_record(region, (from + step) % count);
+        if locks.holders.load(Relaxed) == 0 && locks.holders.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
+            // The words are free already, or held for a moment by a thread that came too late for the last connection.
+            crate::search::area::release(&locks.area);
+            locks.forget_sleepers();
+            let _ = locks.receive.compare_exchange(SEARCHED, 0, Relaxed, Relaxed);
+            return Some(locks);
+        }
+    }
+    None
+}
+
+/// Where to look first for free words.
+static HINT: AtomicU32 = AtomicU32::new(0);
 
 #[cfg(test)]
 mod tests {

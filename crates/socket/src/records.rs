@@ -1,7 +1,7 @@
 //! The static array of connection records.
 
 use crate::conn::Conn;
-use crate::{counters, table, words};
+use crate::{counters, lock, table};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
@@ -82,7 +82,7 @@ pub(crate) fn begin(fd: i32, flags: u32) -> Option<&'static Conn> {
         return Some(known);
     }
     let index = claim()?;
-    let (Some(conn), Some(locks)) = (record(index), words::claim(RECORDS)) else {
+    let (Some(conn), Some(locks)) = (record(index), lock::claim(RECORDS)) else {
         disclaim(index);
         return None;
     };
