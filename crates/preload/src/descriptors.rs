@@ -153,7 +153,8 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
     // SAFETY: the program's own call.
     let result = unsafe { real::connect(fd, address, len) };
     let errno = sys::errno();
-    if result == 0 || errno == libc::EINPROGRESS {
+    // Interrupted, the kernel goes on connecting.
+    if result == 0 || matches!(errno, libc::EINPROGRESS | libc::EINTR) {
         // SAFETY: null or the program's address, which the kernel has just read.
         let family = unsafe { address.as_ref() }.map_or(0, |address| address.sa_family);
         lifecycle::connected(fd, family.into(), result != 0);

@@ -358,40 +358,18 @@ fn hand_back(set: &Set, member: &Member) {
     }
 }
 
-/// The connection ends, and its socket goes on without: the registrations that the kernel keeps, for [`inherit`].
-pub(crate) fn leave(conn: &'static Conn) -> u32 {
+/// The connection ends, and its socket goes on without: only the kernel has its registrations from now on. Answers whether there are any.
+pub(crate) fn leave(conn: &'static Conn) -> bool {
+    let any = registrations(conn).next().is_some();
     for_each_membership(conn, |set, number, member| {
-        set.cool(number, member);
         if member.has(PARKED) {
             unregister(set, member);
-            remove(set, number);
         } else {
             hand_back(set, member);
         }
+        remove(set, number);
     });
-    conn.memberships.swap(0, Relaxed)
-}
-
-/// The socket of a connection that had this id has a new record: its registrations are that one's. Without one they are forgotten.
-pub(crate) fn inherit(first: u32, from: u64, heir: Option<&'static Conn>) {
-    let mut number = first;
-    while let Some(found) = member(number) {
-        let next = found.next_of_connection.load(Relaxed);
-        if let Some(set) = found.set()
-            && let Some(_owner) = set.own()
-            && found.connection.load(Relaxed) == from
-        {
-            match heir {
-                Some(conn) => {
-                    found.connection.store(conn.id(), Relaxed);
-                    found.next_of_connection.store(conn.memberships.load(Relaxed), Relaxed);
-                    conn.memberships.store(number, Relaxed);
-                }
-                None => remove(set, number),
-            }
-        }
-        number = next;
-    }
+    any
 }
 
 /// Notes what the kernel said of a member. The set is owned.

@@ -166,8 +166,6 @@ pub(crate) fn begin_early(fd: c_int) -> Option<&'static Conn> {
         return None;
     }
     if kernel::is_listening(fd) {
-        // It stays so, and need not be asked again.
-        table::take(fd);
         return None;
     }
     start();
@@ -185,15 +183,14 @@ pub fn connected(fd: c_int, family: c_int, pending: bool) {
     start();
     if let Some(conn) = records::begin(fd, conn::EARLY) {
         conn.set_flag(conn::ACTIVE, true);
-        conn.set_flag(conn::EARLY, false);
-        counters::open(conn);
-        if !pending {
+        if conn.stands() && !pending {
             settle(conn);
         }
     }
 }
 
-/// The program is about to dissolve the connection behind `fd` by connecting to no address, which resets it and leaves a new socket.
+/// The program is about to dissolve the connection behind `fd` by connecting to no address, which resets it and leaves a new socket. One that has
+/// copies, is in sets or is held elsewhere stays on TCP from then on.
 pub fn disconnecting(fd: c_int) {
     if lodgers::has_own_table() {
         return;
@@ -202,24 +199,46 @@ pub fn disconnecting(fd: c_int) {
         return;
     };
     let id = conn.id();
+    let mut linger = libc::linger {
+        l_onoff: 0,
+        l_linger: 0,
+    };
+    let known = raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger).is_ok();
+    let on_lanes = conn.phase() == Phase::Attached;
     if let Some(guard) = conn.own_send(id)
         && let Some(segment) = conn.segment(&guard)
     {
         Outgoing::new(segment.sender(conn.side())).set_closed();
     }
-    let registrations = epoll::leave(conn);
+    if on_lanes && !conn.flag(conn::HANDED_OVER) {
+        options::give_back(conn);
+    }
+    let in_sets = epoll::leave(conn);
+    let copied = conn.references.load(Relaxed) != 1;
+    let simple = !in_sets && !copied && conn.alone() && !conn.flag(conn::HANDED_OVER);
     let mut heir: Option<&'static Conn> = None;
     // With its last descriptor the record may be another connection's.
     while conn.id() == id
-        && let Some(fd) = table::find(conn)
+        && let Some(number) = table::find(conn)
     {
-        forget(fd, false);
+        forget(number, false);
         match heir {
-            None => heir = records::begin(fd, conn::EARLY),
-            Some(heir) => share(heir, fd),
+            None => {
+                table::set_socket(number);
+                heir = (!simple)
+                    .then(|| records::begin(number, conn::EARLY | conn::BANNED))
+                    .flatten();
+            }
+            Some(heir) => share(heir, number),
         }
     }
-    epoll::inherit(registrations, id, heir);
+    if let Some(heir) = heir {
+        heir.set_reason(Reason::UnseenWait);
+    }
+    if on_lanes && known {
+        // A lane that was not empty is reset by it.
+        let _ = raw::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+    }
 }
 
 /// The program has accepted `fd` from `listener`.
@@ -243,8 +262,11 @@ pub(crate) fn adopted(fd: c_int) -> Option<&'static Conn> {
         return None;
     }
     start();
-    let conn = records::open(fd)?;
-    conn.set_flag(conn::BANNED, true);
+    let conn = records::begin(fd, conn::EARLY | conn::BANNED)?;
+    if conn.is_early() {
+        conn.set_flag(conn::BANNED, true);
+        conn.stands();
+    }
     Some(conn)
 }
 

@@ -18,6 +18,15 @@ impl Conn {
         self.flag(EARLY)
     }
 
+    /// The connection stands; false if that was known.
+    pub(crate) fn stands(&self) -> bool {
+        let early = self.flags.fetch_and(!EARLY, Relaxed) & EARLY != 0;
+        if early {
+            counters::open(self);
+        }
+        early
+    }
+
     /// Counts traffic of a connection that is not attached and offers it when it has shown itself worth it.
     #[inline]
     pub(crate) fn note_traffic(&self, bytes: usize) {

@@ -1,6 +1,6 @@
 //! The static array of connection records.
 
-use crate::conn::Conn;
+use crate::conn::{Conn, EARLY};
 use crate::{counters, lock, table};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -72,7 +72,9 @@ pub(crate) fn disclaim(index: usize) {
 
 /// Begins a record for the connection `fd`, which the program has just got. `None`: it stays plain and unshown.
 pub(crate) fn open(fd: i32) -> Option<&'static Conn> {
-    begin(fd, 0).inspect(|conn| counters::open(conn))
+    let conn = begin(fd, EARLY)?;
+    conn.stands();
+    Some(conn)
 }
 
 /// The same with these flags, not shown; or the record that another thread has begun meanwhile.
@@ -93,6 +95,7 @@ pub(crate) fn begin(fd: i32, flags: u32) -> Option<&'static Conn> {
     // Release pairs with the acquire in `id`.
     conn.id.store(id, Release);
     if !table::become_connection(fd, before, index) {
+        counters::close(conn);
         conn.id.store(0, Release);
         conn.leave();
         disclaim(index);

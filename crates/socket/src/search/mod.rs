@@ -390,7 +390,7 @@ pub fn connection(fd: c_int) -> Result<&'static Conn, Errno> {
         Some(conn) if !conn.is_early() => return Ok(conn),
         _ => plain::check_socket(fd)?,
     }
-    table::connection(fd).map_or_else(|| lifecycle::adopted(fd).ok_or(libc::ENOBUFS), Ok)
+    lifecycle::adopted(fd).ok_or(libc::ENOBUFS)
 }
 
 /// What is wrong with a call's numbers.
