@@ -230,7 +230,7 @@ impl Conn {
         self.nonblocking.store(on.into(), Relaxed);
     }
 
-    /// Asks the kernel whether `O_NONBLOCK` is set.
+    /// Asks the kernel whether `O_NONBLOCK` is set, for a call that is about to wait: another process may have changed it.
     pub(crate) fn refresh_nonblocking(&self) -> bool {
         let flags = raw::fcntl(self.fd(), libc::F_GETFL, 0).unwrap_or(0);
         let on = flags & libc::O_NONBLOCK.cast_unsigned() as usize != 0;

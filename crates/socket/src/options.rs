@@ -88,7 +88,7 @@ fn recall_timeouts(conn: &Conn) {
 /// The program sets an option; called before the kernel is told. `value`: its first integer.
 pub fn setting(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_int>) -> Verdict {
     let unasked = [libc::SO_ATTACH_FILTER, libc::SO_ATTACH_BPF];
-    if conn.is_early() && (level == libc::SOL_SOCKET && !unasked.contains(&name)) {
+    if conn.is_early() && level == libc::SOL_SOCKET && !unasked.contains(&name) {
         // Asked for before the first lane.
         return Verdict::Pass;
     }

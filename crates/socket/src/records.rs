@@ -1,7 +1,7 @@
 //! The static array of connection records.
 
 use crate::conn::{Conn, EARLY};
-use crate::{counters, lock, table};
+use crate::{lock, table};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
@@ -77,7 +77,7 @@ pub(crate) fn open(fd: i32) -> Option<&'static Conn> {
     Some(conn)
 }
 
-/// The same with these flags, not shown; or the record that another thread has begun meanwhile.
+/// The same with these flags, of which `EARLY` is one, so that it is not shown yet; or the record that another thread has begun meanwhile.
 pub(crate) fn begin(fd: i32, flags: u32) -> Option<&'static Conn> {
     let before = table::word_of(fd);
     if let Some(known) = table::connection(fd) {
@@ -95,7 +95,6 @@ pub(crate) fn begin(fd: i32, flags: u32) -> Option<&'static Conn> {
     // Release pairs with the acquire in `id`.
     conn.id.store(id, Release);
     if !table::become_connection(fd, before, index) {
-        counters::close(conn);
         conn.id.store(0, Release);
         conn.leave();
         disclaim(index);
