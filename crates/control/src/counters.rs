@@ -13,7 +13,7 @@ use crate::Reason;
 pub const MEMFD_NAME: &str = "viaduct-counters";
 
 /// First word of the region: a magic number and the layout's version.
-pub const MAGIC: u64 = 0x5649_4143_4e54_0001;
+pub const MAGIC: u64 = 0x5649_4143_4e54_0002;
 
 /// Words before the first slot.
 pub const HEADER_WORDS: usize = 64;
@@ -52,42 +52,43 @@ pub const ENDED_FAST: usize = 17;
 /// Header words 18..22: what the ended ones had in [`slot::TRAFFIC`], added up.
 pub const ENDED_TRAFFIC: usize = 18;
 
-/// Words within a slot.
+/// Words within a slot. The first eight, a cache line, are all that the calls of a plain connection use.
 pub mod slot {
     /// 0: free; else the number of the connection, unique within the process.
     pub const CONNECTION: usize = 0;
     /// Descriptor (low 32 bits), sending path (8 bits), receiving path (8 bits), reason (16 bits).
     pub const STATE: usize = 1;
-    /// `SO_COOKIE`, 0 while unknown.
-    pub const COOKIE: usize = 2;
-    /// `SO_NETNS_COOKIE`, 0 while unknown.
-    pub const NETNS: usize = 3;
-    /// Local address: two words of IPv6 or v4-mapped address in memory order, then the port. Zero while unknown.
-    pub const LOCAL: usize = 4;
-    /// Remote address, likewise.
-    pub const REMOTE: usize = 7;
     /// Stream bytes the program has sent.
-    pub const BYTES_SENT: usize = 10;
+    pub const BYTES_SENT: usize = 2;
     /// Stream bytes the program has received.
-    pub const BYTES_RECEIVED: usize = 11;
-    /// Bells rung, of either kind.
-    pub const BELLS_SENT: usize = 12;
-    /// Of these, bells rung by a byte on the kernel connection.
-    pub const BELLS_BY_SOCKET: usize = 13;
-    /// `CLOCK_MONOTONIC` nanoseconds at which the connection was first seen.
-    pub const CREATED_NS: usize = 14;
-    /// Peer's process number as viaductd sees it, 0 while unknown.
-    pub const PEER_PID: usize = 15;
-    /// What `viaduct path` wants: a [`super::Wanted`] as number.
-    pub const WANTED: usize = 16;
-    /// How often a direction has changed its path.
-    pub const SWITCHES: usize = 17;
-    /// How often a receiver or sender of this end went to sleep.
-    pub const SLEEPS: usize = 18;
-    /// Bytes sent and received by a fast path.
-    pub const FAST_BYTES_SENT: usize = 19;
+    pub const BYTES_RECEIVED: usize = 3;
+    /// Of those sent, bytes that went by a fast path.
+    pub const FAST_BYTES_SENT: usize = 4;
     /// Likewise, received.
-    pub const FAST_BYTES_RECEIVED: usize = 20;
+    pub const FAST_BYTES_RECEIVED: usize = 5;
+    /// What `viaduct path` wants: a [`super::Wanted`] as number.
+    pub const WANTED: usize = 6;
+    /// `CLOCK_MONOTONIC` nanoseconds at which the connection was first seen, to some milliseconds.
+    pub const CREATED_NS: usize = 7;
+    /// How often a receiver or sender of this end went to sleep.
+    pub const SLEEPS: usize = 8;
+    /// Local address: two words of IPv6 or v4-mapped address in memory order, then the port. Zero while unknown, before the first offer, and then
+    /// so is all that follows.
+    pub const LOCAL: usize = 9;
+    /// Remote address, likewise.
+    pub const REMOTE: usize = 12;
+    /// `SO_COOKIE`, 0 while unknown.
+    pub const COOKIE: usize = 15;
+    /// `SO_NETNS_COOKIE`, 0 while unknown.
+    pub const NETNS: usize = 16;
+    /// Peer's process number as viaductd sees it, 0 while unknown.
+    pub const PEER_PID: usize = 17;
+    /// How often a direction has changed its path.
+    pub const SWITCHES: usize = 18;
+    /// Bells rung, of either kind.
+    pub const BELLS_SENT: usize = 19;
+    /// Of these, bells rung by a byte on the kernel connection.
+    pub const BELLS_BY_SOCKET: usize = 20;
 
     /// The words that tell what the end has carried.
     pub const TRAFFIC: [usize; 4] = [BYTES_SENT, BYTES_RECEIVED, FAST_BYTES_SENT, FAST_BYTES_RECEIVED];

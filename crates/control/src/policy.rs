@@ -116,6 +116,8 @@ pub struct Policy {
     /// When an end is offered, where no rule says otherwise.
     pub offer: OfferPolicy,
     rules: [Option<Rule>; MAX_RULES],
+    /// Whether there are any: asked at every message of a plain connection.
+    has_rules: bool,
 }
 
 impl Default for Policy {
@@ -125,6 +127,7 @@ impl Default for Policy {
             spin: SpinPolicy::Auto,
             offer: OfferPolicy::Auto,
             rules: [None; MAX_RULES],
+            has_rules: false,
         }
     }
 }
@@ -175,14 +178,16 @@ impl Policy {
                     .next()
                     .ok_or_else(|| error(RULES_VARIABLE, "at most 32 rules for one program"))?;
                 *place = Some(rule);
+                policy.has_rules = true;
             }
         }
         Ok(policy)
     }
 
     /// Whether a rule could apply to some connection of this program; if not, addresses need not be asked for.
+    #[inline]
     pub fn has_rules(&self) -> bool {
-        self.rules.iter().any(Option::is_some)
+        self.has_rules
     }
 
     /// When the connection between `local` and `remote` is offered; `None`: never, a rule keeps it on TCP.

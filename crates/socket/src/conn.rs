@@ -9,9 +9,9 @@ pub(crate) use crate::flags::{
     NAGLE, OPTIONS_OWED, OUT_WANTED, PEER_FIN, READY_OWED, SEARCHED, SHUT_READ, SHUT_WRITE,
 };
 use crate::lock::{self, Guard, Locks};
-use crate::records::{disclaim, index_of};
+use crate::records::{id_of, index_of};
 use crate::sys::{self, Errno, SegmentCell, raw};
-use crate::{agent, bell, counters, epoll, peer_bells, table, worth};
+use crate::{agent, counters};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 use viaduct_channel::{Segment, Side};
@@ -43,7 +43,7 @@ pub struct Conn {
     nonblocking: AtomicU8,
     reason: AtomicU16,
     pub(crate) flags: AtomicU32,
-    fd: AtomicI32,
+    pub(crate) fd: AtomicI32,
     /// Calls inside the kernel that receive or send stream bytes without owning the direction.
     pub(crate) direct_receives: AtomicU32,
     pub(crate) direct_sends: AtomicU32,
@@ -55,6 +55,8 @@ pub struct Conn {
     pub(crate) counters: AtomicPtr<counters::Slot>,
     pub(crate) segment: SegmentCell,
     pub(crate) references: AtomicU32,
+    /// How many connections the record has been.
+    generation: AtomicU64,
     /// Those of the direct receives that only peek.
     pub(crate) peeks: AtomicU32,
     pub(crate) offered_in: AtomicU32,
@@ -97,6 +99,7 @@ impl Conn {
             reason: AtomicU16::new(0),
             flags: AtomicU32::new(0),
             references: AtomicU32::new(0),
+            generation: AtomicU64::new(0),
             fd: AtomicI32::new(0),
             direct_receives: AtomicU32::new(0),
             direct_sends: AtomicU32::new(0),
@@ -125,13 +128,13 @@ impl Conn {
         }
     }
 
-    pub(crate) fn reset(&self, fd: i32) {
+    pub(crate) fn reset(&self, fd: i32, flags: u32) {
         self.phase.store(Phase::Plain as u8, Relaxed);
         self.nonblocking.store(0, Relaxed);
         self.sending.store(Path::Tcp as u8, Relaxed);
         self.receiving.store(Path::Tcp as u8, Relaxed);
         self.reason.store(Reason::NotYet as u16, Relaxed);
-        self.flags.store(0, Relaxed);
+        self.flags.store(flags, Relaxed);
         self.references.store(1, Relaxed);
         self.fd.store(fd, Relaxed);
         for word in [
@@ -165,6 +168,13 @@ impl Conn {
         self.peer_bell.store(-1, Relaxed);
         self.pending_error.store(0, Relaxed);
         self.memberships.store(0, Relaxed);
+    }
+
+    /// A number for the record's next connection, its index being `index`. Nobody else has claimed the record.
+    pub(crate) fn next_id(&self, index: usize) -> u64 {
+        let generation = self.generation.load(Relaxed).wrapping_add(1);
+        self.generation.store(generation, Relaxed);
+        id_of(generation, index)
     }
 
     /// Unique for all time within the process; 0 when the record is unused.
@@ -202,7 +212,7 @@ impl Conn {
     /// Takes the offer back, if there is one that has not led to a pair.
     pub(crate) fn end_offer(&self) {
         let (offered, plain) = (Phase::Offered as u8, Phase::Plain as u8);
-        if self.phase.compare_exchange(offered, plain, SeqCst, SeqCst).is_ok() {
+        if self.phase() == Phase::Offered && self.phase.compare_exchange(offered, plain, SeqCst, SeqCst).is_ok() {
             agent::withdraw(self.id());
         }
     }
@@ -213,9 +223,10 @@ impl Conn {
     }
 
     pub(crate) fn set_flag(&self, flag: u32, on: bool) {
-        if on {
+        let set = self.flags.load(Relaxed) & flag;
+        if on && set != flag {
             self.flags.fetch_or(flag, Relaxed);
-        } else {
+        } else if !on && set != 0 {
             self.flags.fetch_and(!flag, Relaxed);
         }
     }
@@ -376,29 +387,6 @@ impl Conn {
         self.phase() == Phase::Offered && !self.flag(BANNED | EARLY) && self.alone()
     }
 
-    /// Whether no other process holds the connection, whose calls on the kernel connection would not be seen here.
-    pub(crate) fn alone(&self) -> bool {
-        !self.flag(FORKED) || self.locks().is_some_and(|locks| locks.holders.load(Relaxed) == 1)
-    }
-
-    /// This process lets go of the connection, once.
-    pub(crate) fn leave(&self) {
-        if self.flags.fetch_or(LEFT, AcqRel) & LEFT == 0
-            && let Some(locks) = self.locks()
-        {
-            locks.holders.fetch_sub(1, AcqRel);
-        }
-    }
-
-    /// This process holds the connection after all.
-    pub(crate) fn stay(&self) {
-        if self.flags.fetch_and(!LEFT, AcqRel) & LEFT != 0
-            && let Some(locks) = self.locks()
-        {
-            locks.holders.fetch_add(1, AcqRel);
-        }
-    }
-
     /// Kernel position of the next byte to be received, counted since the pair stood. The receiving direction is owned.
     pub(crate) fn position(&self) -> u64 {
         self.locks().map_or(0, |locks| locks.position.load(Relaxed))
@@ -433,66 +421,5 @@ impl Conn {
             _ => {}
         }
         words[slot::STATE].store(state.pack(), Relaxed);
-    }
-
-    /// A descriptor that referred to the socket is about to go (`fd`), or, if `stale`, has gone unseen and the number may stand for another
-    /// socket by now. With the last one the record ends.
-    pub(crate) fn release(&'static self, fd: i32, stale: bool) {
-        if self.references.fetch_sub(1, AcqRel) != 1 {
-            epoll::descriptor_gone(self, fd, stale);
-            if self.fd() == fd
-                && let Some(other) = table::find(self)
-            {
-                self.fd.store(other, Relaxed);
-                self.show();
-            }
-            return;
-        }
-        self.end(stale);
-    }
-
-    fn end(&'static self, stale: bool) {
-        let id = self.id();
-        let index = self.index();
-        let in_sets = self.memberships.load(Relaxed) != 0;
-        epoll::forget(self, stale);
-        self.end_offer();
-        let late = || crate::sys::now_ns() + crate::demote::PATIENCE_NS;
-        if !stale && self.alone() && !crate::send::finish(self, late()) {
-            crate::marks::reset_on_close(self);
-        }
-        {
-            let send = self.own_send(id);
-            let receive = self.own_receive(id);
-            if self.phase() == Phase::Attached {
-                let (Some(_), Some(receive)) = (&send, &receive) else {
-                    // Closed by a signal handler that interrupted a call on this very connection: that call still needs the
-                    // segment and the record, which are given up.
-                    self.fd.store(-1, Relaxed);
-                    return counters::close(self);
-                };
-                if !stale {
-                    crate::marks::settle(self, receive);
-                }
-                self.segment.clear();
-                agent::detached(self.segment_name());
-                peer_bells::release(self.peer_bell());
-            }
-            self.set_phase(Phase::Plain);
-            worth::learn(self);
-            counters::close(self);
-            self.id.store(0, Release);
-        }
-        if let Some(locks) = self.locks()
-            && locks.holders.load(Relaxed) == 1
-        {
-            crate::search::area::release(&locks.area);
-        }
-        // Only now: whoever claims the words next must not have them given up by the guards above.
-        self.leave();
-        if !in_sets {
-            bell::wake_other_thread(self.own_bell());
-        }
-        disclaim(index);
     }
 }

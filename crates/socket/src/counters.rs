@@ -57,7 +57,9 @@ pub(crate) fn add(conn: &Conn, word: usize, amount: u64) {
 
 /// Adds to a word of the header.
 pub(crate) fn add_total(word: usize, amount: u64) {
-    if let Some(word) = header().and_then(|words| words.get(word)) {
+    if amount != 0
+        && let Some(word) = header().and_then(|words| words.get(word))
+    {
         word.fetch_add(amount, Relaxed);
     }
 }
@@ -137,23 +139,34 @@ fn publish(conn: &Conn) {
     else {
         return;
     };
-    for word in words {
-        word.store(0, Relaxed);
+    let (plain, more) = words.split_at(slot::SLEEPS);
+    clear(plain);
+    if words[slot::SLEEPS].load(Relaxed) | words[slot::LOCAL + 2].load(Relaxed) != 0 {
+        clear(more);
     }
-    words[slot::CREATED_NS].store(sys::now_ns(), Relaxed);
+    words[slot::CREATED_NS].store(sys::coarse_now_ns(), Relaxed);
     conn.counters.store(core::ptr::from_ref(words).cast_mut(), Release);
     conn.show();
     words[slot::CONNECTION].store(conn.id(), Release);
-    if let Some(used) = header().and_then(|words| words.get(layout::SLOTS_USED)) {
-        used.fetch_max(index as u64 + 1, Relaxed);
+    let slots = index as u64 + 1;
+    if let Some(used) = header().and_then(|words| words.get(layout::SLOTS_USED))
+        && used.load(Relaxed) < slots
+    {
+        used.fetch_max(slots, Relaxed);
     }
 }
 
+fn clear(words: &[AtomicU64]) {
+    words.iter().for_each(|word| word.store(0, Relaxed));
+}
+
 fn populate(index: usize) -> bool {
+    index < POPULATED.load(Relaxed) || populate_more(index)
+}
+
+#[cold]
+fn populate_more(index: usize) -> bool {
     let have = POPULATED.load(Relaxed);
-    if index < have {
-        return true;
-    }
     let Some(mapping) = sys::leaked_record(REGION.load(Acquire)) else {
         return false;
     };

@@ -14,7 +14,7 @@
 use crate::bell::{self, Bell};
 use crate::conn::{self, Conn, Phase};
 pub(crate) use crate::epoll_set::{
-    EDGE, EMULATED, FIRED, FRESH, HOT, KERNEL, MEMBER, MEMBER_HINT, MEMBERS, Member, PARKED, ROOM, SET, Set, Tagged,
+    EDGE, EMULATED, FIRED, FRESH, HOT, KERNEL, MEMBER, MEMBER_TURNS, MEMBERS, Member, PARKED, ROOM, SET, Set, Tagged,
     UNSEEN, hot_links, jumping, member, set, set_links, tag, wake_elsewhere, whose,
 };
 use crate::lock::Guard;
@@ -107,28 +107,41 @@ pub(crate) fn remove(set: &Set, number: u32) {
 }
 
 fn claim() -> Option<(u32, &'static Member)> {
-    let from = MEMBER_HINT.fetch_add(1, Relaxed) as usize;
-    for step in 0..MEMBERS {
-        let index = (from + step) % MEMBERS;
-        if let Some(member) = MEMBER.get(index)
-            && !member.used.load(Relaxed)
-            && !member.used.swap(true, AcqRel)
-        {
-            return Some((u32::try_from(index + 1).ok()?, member));
+    let free = |place: u32| {
+        let member = MEMBER.get(place as usize);
+        member.is_some_and(|member| !member.used.load(Relaxed) && !member.used.swap(true, AcqRel))
+    };
+    let number = MEMBER_TURNS.claim(MEMBERS, free)? + 1;
+    Some((number, member(number)?))
+}
+
+/// The members of a connection, in all sets. Nobody owns all of the list: a member that has left it leads nowhere, so whoever meets one begins anew.
+/// Members may then come twice.
+fn memberships(conn: &Conn) -> impl Iterator<Item = (u32, &'static Member)> {
+    let id = conn.id();
+    let mut next = conn.memberships.load(Relaxed);
+    let mut patience = 8;
+    core::iter::from_fn(move || {
+        loop {
+            let number = next;
+            let found = member(number)?;
+            let known = found.connection.load(Relaxed) == id;
+            if known || patience == 0 {
+                next = found.next_of_connection.load(Relaxed);
+            } else {
+                patience -= 1;
+                next = conn.memberships.load(Relaxed);
+            }
+            if known {
+                return Some((number, found));
+            }
         }
-    }
-    None
+    })
 }
 
 pub(crate) fn find(conn: &Conn, set_index: usize, fd: i32) -> Option<(u32, &'static Member)> {
-    let mut number = conn.memberships.load(Relaxed);
-    while let Some(found) = member(number) {
-        if found.set.load(Relaxed) as usize == set_index + 1 && found.fd.load(Relaxed) == fd {
-            return Some((number, found));
-        }
-        number = found.next_of_connection.load(Relaxed);
-    }
-    None
+    memberships(conn)
+        .find(|(_, member)| member.set.load(Relaxed) as usize == set_index + 1 && member.fd.load(Relaxed) == fd)
 }
 
 /// Takes our registration of a parked member out of the kernel's set. The set is owned.
@@ -287,24 +300,21 @@ pub(crate) fn descriptor_gone(conn: &'static Conn, fd: i32, stale: bool) {
 }
 
 fn for_each_membership(conn: &'static Conn, mut visit: impl FnMut(&'static Set, u32, &'static Member)) {
-    let mut number = conn.memberships.load(Relaxed);
-    while let Some(found) = member(number) {
-        let next = found.next_of_connection.load(Relaxed);
-        if let Some(set) = found.set()
+    for (number, member) in memberships(conn) {
+        if let Some(set) = member.set()
             && let Some(_owner) = set.own()
-            && found.connection.load(Relaxed) == conn.id()
+            && member.connection.load(Relaxed) == conn.id()
         {
-            visit(set, number, found);
+            visit(set, number, member);
         }
-        number = next;
     }
 }
 
 /// What the program has registered the connection with, the registrations that it has taken back left out.
 fn registrations(conn: &Conn) -> impl Iterator<Item = &'static Member> {
-    let first = member(conn.memberships.load(Relaxed));
-    let next = |found: &&'static Member| member(found.next_of_connection.load(Relaxed));
-    core::iter::successors(first, next).filter(|found| !found.has(PARKED))
+    memberships(conn)
+        .map(|(_, member)| member)
+        .filter(|member| !member.has(PARKED))
 }
 
 /// Whether every wait for the connection that is known of looks at its lane: if not, its next bytes must announce themselves on the
@@ -320,7 +330,7 @@ pub(crate) fn is_left_to_kernel(conn: &Conn) -> bool {
 
 /// The bell of the set the connection is in, if it is in one.
 pub(crate) fn bell_of(conn: &Conn) -> Option<&'static Bell> {
-    let set = member(conn.memberships.load(Relaxed))?.set()?;
+    let set = memberships(conn).next()?.1.set()?;
     let _owner = set.own()?;
     set.ensure_bell()
 }

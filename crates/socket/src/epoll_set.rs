@@ -6,6 +6,7 @@ use crate::jump::Jump;
 use crate::list::{Links, List};
 use crate::lock::{self, Guard};
 use crate::sys::{self, raw};
+use crate::turns::Turns;
 use crate::{ready, records, thread};
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -13,7 +14,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use libc::{EPOLLET, EPOLLIN, EPOLLPRI};
 
 pub(crate) const SETS: usize = 4096;
-pub(crate) const MEMBERS: usize = 1 << 17;
+pub(crate) const MEMBERS: u32 = 1 << 17;
 
 /// [`Member::flags`]: the kernel registration is ours.
 pub(crate) const EMULATED: u32 = 1 << 0;
@@ -104,7 +105,7 @@ pub(crate) static SET: [Set; SETS] = [const {
     }
 }; SETS];
 
-pub(crate) static MEMBER: [Member; MEMBERS] = [const {
+pub(crate) static MEMBER: [Member; MEMBERS as usize] = [const {
     Member {
         used: AtomicBool::new(false),
         set: AtomicU32::new(0),
@@ -119,8 +120,8 @@ pub(crate) static MEMBER: [Member; MEMBERS] = [const {
         reported: AtomicU64::new(0),
         idle: AtomicU32::new(0),
     }
-}; MEMBERS];
-pub(crate) static MEMBER_HINT: AtomicU32 = AtomicU32::new(0);
+}; MEMBERS as usize];
+pub(crate) static MEMBER_TURNS: Turns = Turns::among(256);
 
 /// Upper half of our tags: drawn once, so that no program's data is mistaken for one.
 pub(crate) static TAG: AtomicU64 = AtomicU64::new(0);

@@ -25,6 +25,7 @@ pub mod conn;
 mod counters;
 mod demote;
 mod direct;
+mod ending;
 pub mod epoll;
 pub mod epoll_ctl;
 mod epoll_set;
@@ -67,6 +68,7 @@ pub mod successors;
 pub mod sys;
 pub mod table;
 mod thread;
+mod turns;
 mod unseen;
 #[expect(unsafe_code, reason = "the program's buffers, on its word")]
 mod vector;

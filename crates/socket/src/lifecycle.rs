@@ -181,7 +181,8 @@ pub fn connected(fd: c_int, family: c_int, pending: bool) {
         return;
     }
     start();
-    if let Some(conn) = records::begin(fd, conn::EARLY) {
+    if let Some(conn) = records::begin(fd, conn::EARLY | conn::ACTIVE) {
+        // It may have begun before.
         conn.set_flag(conn::ACTIVE, true);
         if conn.stands() && !pending {
             settle(conn);

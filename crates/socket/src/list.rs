@@ -82,7 +82,7 @@ impl List {
             None => self.first.store(number, Relaxed),
         }
         self.last.store(number, Relaxed);
-        self.len.fetch_add(1, Relaxed);
+        self.len.store(self.len() + 1, Relaxed);
     }
 
     /// Takes a record out that is in the list.
@@ -97,7 +97,7 @@ impl List {
             Some(next) => next.previous.store(previous, Relaxed),
             None => self.last.store(previous, Relaxed),
         }
-        self.len.fetch_sub(1, Relaxed);
+        self.len.store(self.len().saturating_sub(1), Relaxed);
     }
 }
 

@@ -12,6 +12,7 @@ use crate::asleep;
 use crate::jump::Jump;
 use crate::sys::{self, raw};
 use crate::thread;
+use crate::turns::Turns;
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, compiler_fence};
@@ -318,6 +319,7 @@ fn acquire_contended(word: &'static AtomicU32) -> Option<Guard<'static>> {
 
 /// The region of this process's words; null before the first record and after fork.
 static REGION: AtomicPtr<Locks> = AtomicPtr::new(core::ptr::null_mut());
+static TURNS: Turns = Turns::among(256);
 
 /// Takes words that no process of the family holds, of `count` in all; `None` if there are none or there is no memory for them.
 pub(crate) fn claim(count: usize) -> Option<&'static Locks> {
@@ -330,22 +332,20 @@ pub(crate) fn claim(count: usize) -> Option<&'static Locks> {
             Err(winner) => winner,
         };
     }
-    let from = HINT.fetch_add(1, Relaxed) as usize;
-    for step in 0..count {
-        let locks = sys::shared_record(region, (from + step) % count);
-        if locks.holders.load(Relaxed) == 0 && locks.holders.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
-            // The words are free already, or held for a moment by a thread that came too late for the last connection.
-            crate::search::area::release(&locks.area);
-            locks.forget_sleepers();
-            let _ = locks.receive.compare_exchange(SEARCHED, 0, Relaxed, Relaxed);
-            return Some(locks);
-        }
+    let free = |place: u32| {
+        let locks = sys::shared_record(region, place as usize);
+        locks.holders.load(Relaxed) == 0 && locks.holders.compare_exchange(0, 1, Acquire, Relaxed).is_ok()
+    };
+    let place = TURNS.claim(u32::try_from(count).unwrap_or(0), free)?;
+    let locks = sys::shared_record(region, place as usize);
+    // The words are free already, or held for a moment by a thread that came too late for the last connection.
+    crate::search::area::release(&locks.area);
+    locks.forget_sleepers();
+    if locks.receive.load(Relaxed) == SEARCHED {
+        let _ = locks.receive.compare_exchange(SEARCHED, 0, Relaxed, Relaxed);
     }
-    None
+    Some(locks)
 }
-
-/// Where to look first for free words.
-static HINT: AtomicU32 = AtomicU32::new(0);
 
 #[cfg(test)]
 mod tests {

@@ -40,11 +40,16 @@ impl Conn {
         }
         match self.phase() {
             Phase::Plain => self.consider_offer(messages, volume),
-            // viaductd is gone, and the offer with it.
-            Phase::Offered if messages.is_multiple_of(256) && agent::probe() != self.offered_in.load(Relaxed) => {
-                self.end_offer();
-            }
+            Phase::Offered if messages.is_multiple_of(256) => self.check_offer(),
             _ => {}
+        }
+    }
+
+    #[cold]
+    fn check_offer(&self) {
+        // viaductd is gone, and the offer with it.
+        if agent::probe() != self.offered_in.load(Relaxed) {
+            self.end_offer();
         }
     }
 

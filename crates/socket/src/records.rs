@@ -11,7 +11,6 @@ pub(crate) const RECORDS: usize = 1 << 16;
 static RECORD: [Conn; RECORDS] = [const { Conn::unused() }; RECORDS];
 /// One bit a record: in use.
 static USED: [AtomicU64; RECORDS / 64] = [const { AtomicU64::new(0) }; RECORDS / 64];
-static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 /// The record numbered `index`.
 #[inline]
@@ -35,6 +34,11 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Conn> {
         })
         .filter_map(record)
         .filter(|conn| conn.id() != 0)
+}
+
+/// What names the connection that is the record's `generation`th.
+pub(crate) fn id_of(generation: u64, index: usize) -> u64 {
+    generation.wrapping_mul(RECORDS as u64) | index as u64
 }
 
 /// The record that `id` names.
@@ -88,9 +92,8 @@ pub(crate) fn begin(fd: i32, flags: u32) -> Option<&'static Conn> {
         disclaim(index);
         return None;
     };
-    let id = NEXT_ID.fetch_add(1, Relaxed).wrapping_mul(RECORDS as u64) | index as u64;
-    conn.reset(fd);
-    conn.set_flag(flags, true);
+    let id = conn.next_id(index);
+    conn.reset(fd, flags);
     conn.locks.store(core::ptr::from_ref(locks).cast_mut(), Relaxed);
     // Release pairs with the acquire in `id`.
     conn.id.store(id, Release);

@@ -32,11 +32,14 @@ pub fn fail(errno: Errno) -> isize {
 }
 
 /// Finds the function behind ours, once; null if there is none.
+#[inline]
 pub fn next_symbol(slot: &AtomicPtr<c_void>, name: &'static core::ffi::CStr) -> *mut c_void {
     let known = slot.load(Relaxed);
-    if !known.is_null() {
-        return known;
-    }
+    if known.is_null() { look_up(slot, name) } else { known }
+}
+
+#[cold]
+fn look_up(slot: &AtomicPtr<c_void>, name: &'static core::ffi::CStr) -> *mut c_void {
     // SAFETY: RTLD_NEXT with a valid C string.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     slot.store(found, Relaxed);
@@ -58,9 +61,18 @@ pub(crate) use threads::single_threaded;
 
 /// Nanoseconds of `CLOCK_MONOTONIC`.
 pub fn now_ns() -> u64 {
+    read_clock(libc::CLOCK_MONOTONIC)
+}
+
+/// The same as of the kernel's last tick, a few milliseconds ago at most, for less: the processor's counter is not read.
+pub(crate) fn coarse_now_ns() -> u64 {
+    read_clock(libc::CLOCK_MONOTONIC_COARSE)
+}
+
+fn read_clock(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the C library writes one timespec.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    unsafe { libc::clock_gettime(clock, &raw mut time) };
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 

@@ -1,0 +1,106 @@
+//! How a process lets go of a connection: descriptor by descriptor, and as one of several processes.
+
+use crate::conn::{Conn, FORKED, LEFT, Phase};
+use crate::records::disclaim;
+use crate::{agent, bell, counters, epoll, peer_bells, sys, table, worth};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+impl Conn {
+    /// Whether no other process holds the connection, whose calls on the kernel connection would not be seen here.
+    pub(crate) fn alone(&self) -> bool {
+        !self.flag(FORKED) || self.locks().is_some_and(|locks| locks.holders.load(Relaxed) == 1)
+    }
+
+    /// This process lets go of the connection, once.
+    pub(crate) fn leave(&self) {
+        let alone = sys::single_threaded() && !self.flag(FORKED);
+        let before = if alone {
+            let flags = self.flags.load(Relaxed);
+            self.flags.store(flags | LEFT, Relaxed);
+            flags
+        } else {
+            self.flags.fetch_or(LEFT, AcqRel)
+        };
+        match self.locks() {
+            Some(locks) if before & LEFT == 0 && alone => locks.holders.store(0, Release),
+            Some(locks) if before & LEFT == 0 => drop(locks.holders.fetch_sub(1, AcqRel)),
+            _ => {}
+        }
+    }
+
+    /// This process holds the connection after all.
+    pub(crate) fn stay(&self) {
+        if self.flags.fetch_and(!LEFT, AcqRel) & LEFT != 0
+            && let Some(locks) = self.locks()
+        {
+            locks.holders.fetch_add(1, AcqRel);
+        }
+    }
+
+    /// A descriptor that referred to the socket is about to go (`fd`), or, if `stale`, has gone unseen and the number may stand for another
+    /// socket by now. With the last one the record ends.
+    pub(crate) fn release(&'static self, fd: i32, stale: bool) {
+        // The last one need not be taken off indivisibly: there is no other.
+        if self.references.load(Acquire) != 1 && self.references.fetch_sub(1, AcqRel) != 1 {
+            epoll::descriptor_gone(self, fd, stale);
+            if self.fd() == fd
+                && let Some(other) = table::find(self)
+            {
+                self.fd.store(other, Relaxed);
+                self.show();
+            }
+            return;
+        }
+        self.end(stale);
+    }
+
+    fn end(&'static self, stale: bool) {
+        let id = self.id();
+        let index = self.index();
+        let in_sets = self.memberships.load(Relaxed) != 0;
+        epoll::forget(self, stale);
+        self.end_offer();
+        let attached = self.phase() == Phase::Attached;
+        let late = || sys::now_ns() + crate::demote::PATIENCE_NS;
+        if attached && !stale && self.alone() && !crate::send::finish(self, late()) {
+            crate::marks::reset_on_close(self);
+        }
+        {
+            // Without a lane nobody but other threads and processes could be using the words.
+            let used = attached || !sys::single_threaded() || self.flag(FORKED);
+            let send = used.then(|| self.own_send(id)).flatten();
+            let receive = used.then(|| self.own_receive(id)).flatten();
+            if self.phase() == Phase::Attached {
+                let (Some(_), Some(receive)) = (&send, &receive) else {
+                    // Closed by a signal handler that interrupted a call on this very connection: that call still needs the
+                    // segment and the record, which are given up.
+                    self.fd.store(-1, Relaxed);
+                    return counters::close(self);
+                };
+                if !stale {
+                    crate::marks::settle(self, receive);
+                }
+                self.segment.clear();
+                agent::detached(self.segment_name());
+                peer_bells::release(self.peer_bell());
+            }
+            if self.phase() != Phase::Plain {
+                self.set_phase(Phase::Plain);
+            }
+            worth::learn(self);
+            counters::close(self);
+            self.id.store(0, Release);
+        }
+        if let Some(locks) = self.locks()
+            && locks.holders.load(Relaxed) == 1
+        {
+            crate::search::area::release(&locks.area);
+        }
+        // Only now: whoever claims the words next must not have them given up by the guards above.
+        self.leave();
+        if !in_sets {
+            bell::wake_other_thread(self.own_bell());
+        }
+        disclaim(index);
+    }
+}
