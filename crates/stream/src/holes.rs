@@ -213,6 +213,14 @@ impl Holes {
         if from == head {
             return Ok((head, self.move_head(to)));
         }
+        if self.root.load(Relaxed) == 0 {
+            // The only one, as it mostly is.
+            self.changing.store(1, Relaxed);
+            self.root.store(self.make(from, to), Relaxed);
+            self.first.store(from, Relaxed);
+            self.changing.store(0, Release);
+            return Ok((from, to));
+        }
         let before = self.last_before(from).filter(|hole| hole.1 >= from);
         let after = self.next(from).filter(|hole| hole.0 <= to);
         match (before, after) {
@@ -239,7 +247,11 @@ impl Holes {
             // As it mostly is: the head has reached it.
             head = head.max(only.to.load(Relaxed));
             self.root.store(0, Relaxed);
-            self.give_up(root);
+            self.free_one(root, only);
+            self.head.store(head, Relaxed);
+            self.first.store(0, Relaxed);
+            self.changing.store(0, Release);
+            return head;
         }
         while let Some((from, end)) = self.next(0)
             && from <= head
@@ -278,13 +290,6 @@ impl Holes {
             return Err(Full);
         }
         self.changing.store(1, Relaxed);
-        if self.root.load(Relaxed) == 0 {
-            // The only one, as it mostly is.
-            self.root.store(self.make(from, to), Relaxed);
-            self.first.store(from, Relaxed);
-            self.changing.store(0, Release);
-            return Ok((from, to));
-        }
         let from = before.map_or(from, |hole| hole.0);
         let mut to = before.map_or(to, |hole| hole.1.max(to));
         let (left, rest) = self.split(self.root.load(Relaxed), from, DEEPEST);
@@ -344,11 +349,15 @@ impl Holes {
         for _ in 0..HOLES {
             let Some(node) = self.node(tree) else { return };
             let rest = self.join(node.left.load(Relaxed), node.right.load(Relaxed), DEEPEST);
-            node.left.store(self.free.load(Relaxed), Relaxed);
-            self.free.store(tree, Relaxed);
-            self.count.store(self.count.load(Relaxed).saturating_sub(1), Relaxed);
+            self.free_one(tree, node);
             tree = rest;
         }
+    }
+
+    fn free_one(&self, number: u32, node: &Node) {
+        node.left.store(self.free.load(Relaxed), Relaxed);
+        self.free.store(number, Relaxed);
+        self.count.store(self.count.load(Relaxed).saturating_sub(1), Relaxed);
     }
 
     fn sum_up(&self, node: &Node) {

@@ -26,6 +26,8 @@ use viaduct_stream::{Incoming, Source};
 
 /// So many bytes of what is read next are fetched in advance; of more the processor sees by itself what is going on.
 const FORESEEN: usize = 8 << 10;
+/// So few are fetched at once, whichever is wanted first.
+const TOGETHER: usize = 1 << 10;
 
 /// Takes all that a call asks for, where it is in the lane and before any hole, as it mostly is; `None`: it is not so simple.
 #[inline]
@@ -74,6 +76,10 @@ pub(super) fn take_simply(
 /// What is searched for is about to be read, and what lies before most likely next.
 #[inline]
 fn foresee(lane: &Receiver<'_>, before: usize, want: usize) {
+    let all = before.saturating_add(want);
+    if all <= TOGETHER {
+        return lane.prefetch(0, all);
+    }
     lane.prefetch(before, want.min(FORESEEN));
     lane.prefetch(0, before.min(FORESEEN));
 }

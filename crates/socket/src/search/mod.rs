@@ -31,6 +31,9 @@ use viaduct_control::counters::slot;
 /// Flags that a search understands.
 const FLAGS: c_int = libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_DONTWAIT | libc::MSG_TRUNC | libc::MSG_NOSIGNAL;
 
+/// No byte of a stream lies further away than a call's result can say.
+const MOST: usize = isize::MAX.cast_unsigned();
+
 /// What a call wants.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ask<'a> {
@@ -76,8 +79,6 @@ pub(crate) enum Step {
 
 /// One end that can be searched.
 trait Searched {
-    /// Takes all that a call asks for, where that is simple, as it mostly is.
-    fn take_simply(&self, vector: Vector<'_>, offset: u64) -> Option<usize>;
     /// Takes what is there now. `last`: the caller has waited since the last attempt.
     fn attempt(&self, ask: &Ask<'_>, last: bool) -> Result<Step, Errno>;
     /// Whether the program has said that its calls are not to wait.
@@ -94,13 +95,8 @@ trait Searched {
     fn broken(&self, errno: Errno);
 }
 
-/// Receives from `offset` on: the whole of the call but for what sets ends apart.
+/// Receives from `offset` on: the whole of the call but for what sets ends apart, and for what is simple, as it mostly is.
 fn run(end: &impl Searched, vector: Vector<'_>, flags: c_int, offset: u64) -> Result<usize, Errno> {
-    if flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0
-        && let Some(bytes) = end.take_simply(vector, offset)
-    {
-        return Ok(bytes);
-    }
     let total = vector.len();
     let all = flags & libc::MSG_WAITALL != 0;
     let mut ask = Ask {
@@ -208,9 +204,13 @@ impl Recorded {
     }
 }
 
-impl Searched for Recorded {
+impl Recorded {
+    /// Takes all that a call asks for, where that is simple.
     #[inline]
-    fn take_simply(&self, vector: Vector<'_>, offset: u64) -> Option<usize> {
+    fn take_simply(&self, vector: Vector<'_>, flags: c_int, offset: u64) -> Option<usize> {
+        if !may_be_simple(flags) {
+            return None;
+        }
         let guard = self.conn.own_searched(self.id)?;
         if self.conn.phase() == Phase::Attached {
             return lanes::take_simply(self.conn, &guard, self.conn.area()?, vector, offset);
@@ -223,7 +223,15 @@ impl Searched for Recorded {
         self.received(bytes);
         Some(bytes)
     }
+}
 
+/// Whether a call with these flags takes bytes as it gets them.
+#[inline]
+fn may_be_simple(flags: c_int) -> bool {
+    flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0
+}
+
+impl Searched for Recorded {
     fn attempt(&self, ask: &Ask<'_>, last: bool) -> Result<Step, Errno> {
         let mut guard = self.own()?;
         let area = begin(self.conn, &mut guard)?;
@@ -341,12 +349,16 @@ pub(crate) fn attached(conn: &Conn) {
 /// The program receives in order on a connection that has been searched.
 #[cold]
 pub(crate) fn receive_in_order(conn: &'static Conn, vector: Vector<'_>, flags: c_int) -> isize {
-    answer(conn, vector, flags, 0)
+    let end = Recorded { conn, id: conn.id() };
+    match end.take_simply(vector, flags, 0) {
+        Some(bytes) => bytes.cast_signed(),
+        None => answer(&end, vector, flags, 0),
+    }
 }
 
-fn answer(conn: &'static Conn, vector: Vector<'_>, flags: c_int, offset: u64) -> isize {
-    let end = Recorded { conn, id: conn.id() };
-    match run(&end, vector, flags, offset) {
+fn answer(end: &Recorded, vector: Vector<'_>, flags: c_int, offset: u64) -> isize {
+    let conn = end.conn;
+    match run(end, vector, flags, offset) {
         Ok(0) => match conn.take_error() {
             0 => 0,
             errno => sys::fail(errno),
@@ -357,6 +369,7 @@ fn answer(conn: &'static Conn, vector: Vector<'_>, flags: c_int, offset: u64) ->
 }
 
 /// Receives on `conn` from `offset` unread bytes after the head on. `direct` is the program's own call without the offset.
+#[inline]
 pub fn seek_receive(
     conn: &'static Conn,
     vector: Vector<'_>,
@@ -364,6 +377,25 @@ pub fn seek_receive(
     offset: usize,
     direct: impl FnOnce() -> isize,
 ) -> isize {
+    let end = Recorded { conn, id: conn.id() };
+    let known = flags & !FLAGS == 0 && !vector.is_empty() && offset <= MOST && !agent::has_mail();
+    if known
+        && conn.searched()
+        && let Some(bytes) = end.take_simply(vector, flags, offset as u64)
+    {
+        return bytes.cast_signed();
+    }
+    seek_slowly(&end, vector, flags, offset, direct)
+}
+
+fn seek_slowly(
+    end: &Recorded,
+    vector: Vector<'_>,
+    flags: c_int,
+    offset: usize,
+    direct: impl FnOnce() -> isize,
+) -> isize {
+    let conn = end.conn;
     // Attached, it is known to be a TCP connection.
     if offset == 0 && conn.phase() == Phase::Attached && !conn.searched() {
         return receive::receive(conn, vector, flags, direct);
@@ -377,7 +409,7 @@ pub fn seek_receive(
     if vector.is_empty() {
         return 0;
     }
-    answer(conn, vector, flags, offset as u64)
+    answer(end, vector, flags, offset as u64)
 }
 
 /// The record of the connected TCP socket `fd`, made now if there is none: a socket that another program opened stays on TCP, but its
@@ -395,8 +427,7 @@ pub fn connection(fd: c_int) -> Result<&'static Conn, Errno> {
 
 /// What is wrong with a call's numbers.
 fn check(len: usize, flags: c_int, offset: usize) -> Result<(), Errno> {
-    let most = isize::MAX.cast_unsigned();
-    if len > most || offset > most || offset.checked_add(len).is_none_or(|end| end > most) {
+    if len > MOST || offset > MOST || offset.checked_add(len).is_none_or(|end| end > MOST) {
         return Err(libc::EINVAL);
     }
     if flags & !FLAGS != 0 {

@@ -5,7 +5,7 @@
 
 use super::area::{self, Area};
 use super::kernel::Front;
-use super::{Ask, Searched, Step, check, run, waiting};
+use super::{Ask, Searched, Step, check, may_be_simple, run, waiting};
 use crate::lifecycle::{is_tcp, nanoseconds};
 use crate::lock::{self, Guard};
 use crate::sys::{self, Errno, raw};
@@ -33,7 +33,10 @@ pub fn seek_receive(fd: c_int, vector: Vector<'_>, flags: c_int, offset: usize) 
     if vector.is_empty() {
         return Ok(0);
     }
-    run(&socket, vector, flags, offset as u64)
+    match socket.take_simply(vector, flags, offset as u64) {
+        Some(bytes) => Ok(bytes),
+        None => run(&socket, vector, flags, offset as u64),
+    }
 }
 
 /// Bytes that can be received from the socket now.
@@ -54,6 +57,16 @@ struct Socket {
 impl Socket {
     fn own(&self) -> Result<Guard<'static>, Errno> {
         lock::acquire(&self.front.area.owner).ok_or(libc::EAGAIN)
+    }
+
+    /// Takes all that a call asks for, where that is simple.
+    #[inline]
+    fn take_simply(&self, vector: Vector<'_>, flags: c_int, offset: u64) -> Option<usize> {
+        if !may_be_simple(flags) {
+            return None;
+        }
+        let _guard = self.own().ok()?;
+        self.front.take_simply(vector, offset)
     }
 }
 
@@ -197,12 +210,6 @@ fn after_fork_in_child() {
 }
 
 impl Searched for Socket {
-    #[inline]
-    fn take_simply(&self, vector: Vector<'_>, offset: u64) -> Option<usize> {
-        let _guard = self.own().ok()?;
-        self.front.take_simply(vector, offset)
-    }
-
     fn attempt(&self, ask: &Ask<'_>, last: bool) -> Result<Step, Errno> {
         let _guard = self.own()?;
         if !self.front.area.holes.is_intact() {
