@@ -73,7 +73,7 @@ pub mod slot {
     /// How often a receiver or sender of this end went to sleep.
     pub const SLEEPS: usize = 8;
     /// Local address: two words of IPv6 or v4-mapped address in memory order, then the port. Zero while unknown, before the first offer, and then
-    /// so is all that follows.
+    /// so is all that follows, but on a lane that a forked child has inherited.
     pub const LOCAL: usize = 9;
     /// Remote address, likewise.
     pub const REMOTE: usize = 12;

@@ -279,13 +279,13 @@ impl Conn {
     #[inline]
     pub(crate) fn own_searched(&self, id: u64) -> Option<Guard<'static>> {
         let guard = lock::acquire_searched(&self.locks()?.receive)?;
-        if self.id() == id { Some(guard) } else { None }
+        if self.id() == id && id != 0 { Some(guard) } else { None }
     }
 
     #[inline]
     fn own(&self, id: u64, word: impl FnOnce(&'static Locks) -> &'static AtomicU32) -> Option<Guard<'static>> {
         let guard = lock::acquire(word(self.locks()?))?;
-        (self.id() == id).then_some(guard)
+        (self.id() == id && id != 0).then_some(guard)
     }
 
     /// Owns the sending direction if nobody does.

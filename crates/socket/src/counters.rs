@@ -191,6 +191,10 @@ pub(crate) fn close(conn: &Conn) {
     add_total(layout::ENDED, 1);
     conn.counters.store(core::ptr::null_mut(), Relaxed);
     words[slot::CONNECTION].store(0, Release);
+    if conn.segment_name() != 0 {
+        // One that was inherited has counted without an address.
+        clear(&words[slot::SLEEPS..]);
+    }
 }
 
 /// In a forked child: the region is the parent's; the child begins its own with its first new connection or offer.
@@ -227,5 +231,57 @@ pub(crate) fn addresses(conn: &Conn, offer: &viaduct_control::message::Offer) {
         words[base].store(u64::from_ne_bytes(high.try_into().unwrap_or_default()), Relaxed);
         words[base + 1].store(u64::from_ne_bytes(low.try_into().unwrap_or_default()), Relaxed);
         words[base + 2].store(address.port.into(), Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use viaduct_control::message::{Address, Offer};
+
+    #[test]
+    fn a_slot_shows_nothing_of_the_connection_before() {
+        let conn = records::record(records::RECORDS / 8).unwrap();
+        let begin = || {
+            conn.reset(0, 0);
+            conn.id.store(conn.next_id(records::RECORDS / 8), Release);
+            ensure();
+            publish(conn);
+            slot_of(conn).unwrap()
+        };
+        let address = Address {
+            ip: [7; 16],
+            port: 9,
+            reserved: 0,
+            scope: 0,
+        };
+        let offer = Offer {
+            offer: conn.id(),
+            cookie: 1,
+            netns: 2,
+            bell: 0,
+            local: address,
+            remote: address,
+            ticket_sequence: 0,
+            flags: 0,
+        };
+        let all = || (0..SLOT_WORDS).filter(|word| ![slot::CONNECTION, slot::STATE, slot::CREATED_NS].contains(word));
+        begin();
+        addresses(conn, &offer);
+        all().for_each(|word| add(conn, word, 5));
+        close(conn);
+        let words = begin();
+        assert!(all().all(|word| words[word].load(Relaxed) == 0));
+        // Slept, but never offered.
+        add(conn, slot::SLEEPS, 1);
+        close(conn);
+        assert_eq!(begin()[slot::SLEEPS].load(Relaxed), 0);
+        // Inherited with its lane.
+        conn.segment_name.store(1, Relaxed);
+        add(conn, slot::BELLS_SENT, 1);
+        close(conn);
+        assert_eq!(begin()[slot::BELLS_SENT].load(Relaxed), 0);
+        close(conn);
+        conn.id.store(0, Release);
     }
 }

@@ -1,6 +1,7 @@
 //! How a process lets go of a connection: descriptor by descriptor, and as one of several processes.
 
 use crate::conn::{Conn, FORKED, LEFT, Phase};
+use crate::lock::Locks;
 use crate::records::disclaim;
 use crate::{agent, bell, counters, epoll, peer_bells, sys, table, worth};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -11,9 +12,16 @@ impl Conn {
         !self.flag(FORKED) || self.locks().is_some_and(|locks| locks.holders.load(Relaxed) == 1)
     }
 
+    /// Whether no other thread or process can be using the connection's words, which holds on if so.
+    fn is_nobody_elses(&self) -> bool {
+        // Not by the flag, which others that are told of a fork may not find set yet.
+        let one = |locks: &Locks| locks.holders.load(Acquire) == 1;
+        sys::single_threaded() && self.locks().is_some_and(one)
+    }
+
     /// This process lets go of the connection, once.
     pub(crate) fn leave(&self) {
-        let alone = sys::single_threaded() && !self.flag(FORKED);
+        let alone = self.is_nobody_elses();
         let before = if alone {
             let flags = self.flags.load(Relaxed);
             self.flags.store(flags | LEFT, Relaxed);
@@ -66,8 +74,7 @@ impl Conn {
             crate::marks::reset_on_close(self);
         }
         {
-            // Without a lane nobody but other threads and processes could be using the words.
-            let used = attached || !sys::single_threaded() || self.flag(FORKED);
+            let used = attached || !self.is_nobody_elses();
             let send = used.then(|| self.own_send(id)).flatten();
             let receive = used.then(|| self.own_receive(id)).flatten();
             if self.phase() == Phase::Attached {

@@ -21,7 +21,7 @@ use crate::lock::Guard;
 use crate::pace::Bound;
 use crate::sys::{Errno, raw};
 use crate::{demote, lodgers, ready, table};
-use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use libc::{EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP};
 use viaduct_control::Reason;
 
@@ -115,22 +115,25 @@ fn claim() -> Option<(u32, &'static Member)> {
     Some((number, member(number)?))
 }
 
-/// The members of a connection, in all sets. Nobody owns all of the list: a member that has left it leads nowhere, so whoever meets one begins anew.
-/// Members may then come twice.
+/// The members of a connection, in all sets. Nobody owns all of the list: who meets a member that has left it begins anew, and may see others
+/// twice. One that is met again and again is passed over; those behind it may then be missed.
 fn memberships(conn: &Conn) -> impl Iterator<Item = (u32, &'static Member)> {
     let id = conn.id();
-    let mut next = conn.memberships.load(Relaxed);
+    let mut next = if id == 0 { 0 } else { conn.memberships.load(Acquire) };
     let mut patience = 8;
+    // Nor do lists end that two threads have changed at once.
+    let mut left = MEMBERS;
     core::iter::from_fn(move || {
         loop {
+            left = left.checked_sub(1)?;
             let number = next;
             let found = member(number)?;
-            let known = found.connection.load(Relaxed) == id;
+            let known = found.connection.load(Acquire) == id;
             if known || patience == 0 {
                 next = found.next_of_connection.load(Relaxed);
             } else {
                 patience -= 1;
-                next = conn.memberships.load(Relaxed);
+                next = conn.memberships.load(Acquire);
             }
             if known {
                 return Some((number, found));
@@ -162,11 +165,12 @@ pub(crate) fn record(
     let set_number = u32::try_from(set_index + 1).ok()?;
     let (number, member) = claim()?;
     member.set.store(set_number, Relaxed);
-    member.connection.store(conn.id(), Relaxed);
     member.fd.store(fd, Relaxed);
     member.flags.store(0, Relaxed);
     member.next_of_connection.store(conn.memberships.load(Relaxed), Relaxed);
-    conn.memberships.store(number, Relaxed);
+    // Release, here and below, pairs with the acquire in `memberships`.
+    member.connection.store(conn.id(), Release);
+    conn.memberships.store(number, Release);
     set.members.push(number, set_links);
     Some((number, member))
 }

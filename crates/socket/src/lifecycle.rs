@@ -468,6 +468,8 @@ pub fn exiting() {
     if lodgers::is_one() {
         return;
     }
+    // What is let go of is in use as long as other threads run on.
+    lock::TURNS.end(true);
     let is_ours = core::cell::LazyCell::new(owns_records);
     let until = sys::now_ns() + demote::PATIENCE_NS;
     for conn in records::all() {

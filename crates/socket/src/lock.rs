@@ -171,6 +171,7 @@ pub(crate) fn jumping(jump: &Jump) {
 pub(crate) fn after_fork() {
     thread::this().locks.name.set(0);
     REGION.store(core::ptr::null_mut(), Relaxed);
+    TURNS.end(false);
 }
 
 /// Ownership of one direction, given up on drop.
@@ -319,7 +320,7 @@ fn acquire_contended(word: &'static AtomicU32) -> Option<Guard<'static>> {
 
 /// The region of this process's words; null before the first record and after fork.
 static REGION: AtomicPtr<Locks> = AtomicPtr::new(core::ptr::null_mut());
-static TURNS: Turns = Turns::among(256);
+pub(crate) static TURNS: Turns = Turns::among(256);
 
 /// Takes words that no process of the family holds, of `count` in all; `None` if there are none or there is no memory for them.
 pub(crate) fn claim(count: usize) -> Option<&'static Locks> {
@@ -332,12 +333,10 @@ pub(crate) fn claim(count: usize) -> Option<&'static Locks> {
             Err(winner) => winner,
         };
     }
-    let free = |place: u32| {
-        let locks = sys::shared_record(region, place as usize);
-        locks.holders.load(Relaxed) == 0 && locks.holders.compare_exchange(0, 1, Acquire, Relaxed).is_ok()
-    };
-    let place = TURNS.claim(u32::try_from(count).unwrap_or(0), free)?;
-    let locks = sys::shared_record(region, place as usize);
+    let at = |place: u32| sys::shared_record(region, place as usize);
+    let free = |count: &AtomicU32| count.load(Relaxed) == 0 && count.compare_exchange(0, 1, Acquire, Relaxed).is_ok();
+    let all = u32::try_from(count).unwrap_or(0);
+    let locks = at(TURNS.claim(all, |place| free(&at(place).holders))?);
     // The words are free already, or held for a moment by a thread that came too late for the last connection.
     crate::search::area::release(&locks.area);
     locks.forget_sleepers();

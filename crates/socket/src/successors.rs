@@ -4,7 +4,7 @@ use crate::conn::{self, Conn};
 use crate::lifecycle::{begin_early, is_tcp};
 use crate::sys::{self, raw};
 use crate::table::{self, Entry};
-use crate::{demote, epoll_share, lodgers, recall, records, unseen};
+use crate::{demote, epoll_share, lock, lodgers, recall, records, unseen};
 use libc::c_int;
 use viaduct_control::Reason;
 
@@ -16,6 +16,7 @@ pub fn executing() {
         return hand_over_many(Reason::ForeignProcess, true, is_standard);
     }
     hand_over_many(Reason::ForeignProcess, true, is_for_successor);
+    lock::TURNS.end(true);
     records::all().for_each(Conn::leave);
 }
 
@@ -55,6 +56,7 @@ pub fn executing_failed() {
             recall::withdraw(conn, conn.id());
         }
     }
+    lock::TURNS.end(false);
 }
 
 /// The program gives the socket to another process, which may not run under Viaduct.

@@ -1,17 +1,18 @@
 //! Whose turn it is among the places of an array that come and go.
 
-use core::sync::atomic::AtomicU32;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicU32};
 
 /// Gives places out in turn, so that one that has been freed is not soon used again: a thread that came too late may still look at it. But in
-/// turn among about twice as many as are needed at a time, since places that were never used cost memory, and others the caches.
+/// turn among about twice as many as were ever needed at a time, since places that were never used cost memory, and others the caches.
 #[derive(Debug)]
 pub(crate) struct Turns {
     next: AtomicU32,
     /// How many places are used, from the first.
     reach: AtomicU32,
-    /// How many have been given out since it was the first one's turn. Of these three another thread may miss a change, which does no harm.
-    given: AtomicU32,
+    /// How many were found taken since it was the first one's turn.
+    taken: AtomicU32,
+    over: AtomicBool,
 }
 
 impl Turns {
@@ -20,46 +21,60 @@ impl Turns {
         Self {
             next: AtomicU32::new(0),
             reach: AtomicU32::new(reach),
-            given: AtomicU32::new(0),
+            taken: AtomicU32::new(0),
+            over: AtomicBool::new(false),
         }
+    }
+
+    /// From now on no place is given out, or again.
+    pub(crate) fn end(&self, over: bool) {
+        self.over.store(over, SeqCst);
     }
 
     /// The first free place of `all`, by `claim`, which answers whether it has taken the place of that number. `None` if none is free.
     #[inline]
     pub(crate) fn claim(&self, all: u32, claim: impl Fn(u32) -> bool) -> Option<u32> {
-        let mut place = self.next.load(Relaxed);
-        // At worst up to the end, and then from the first.
-        for _ in 0..all.saturating_mul(2) {
+        // At worst up to the end, and then from the first; other threads take turns too.
+        for _ in 0..all.saturating_mul(3) {
+            if self.over.load(SeqCst) {
+                return None;
+            }
+            let place = self.next.fetch_add(1, Relaxed);
             if place >= self.reach.load(Relaxed).min(all) {
-                place = self.begin_again(all);
-            }
-            if claim(place) {
-                self.next.store(place + 1, Relaxed);
-                self.given.store(self.given.load(Relaxed).wrapping_add(1), Relaxed);
+                self.begin_again(all, place);
+            } else if claim(place) {
                 return Some(place);
+            } else {
+                self.taken.fetch_add(1, Relaxed);
             }
-            place += 1;
         }
         None
     }
 
-    /// All places in reach have had their turn: goes on with the first, or beyond if half of them were taken.
+    /// All places in reach have had their turn, which was `place`'s now: it is the first one's again, or those' beyond if half of them were taken.
     #[cold]
-    fn begin_again(&self, all: u32) -> u32 {
+    fn begin_again(&self, all: u32, place: u32) {
         let reach = self.reach.load(Relaxed).min(all);
-        let given = self.given.swap(0, Relaxed);
-        if given >= reach / 2 || reach == all {
-            return 0;
+        let more = reach < all && self.taken.load(Relaxed) > reach / 2;
+        let first = if more { reach } else { 0 };
+        // Else another thread is about to, or has.
+        if place >= reach
+            && self
+                .next
+                .compare_exchange(place.wrapping_add(1), first, Relaxed, Relaxed)
+                .is_ok()
+        {
+            self.taken.store(0, Relaxed);
+            if more {
+                self.reach.fetch_max(reach.saturating_mul(2), Relaxed);
+            }
         }
-        self.reach.fetch_max(reach.saturating_mul(2), Relaxed);
-        reach
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::sync::atomic::AtomicBool;
 
     const ALL: u32 = 1000;
 
@@ -112,5 +127,30 @@ mod tests {
             reached, 255,
             "twice as many as are held, and a power of two times the first"
         );
+    }
+
+    #[test]
+    fn several_threads_need_no_more_places() {
+        let (turns, used) = (Turns::among(64), [const { AtomicBool::new(false) }; ALL as usize]);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..100_000 {
+                        let place = claim(&turns, &used).unwrap();
+                        assert!(place < 128, "{place}");
+                        free(&used, place);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn nothing_is_given_out_once_it_is_over() {
+        let (turns, used) = (Turns::among(64), [const { AtomicBool::new(false) }; ALL as usize]);
+        turns.end(true);
+        assert_eq!(claim(&turns, &used), None);
+        turns.end(false);
+        assert_eq!(claim(&turns, &used), Some(0));
     }
 }

@@ -214,7 +214,7 @@ impl Holes {
             return Ok((head, self.move_head(to)));
         }
         if self.root.load(Relaxed) == 0 {
-            // The only one, as it mostly is.
+            // The only one, as it mostly is; so there is a place.
             self.changing.store(1, Relaxed);
             self.root.store(self.make(from, to), Relaxed);
             self.first.store(from, Relaxed);

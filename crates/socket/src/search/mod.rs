@@ -202,9 +202,7 @@ impl Recorded {
         let calls = self.conn.direct_receives.load(SeqCst);
         calls > self.conn.peeks.load(SeqCst)
     }
-}
 
-impl Recorded {
     /// Takes all that a call asks for, where that is simple.
     #[inline]
     fn take_simply(&self, vector: Vector<'_>, flags: c_int, offset: u64) -> Option<usize> {
@@ -347,7 +345,6 @@ pub(crate) fn attached(conn: &Conn) {
 }
 
 /// The program receives in order on a connection that has been searched.
-#[cold]
 pub(crate) fn receive_in_order(conn: &'static Conn, vector: Vector<'_>, flags: c_int) -> isize {
     let end = Recorded { conn, id: conn.id() };
     match end.take_simply(vector, flags, 0) {

@@ -68,9 +68,7 @@ impl Socket {
         let _guard = self.own().ok()?;
         self.front.take_simply(vector, offset)
     }
-}
 
-impl Socket {
     /// Nanoseconds that a receive waits; 0: for ever.
     fn timeout(&self) -> u64 {
         let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
