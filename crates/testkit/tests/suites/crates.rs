@@ -27,6 +27,9 @@ polling = "=3.10.0"
 socket2 = "=0.6.0"
 "#;
 
+/// Of tests of async-io that wake a future after a second, and have no sockets.
+const READS_ITS_CLOCK_LATE: &str = "it reads its clock when the thread that sleeps for a second has begun, and less than a second passes if that thread was quicker";
+
 /// Differences that are known, with their reasons.
 const KNOWN: &[(&str, &str)] = &[
     (
@@ -37,6 +40,9 @@ const KNOWN: &[(&str, &str)] = &[
         "edge_triggered",
         "it makes an epoll set without the C library, after its connection is accelerated: there is no further edge while bytes of the last one are unread",
     ),
+    ("inner_cannot_wake_outer", READS_ITS_CLOCK_LATE),
+    ("outer_cannot_wake_inner", READS_ITS_CLOCK_LATE),
+    ("first_cannot_wake_second", READS_ITS_CLOCK_LATE),
 ];
 
 /// The source of a published crate.
@@ -96,10 +102,11 @@ fn same(name: &str, arguments: &str) {
         run(Mode::Native, "--no-run").success();
     }
     let tests = "--no-fail-fast -- --test-threads=1 --format=pretty";
-    let native = outcomes(&run(Mode::Native, tests).output);
+    let natively = || outcomes(&run(Mode::Native, tests).output);
+    let native = natively();
     let instance = Instance::start();
     let fast = outcomes(&run(Mode::Accelerated(&instance), tests).output);
-    compare(name, &native, &fast, KNOWN);
+    compare(name, &native, &fast, KNOWN, natively);
     println!("{name}: {} pairs", instance.stats().pairs);
 }
 
