@@ -4,6 +4,7 @@
 //! shown is medians. No figure stands without its rival, the processor time it cost, and the path that the bytes took
 //! according to the counters that `viaduct status` shows. `docs/benchmarks.md` defines each experiment.
 
+mod alternation;
 mod apps;
 mod curves;
 mod instance;

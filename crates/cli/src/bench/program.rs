@@ -207,14 +207,7 @@ impl Program {
 
     /// Its process and those it has started.
     pub(crate) fn family(&self) -> Vec<u32> {
-        let mut family = vec![self.pid()];
-        let mut next = 0;
-        while let Some(&pid) = family.get(next) {
-            let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-            family.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
-            next += 1;
-        }
-        family
+        family(self.pid())
     }
 
     /// Processor time of it and those it has started, in seconds.
@@ -302,6 +295,18 @@ impl Drop for Program {
             sleep(LOOK);
         }
     }
+}
+
+/// A process and those it has started.
+pub(crate) fn family(pid: u32) -> Vec<u32> {
+    let mut family = vec![pid];
+    let mut next = 0;
+    while let Some(&pid) = family.get(next) {
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        family.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+        next += 1;
+    }
+    family
 }
 
 fn text(file: &mut File) -> String {

@@ -5,6 +5,7 @@ mod row;
 mod table;
 mod work;
 
+use crate::bench::alternation::{Alternation, Seat};
 use crate::bench::curves::{LeftOut, Road};
 use crate::bench::instance::Instance;
 use crate::bench::machine::Meter;
@@ -14,13 +15,16 @@ use crate::bench::progress::Progress;
 use crate::bench::sockmap::Sockmap;
 use crate::bench::{Findings, Plan};
 use crate::terminal;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use row::{Row, Runs};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
+use std::collections::BTreeMap;
+use std::panic::resume_unwind;
 use std::path::Path;
+use std::thread::ScopedJoinHandle;
 use table::{EXPERIMENTS, Ends, Experiment, Rival, Work};
-use work::Run;
+use work::{Measurement, Run};
 
 /// Experiments that take long and vary little run no more often than this.
 const SELDOM: usize = 3;
@@ -139,6 +143,7 @@ fn once(
         unix: false,
         fast: false,
         seconds: if plan.quick { 1 } else { 2 },
+        seat: None,
     };
     let under = How::Under(instance, experiment.options);
     let accelerated = Run {
@@ -152,7 +157,9 @@ fn once(
         ..plain
     };
     let (native, fast);
-    if turn.is_multiple_of(2) {
+    if experiment.alternates() {
+        (native, fast) = at_once(plain, accelerated, experiment.work, turn % 2)?;
+    } else if turn.is_multiple_of(2) {
         native = plain.measure(experiment.work)?;
         fast = accelerated.measure(experiment.work)?;
     } else {
@@ -178,6 +185,35 @@ fn once(
         runs.rivals.entry(rival.road().key()).or_default().push(measured);
     }
     Ok(())
+}
+
+/// Runs `work` both ways at the same time, each for a moment in turn, for as long as one after the other.
+fn at_once(plain: Run<'_>, accelerated: Run<'_>, work: Work, first: usize) -> Result<(Measurement, Measurement)> {
+    let alternation = Alternation::of(2)?;
+    let seats = [0, 1].map(|number| alternation.seat(number));
+    let measured = |run: Run<'_>, seat: Seat<'_>| -> Result<Measurement> {
+        let half = Run {
+            seconds: run.seconds * 2,
+            seat: Some(&seat),
+            ..run
+        };
+        let measured = half.measure(work)?;
+        let slowed = seat.slowed().context("the load has ended out of its turn")?;
+        Ok(Measurement {
+            value: measured.value * slowed,
+            // Waits for turns are in them.
+            details: BTreeMap::new(),
+            ..measured
+        })
+    };
+    let [plain_seat, accelerated_seat] = seats;
+    std::thread::scope(|scope| {
+        let native = scope.spawn(|| measured(plain, plain_seat));
+        let fast = scope.spawn(|| measured(accelerated, accelerated_seat));
+        alternation.run(first);
+        let joined = |thread: ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+        Ok((joined(native)?, joined(fast)?))
+    })
 }
 
 impl Findings for Found {

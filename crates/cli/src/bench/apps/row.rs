@@ -20,7 +20,7 @@ pub(super) struct Row {
     native: Option<Summary>,
     accelerated: Option<Summary>,
     rivals: Vec<Figure>,
-    /// How many times better the accelerated median is.
+    /// How many times better the accelerated median is; where both ways were measured at the same time, the median of the pairs.
     ratio: Option<f64>,
     /// The same of each pair of runs: smallest, middle and largest.
     pairs: Option<Summary>,
@@ -136,11 +136,20 @@ impl Row {
         let accelerated = Summary::of(runs.accelerated.iter().map(value));
         let medians = native.zip(accelerated);
         let relative = matches!(judged.target, Target::Ratio { .. });
-        let ratio = medians
-            .filter(|_| relative)
-            .map(|(native, accelerated)| better(native.median, accelerated.median));
-        let pairs = runs.native.iter().zip(&runs.accelerated).filter(|_| relative);
-        let cpu = |runs: &[Measurement]| median(runs.iter().map(|run| run.cpu_s / run.work));
+        let pairs = || runs.native.iter().zip(&runs.accelerated).filter(|_| relative);
+        let better_by = Summary::of(pairs().map(|(native, accelerated)| better(value(native), value(accelerated))));
+        let cpu = |run: &Measurement| run.cpu_s / run.work;
+        let (ratio, cpu_ratio) = if experiment.alternates() {
+            let cpu_ratio = median(pairs().map(|(native, accelerated)| cpu(accelerated) / cpu(native)));
+            (better_by.map(|pairs| pairs.median), cpu_ratio)
+        } else {
+            let ratio = medians.map(|(native, accelerated)| better(native.median, accelerated.median));
+            let cpu = |runs: &[Measurement]| median(runs.iter().map(cpu));
+            let cpu_ratio = cpu(&runs.native)
+                .zip(cpu(&runs.accelerated))
+                .map(|(native, fast)| fast / native);
+            (ratio.filter(|_| relative), cpu_ratio.filter(|_| relative))
+        };
         let proof = runs.accelerated.last().and_then(|run| run.proof.as_ref());
         let fast = proof.is_some_and(Proof::is_fast);
         let figure = if relative {
@@ -168,11 +177,8 @@ impl Row {
                 })
                 .collect(),
             ratio,
-            pairs: Summary::of(pairs.map(|(native, accelerated)| better(value(native), value(accelerated)))),
-            cpu_ratio: cpu(&runs.native)
-                .zip(cpu(&runs.accelerated))
-                .filter(|_| relative)
-                .map(|(native, fast)| fast / native),
+            pairs: better_by,
+            cpu_ratio,
             target: judged.target,
             verdict: match figure {
                 None => Verdict::NotMeasured,

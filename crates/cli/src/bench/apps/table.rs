@@ -30,6 +30,14 @@ pub(crate) struct Experiment {
     pub(crate) rivals: &'static [Rival],
 }
 
+impl Experiment {
+    /// Whether it is measured both ways at the same time, in turn: where little is to be found out. MariaDB's servers have their data to
+    /// themselves.
+    pub(crate) fn alternates(&self) -> bool {
+        self.ends != Ends::Both && !matches!(self.work, Work::Mariadb { .. })
+    }
+}
+
 /// A road that programs can take instead of TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rival {

@@ -1,6 +1,7 @@
 //! Running the programs once.
 
 use super::table::{IDLE_CONNECTIONS, MANY_CONNECTIONS, Work};
+use crate::bench::alternation::Seat;
 use crate::bench::instance::Instance;
 use crate::bench::machine::{field, kibibytes};
 use crate::bench::parse;
@@ -37,6 +38,8 @@ pub(super) struct Run<'a> {
     pub(super) fast: bool,
     /// How long to load the server.
     pub(super) seconds: u32,
+    /// Where another run goes on at the same time, in turn with this one.
+    pub(super) seat: Option<&'a Seat<'a>>,
 }
 
 /// What a run gave.
@@ -119,6 +122,9 @@ impl Run<'_> {
     pub(super) fn load(self, server: &Program, client: Launch<'_>, seconds: f64) -> Result<(Outcome, Measurement)> {
         let before = self.cpu_s(server);
         let client = client.spawn()?;
+        if let Some(seat) = self.seat {
+            seat.take(server.pid(), client.pid())?;
+        }
         let proof = self.late_proof(server, &client, seconds);
         let outcome = client.finish(PATIENCE)?;
         let measurement = Measurement {

@@ -8,6 +8,7 @@
 
 mod many;
 mod orders;
+mod resume;
 mod search;
 mod wire;
 
@@ -41,6 +42,8 @@ enum Role {
         #[arg(required = true, last = true)]
         command: Vec<OsString>,
     },
+    /// Lets stopped processes go on, whose numbers are on standard input, when that ends
+    Resume,
     /// Obeys the orders of one `ask`
     Serve(orders::ServeArgs),
     /// Measures a sweep of message sizes against a `serve`
@@ -70,6 +73,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             let error = Command::new(words.next().unwrap_or_default()).args(words).exec();
             Err(error.into())
         }
+        Role::Resume => resume::resume(),
         Role::Serve(args) => orders::serve(&args),
         Role::Ask(args) => orders::ask(&args),
         Role::SearchReceive(plan) => search::receive(&plan),
