@@ -3,11 +3,11 @@
 //!
 //! Should this process be killed, another lets what is stopped go on, so that it can end.
 
-use crate::bench::program::family;
+use crate::bench::program::{family, process};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -53,9 +53,9 @@ impl Load {
     }
 
     fn signal(&self, signal: Signal) {
-        for pid in self.pids() {
-            let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-            let _ = pid.map(|pid| kill_process(pid, signal));
+        for pid in self.pids().filter_map(process) {
+            // It may have ended.
+            let _ = kill_process(pid, signal);
         }
     }
 
@@ -160,8 +160,7 @@ impl Seat<'_> {
     /// # Errors
     /// The kernel gives no descriptor for the client.
     pub(crate) fn take(&self, server: u32, client: u32) -> Result<()> {
-        let pid = i32::try_from(client).ok().and_then(Pid::from_raw);
-        let pid = pid.context("a process without a number")?;
+        let pid = process(client).context("a process without a number")?;
         let load = Load {
             server,
             client,
@@ -228,12 +227,15 @@ mod tests {
     #[test]
     fn two_loads_take_twice_as_long_as_they_run() {
         let alternation = alternation();
-        let seats = [0, 1].map(|number| alternation.seat(number));
+        // Both have begun before anybody is given a turn.
+        let loads = [0, 1].map(|number| {
+            let (seat, server, client) = (alternation.seat(number), work(), work());
+            seat.take(server.id(), client.id()).unwrap();
+            (seat, server, client)
+        });
         std::thread::scope(|scope| {
-            for seat in &seats {
+            for (seat, mut server, mut client) in loads {
                 scope.spawn(move || {
-                    let (mut server, mut client) = (work(), work());
-                    seat.take(server.id(), client.id()).unwrap();
                     assert!(client.wait().unwrap().success());
                     let slowed = seat.slowed().unwrap();
                     assert!((1.2..4.0).contains(&slowed), "{slowed}");
@@ -247,12 +249,11 @@ mod tests {
     #[test]
     fn nobody_waits_for_a_load_that_never_begins() {
         let alternation = alternation();
-        let [failed, seat] = [0, 1].map(|number| alternation.seat(number));
+        drop(alternation.seat(0));
+        let (seat, mut server, mut client) = (alternation.seat(1), work(), work());
+        seat.take(server.id(), client.id()).unwrap();
         std::thread::scope(|scope| {
-            scope.spawn(move || drop(failed));
             scope.spawn(move || {
-                let (mut server, mut client) = (work(), work());
-                seat.take(server.id(), client.id()).unwrap();
                 assert!(client.wait().unwrap().success());
                 assert!(seat.slowed().unwrap() < 1.5);
                 server.wait().unwrap();

@@ -285,9 +285,8 @@ impl Drop for Program {
         while matches!(self.child.try_wait(), Ok(None)) {
             if start.elapsed() > FAREWELL {
                 // The children first, while they are still known to be its own.
-                for pid in family.iter().rev() {
-                    let pid = i32::try_from(*pid).ok().and_then(Pid::from_raw);
-                    let _ = pid.map(|pid| kill_process(pid, Signal::KILL));
+                for pid in family.into_iter().rev().filter_map(process) {
+                    let _ = kill_process(pid, Signal::KILL);
                 }
                 let _ = self.child.wait();
                 return;
@@ -295,6 +294,11 @@ impl Drop for Program {
             sleep(LOOK);
         }
     }
+}
+
+/// The process with this number, for signals.
+pub(crate) fn process(pid: u32) -> Option<Pid> {
+    i32::try_from(pid).ok().and_then(Pid::from_raw)
 }
 
 /// A process and those it has started.
