@@ -309,7 +309,7 @@ pub unsafe extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     // SAFETY: the program's own call.
-    let direct = || unsafe { real::epoll_ctl(set, operation, fd, event) };
+    let direct = move || unsafe { real::epoll_ctl(set, operation, fd, event) };
     let Some(index) = table::epoll_set(set) else {
         return direct();
     };
@@ -326,7 +326,7 @@ pub unsafe extern "C-unwind" fn epoll_ctl(set: c_int, operation: c_int, fd: c_in
         events,
         data,
     };
-    c_int::try_from(epoll_ctl::control(asked, || direct() as isize)).unwrap_or(-1)
+    epoll_ctl::control(asked, direct)
 }
 
 /// The parts that all kinds of waiting in a set share.

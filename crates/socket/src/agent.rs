@@ -8,7 +8,7 @@ use crate::conn::{self, Conn, Phase};
 use crate::policy::{directory, policy};
 use crate::records;
 use crate::sys::{self, raw};
-use crate::{bell, counters, epoll, lifecycle, lock, peer_bells, table, unseen, worth};
+use crate::{bell, counters, epoll, lifecycle, lock, lone, peer_bells, table, unseen, worth};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use std::os::fd::AsFd;
@@ -422,6 +422,8 @@ fn attach(pair: &Pair, segment: Option<std::os::fd::BorrowedFd<'_>>, bell: i32) 
         return false;
     };
     let side = if pair.side == 0 { Side::First } else { Side::Second };
+    // From the first moment on it is known who watches the connection for whom.
+    lone::settle(conn);
     let attached = conn.attach(segment, pair.segment, side, bell, pair.peer_pid);
     if attached {
         counters::add_total(layout::PAIRS, 1);

@@ -9,6 +9,7 @@ pub(crate) use crate::flags::{
     NAGLE, OPTIONS_OWED, OUT_WANTED, PEER_FIN, READY_OWED, SEARCHED, SHUT_READ, SHUT_WRITE,
 };
 use crate::lock::{self, Guard, Locks};
+use crate::lone::Lone;
 use crate::records::{id_of, index_of};
 use crate::sys::{self, Errno, SegmentCell, raw};
 use crate::{agent, counters};
@@ -54,6 +55,7 @@ pub struct Conn {
     /// See [`counters::slot_of`].
     pub(crate) counters: AtomicPtr<counters::Slot>,
     pub(crate) segment: SegmentCell,
+    pub(crate) lone: Lone,
     pub(crate) references: AtomicU32,
     /// How many connections the record has been.
     generation: AtomicU64,
@@ -84,7 +86,7 @@ pub struct Conn {
     pub(crate) send_timeout_ns: AtomicU64,
 }
 
-const _: () = assert!(core::mem::offset_of!(Conn, segment) <= 64);
+const _: () = assert!(core::mem::offset_of!(Conn, segment) <= 64 && core::mem::offset_of!(Conn, lone) % 64 <= 40);
 
 impl Conn {
     pub(crate) const fn unused() -> Self {
@@ -125,6 +127,7 @@ impl Conn {
             receive_timeout_ns: AtomicU64::new(0),
             send_timeout_ns: AtomicU64::new(0),
             memberships: AtomicU32::new(0),
+            lone: Lone::none(),
         }
     }
 
@@ -168,6 +171,7 @@ impl Conn {
         self.peer_bell.store(-1, Relaxed);
         self.pending_error.store(0, Relaxed);
         self.memberships.store(0, Relaxed);
+        self.lone.clear();
     }
 
     /// A number for the record's next connection, its index being `index`. Nobody else has claimed the record.

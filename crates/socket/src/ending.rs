@@ -65,7 +65,7 @@ impl Conn {
     fn end(&'static self, stale: bool) {
         let id = self.id();
         let index = self.index();
-        let in_sets = self.memberships.load(Relaxed) != 0;
+        let in_sets = self.memberships.load(Relaxed) != 0 || self.lone.is_there();
         epoll::forget(self, stale);
         self.end_offer();
         let attached = self.phase() == Phase::Attached;

@@ -20,7 +20,7 @@ pub(crate) use crate::epoll_set::{
 use crate::lock::Guard;
 use crate::pace::Bound;
 use crate::sys::{Errno, raw};
-use crate::{demote, lodgers, ready, table};
+use crate::{demote, lodgers, lone, ready, records, table};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use libc::{EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP};
 use viaduct_control::Reason;
@@ -36,6 +36,8 @@ pub fn created(fd: i32) {
         }
         set.fd.store(fd, Relaxed);
         set.references.store(1, Relaxed);
+        set.generation
+            .store(set.generation.load(Relaxed).wrapping_add(1), Relaxed);
         set.bell.store(0, Relaxed);
         set.members.clear();
         set.hot.clear();
@@ -212,6 +214,20 @@ pub(crate) fn added(
     }
 }
 
+/// A registration that the kernel has had for a while becomes a member of its set; false: there is no room, or this thread owns the set. Who
+/// attaches the connection takes it over.
+pub(crate) fn join(set: &'static Set, index: usize, conn: &'static Conn, fd: i32, events: u32, data: u64) -> bool {
+    let Some(_owner) = set.own() else { return false };
+    let Some((number, member)) = record(set, index, conn, fd) else {
+        return false;
+    };
+    begin(set, number, member, events, data);
+    if set.nested.load(Relaxed) {
+        demote::ban(conn, Reason::UnseenWait);
+    }
+    true
+}
+
 /// What may be asked for together with exclusive wake-ups. The kernel refuses the rest.
 pub(crate) const MAY_BE_EXCLUSIVE: u32 =
     (EPOLLIN | EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE)
@@ -255,6 +271,7 @@ pub(crate) fn taken_over(set: &Set, number: u32, member: &'static Member) {
 /// A connection has been attached: takes over its registrations. A one-shot registration is left until the program arms it again,
 /// since only the kernel knows whether it has fired.
 pub(crate) fn attached(conn: &'static Conn) {
+    lone::settle(conn);
     for_each_membership(conn, |set, number, member| {
         let oneshot = member.events.load(Relaxed) & EPOLLONESHOT.cast_unsigned() != 0;
         if !oneshot && !member.has(PARKED) && !set.nested.load(Relaxed) {
@@ -282,6 +299,7 @@ pub(crate) fn wants_room(conn: &'static Conn) {
 /// A connection ends: leaves its sets. The kernel removes the registrations by itself, but keeps one whose socket another process holds.
 /// `stale`: the descriptor may stand for something else already.
 pub(crate) fn forget(conn: &'static Conn, stale: bool) {
+    conn.lone.clear();
     for_each_membership(conn, |set, number, member| {
         if !stale && member.has(PARKED) && conn.flag(conn::FORKED | conn::HANDED_OVER) {
             unregister(set, member);
@@ -334,7 +352,8 @@ pub(crate) fn is_left_to_kernel(conn: &Conn) -> bool {
 
 /// The bell of the set the connection is in, if it is in one.
 pub(crate) fn bell_of(conn: &Conn) -> Option<&'static Bell> {
-    let set = memberships(conn).next()?.1.set()?;
+    let member = memberships(conn).next();
+    let set = member.map_or_else(|| conn.lone.in_set(), |(_, member)| member.set())?;
     let _owner = set.own()?;
     set.ensure_bell()
 }
@@ -345,6 +364,9 @@ pub fn nest(index: usize) {
     if set.nested.swap(true, AcqRel) {
         return;
     }
+    records::all()
+        .filter(|conn| conn.lone.in_set().is_some_and(|of| core::ptr::eq(of, set)))
+        .for_each(lone::settle);
     let Some(_owner) = set.own() else { return };
     for member in set.members.iter(set_links).filter_map(member) {
         if member.has(PARKED) {
@@ -374,6 +396,7 @@ fn hand_back(set: &Set, member: &Member) {
 
 /// The connection ends, and its socket goes on without: only the kernel has its registrations from now on. Answers whether there are any.
 pub(crate) fn leave(conn: &'static Conn) -> bool {
+    lone::settle(conn);
     let any = registrations(conn).next().is_some();
     for_each_membership(conn, |set, number, member| {
         if member.has(PARKED) {

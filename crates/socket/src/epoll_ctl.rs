@@ -6,7 +6,7 @@
 use crate::conn::{Conn, Phase};
 use crate::epoll::{self, EMULATED, MAY_BE_EXCLUSIVE, Member, OUR_EVENTS, PARKED, Set};
 use crate::sys::{self, raw};
-use crate::{demote, lifecycle, table};
+use crate::{demote, lifecycle, lone, table};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::EPOLLEXCLUSIVE;
 use viaduct_control::Reason;
@@ -28,10 +28,22 @@ pub struct Asked {
 
 /// Does what the program has asked for; `direct` is its own call.
 #[inline(always)]
-pub fn control(asked: Asked, direct: impl Fn() -> isize) -> isize {
+pub fn control(asked: Asked, direct: impl Fn() -> i32 + Copy) -> i32 {
     let (Some(set), Some(conn)) = (epoll::set(asked.set), connection(asked)) else {
         return control_foreign(asked, direct);
     };
+    if let Some(change) = lone::begin(conn, set, asked) {
+        let result = direct();
+        change.end(result == 0, asked);
+        return result;
+    }
+    control_member(set, conn, asked, direct)
+}
+
+/// The same for a connection that is on a lane or in several sets.
+#[inline(never)]
+fn control_member(set: &'static Set, conn: &'static Conn, asked: Asked, direct: impl Fn() -> i32 + Copy) -> i32 {
+    lone::settle(conn);
     let Some(_owner) = set.own() else { return direct() };
     let known = epoll::find(conn, asked.set, asked.fd);
     let kernels = known.is_none_or(|(_, member)| !member.has(EMULATED | PARKED));
@@ -58,7 +70,7 @@ fn connection(asked: Asked) -> Option<&'static Conn> {
 }
 
 /// The same for what is no connection.
-fn control_foreign(asked: Asked, direct: impl Fn() -> isize) -> isize {
+fn control_foreign(asked: Asked, direct: impl Fn() -> i32 + Copy) -> i32 {
     if table::is_private(asked.fd) {
         return sys::fail(libc::EBADF);
     }
@@ -102,7 +114,7 @@ fn without_kernel(
     conn: &'static Conn,
     known: Option<(u32, &'static Member)>,
     asked: Asked,
-) -> Option<isize> {
+) -> Option<i32> {
     if let Some((number, member)) = known
         && let Some(result) = change_ours(set, number, member, conn, asked)
     {
@@ -146,7 +158,7 @@ fn change_ours(
     member: &'static Member,
     conn: &'static Conn,
     asked: Asked,
-) -> Option<isize> {
+) -> Option<i32> {
     let Asked {
         operation,
         events,

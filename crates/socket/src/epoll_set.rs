@@ -64,6 +64,8 @@ pub(crate) struct Set {
     pub(crate) owner: AtomicU32,
     pub(crate) fd: AtomicI32,
     pub(crate) references: AtomicU32,
+    /// How many sets have been in this place.
+    pub(crate) generation: AtomicU32,
     /// Number of its bell; 0 for none.
     pub(crate) bell: AtomicU32,
     pub(crate) emulated: AtomicU32,
@@ -90,6 +92,7 @@ pub(crate) static SET: [Set; SETS] = [const {
         owner: AtomicU32::new(0),
         fd: AtomicI32::new(0),
         references: AtomicU32::new(0),
+        generation: AtomicU32::new(0),
         bell: AtomicU32::new(0),
         members: List::new(),
         hot: List::new(),

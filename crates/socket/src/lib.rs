@@ -40,6 +40,7 @@ pub mod lifecycle;
 mod list;
 mod lock;
 pub mod lodgers;
+mod lone;
 mod marks;
 mod offer;
 pub mod options;

@@ -4,7 +4,7 @@
 //! declared as able to unwind, because a cancelled thread unwinds through them.
 #![expect(non_snake_case, reason = "the C library's names")]
 
-use crate::sys::{Errno, Events, errno, fail, next_symbol, threads, timespec};
+use crate::sys::{Errno, Events, errno, next_symbol, set_errno, threads, timespec};
 use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::AtomicPtr;
 use libc::{
@@ -38,7 +38,7 @@ macro_rules! real {
             pub unsafe fn $name($($argument: $type),*) -> $result {
                 let function = $name::find();
                 if function.is_null() {
-                    fail(libc::ENOSYS);
+                    set_errno(libc::ENOSYS);
                     return $without;
                 }
                 // SAFETY: the symbol is the C library's, whose declaration this is.

@@ -26,9 +26,9 @@ pub fn set_errno(errno: Errno) {
 
 /// Sets `errno` and answers -1, as a C function does.
 #[cold]
-pub fn fail(errno: Errno) -> isize {
+pub fn fail<T: From<i8>>(errno: Errno) -> T {
     set_errno(errno);
-    -1
+    T::from(-1)
 }
 
 /// Finds the function behind ours, once; null if there is none.
