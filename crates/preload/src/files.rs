@@ -7,7 +7,7 @@ use viaduct_socket::{file, lifecycle, real, sys, table};
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     // SAFETY: the program's own call.
-    let direct = || unsafe { real::sendfile(out, input, offset, count) };
+    let direct = move || unsafe { real::sendfile(out, input, offset, count) };
     match table::connection(out) {
         // SAFETY: the program's offset, or null.
         Some(conn) => file::send(conn, input, unsafe { offset.as_mut() }, count, direct),

@@ -14,7 +14,7 @@ pub unsafe extern "C-unwind" fn setsockopt(
     len: socklen_t,
 ) -> c_int {
     // SAFETY: the program's own call.
-    let direct = || unsafe { real::setsockopt(fd, level, name, value, len) };
+    let direct = move || unsafe { real::setsockopt(fd, level, name, value, len) };
     let Some(conn) = table::connection(fd) else {
         return direct();
     };
@@ -46,7 +46,7 @@ pub unsafe extern "C-unwind" fn getsockopt(
     len: *mut socklen_t,
 ) -> c_int {
     // SAFETY: the program's own call.
-    let direct = || unsafe { real::getsockopt(fd, level, name, value, len) };
+    let direct = move || unsafe { real::getsockopt(fd, level, name, value, len) };
     let Some(conn) = table::connection(fd) else {
         return direct();
     };
@@ -75,7 +75,7 @@ const SIOCATMARK: c_ulong = 0x8905;
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
     // SAFETY: the program's own call.
-    let direct = || unsafe { real::ioctl(fd, request, argument) };
+    let direct = move || unsafe { real::ioctl(fd, request, argument) };
     let Some(conn) = table::connection(fd) else {
         return direct();
     };

@@ -23,7 +23,7 @@ pub unsafe extern "C-unwind" fn viaduct_preload_seek_recv(
     };
     let parts = one(buffer.cast_const(), len);
     // SAFETY: the program's own call.
-    let direct = || unsafe { real::recv(fd, buffer, len, flags) };
+    let direct = move || unsafe { real::recv(fd, buffer, len, flags) };
     // SAFETY: the program's buffer.
     search::seek_receive(conn, unsafe { Vector::new(&parts) }, flags, offset, direct)
 }

@@ -34,7 +34,7 @@ unsafe fn list<'a>(parts: *const iovec, count: usize) -> Option<Vector<'a>> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
     // SAFETY: the program's own call.
-    let direct = || unsafe { real::read(fd, buffer, count) };
+    let direct = move || unsafe { real::read(fd, buffer, count) };
     let parts = one(buffer.cast_const(), count);
     match table::connection(fd) {
         // SAFETY: the program's buffer.
@@ -55,7 +55,7 @@ pub unsafe extern "C-unwind" fn __read_chk(fd: c_int, buffer: *mut c_void, count
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    let direct = || unsafe { real::readv(fd, parts, count) };
+    let direct = move || unsafe { real::readv(fd, parts, count) };
     // SAFETY: the program's list.
     match (table::connection(fd), unsafe {
         list(parts, count.try_into().unwrap_or(usize::MAX))
@@ -85,7 +85,7 @@ pub unsafe extern "C-unwind" fn preadv2(
     flags: c_int,
 ) -> ssize_t {
     // SAFETY: the program's own call.
-    let direct = || unsafe { real::preadv2(fd, parts, count, offset, flags) };
+    let direct = move || unsafe { real::preadv2(fd, parts, count, offset, flags) };
     let Some(conn) = table::connection(fd) else {
         return direct();
     };
@@ -119,7 +119,7 @@ pub unsafe extern "C-unwind" fn pwritev2(
     flags: c_int,
 ) -> ssize_t {
     // SAFETY: the program's own call.
-    let direct = || unsafe { real::pwritev2(fd, parts, count, offset, flags) };
+    let direct = move || unsafe { real::pwritev2(fd, parts, count, offset, flags) };
     let Some(conn) = table::connection(fd) else {
         return direct();
     };
@@ -147,7 +147,7 @@ pub unsafe extern "C-unwind" fn pwritev64v2(
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    let direct = || unsafe { real::recv(fd, buffer, len, flags) };
+    let direct = move || unsafe { real::recv(fd, buffer, len, flags) };
     let parts = one(buffer.cast_const(), len);
     match table::connection(fd) {
         // SAFETY: the program's buffer.
@@ -291,7 +291,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     timeout: *mut libc::timespec,
 ) -> c_int {
     // SAFETY: the program's own call.
-    let direct = || unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+    let direct = move || unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     let Some(conn) = table::connection(fd).filter(|_| !is_nowhere(messages)) else {
         return direct();
     };
@@ -368,7 +368,7 @@ fn each_message(messages: *mut mmsghdr, count: c_uint, mut handle: impl FnMut(*m
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t {
     // SAFETY: the program's own call.
-    let direct = || unsafe { real::write(fd, buffer, count) };
+    let direct = move || unsafe { real::write(fd, buffer, count) };
     let parts = one(buffer, count);
     match table::connection(fd) {
         // SAFETY: the program's buffer.
@@ -380,7 +380,7 @@ pub unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, count: s
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    let direct = || unsafe { real::writev(fd, parts, count) };
+    let direct = move || unsafe { real::writev(fd, parts, count) };
     // SAFETY: the program's list.
     match (table::connection(fd), unsafe {
         list(parts, count.try_into().unwrap_or(usize::MAX))
@@ -393,7 +393,7 @@ pub unsafe extern "C-unwind" fn writev(fd: c_int, parts: *const iovec, count: c_
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    let direct = || unsafe { real::send(fd, buffer, len, flags) };
+    let direct = move || unsafe { real::send(fd, buffer, len, flags) };
     let parts = one(buffer, len);
     match table::connection(fd) {
         // SAFETY: the program's buffer.
@@ -412,7 +412,7 @@ pub unsafe extern "C-unwind" fn sendto(
     address_len: socklen_t,
 ) -> ssize_t {
     // SAFETY: the program's own call.
-    let direct = || unsafe { real::sendto(fd, buffer, len, flags, address, address_len) };
+    let direct = move || unsafe { real::sendto(fd, buffer, len, flags, address, address_len) };
     let parts = one(buffer, len);
     let opens = flags & libc::MSG_FASTOPEN != 0;
     match table::connection(fd) {
@@ -431,7 +431,7 @@ pub unsafe extern "C-unwind" fn sendto(
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the program's own call.
-    let direct = || unsafe { real::sendmsg(fd, message, flags) };
+    let direct = move || unsafe { real::sendmsg(fd, message, flags) };
     let Some(conn) = table::connection(fd) else {
         // SAFETY: the program's header.
         unsafe { hand_over_passed(message) };

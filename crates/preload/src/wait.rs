@@ -226,7 +226,7 @@ pub unsafe extern "C-unwind" fn select(
 ) -> c_int {
     let count = reached(count);
     // SAFETY: the program's own call.
-    let direct = || unsafe { real::select(count, read, write, except, timeout) };
+    let direct = move || unsafe { real::select(count, read, write, except, timeout) };
     let sets = Sets {
         sets: [read.cast(), write.cast(), except.cast()],
         count: usize::try_from(count).unwrap_or(0),
@@ -403,7 +403,7 @@ pub unsafe extern "C-unwind" fn epoll_pwait2(
     mask: *const sigset_t,
 ) -> c_int {
     // SAFETY: the program's own call.
-    let direct = || unsafe { real::epoll_pwait2(set, events, room, timeout, mask) };
+    let direct = move || unsafe { real::epoll_pwait2(set, events, room, timeout, mask) };
     // SAFETY: the program's timeout.
     match unsafe { from_timespec(timeout) } {
         // SAFETY: the program's buffer and mask.

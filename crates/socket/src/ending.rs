@@ -3,7 +3,7 @@
 use crate::conn::{Conn, FORKED, LEFT, Phase};
 use crate::lock::Locks;
 use crate::records::disclaim;
-use crate::{agent, bell, counters, epoll, peer_bells, sys, table, worth};
+use crate::{agent, bell, counters, epoll, lone, peer_bells, sys, table, worth};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 impl Conn {
@@ -65,7 +65,7 @@ impl Conn {
     fn end(&'static self, stale: bool) {
         let id = self.id();
         let index = self.index();
-        let in_sets = self.memberships.load(Relaxed) != 0 || self.lone.is_there();
+        let in_sets = self.memberships.load(Relaxed) != 0 || self.lone.was_registered();
         epoll::forget(self, stale);
         self.end_offer();
         let attached = self.phase() == Phase::Attached;
@@ -98,6 +98,7 @@ impl Conn {
             counters::close(self);
             self.id.store(0, Release);
         }
+        lone::forget_again(self);
         if let Some(locks) = self.locks()
             && locks.holders.load(Relaxed) == 1
         {

@@ -21,7 +21,8 @@ use crate::lock::Guard;
 use crate::pace::Bound;
 use crate::sys::{Errno, raw};
 use crate::{demote, lodgers, lone, ready, records, table};
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::fence;
 use libc::{EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP};
 use viaduct_control::Reason;
 
@@ -50,7 +51,7 @@ pub fn created(fd: i32) {
         set.crowded.store(false, Relaxed);
         set.kernel_looked.store(0, Relaxed);
         if !table::set_epoll(fd, index) {
-            set.used.store(false, Release);
+            set.end();
         }
         return;
     }
@@ -74,7 +75,8 @@ pub(crate) fn release(index: usize, fd: i32) {
         }
         return;
     }
-    if let Some(_owner) = set.own() {
+    let owner = set.own();
+    if owner.is_some() {
         while let Some(number) = set.members.first() {
             remove(set, number);
         }
@@ -82,7 +84,7 @@ pub(crate) fn release(index: usize, fd: i32) {
             bell.abandon();
         }
     }
-    set.used.store(false, Release);
+    set.end();
 }
 
 /// Takes a member out of its set and its connection's list. The set is owned.
@@ -214,15 +216,37 @@ pub(crate) fn added(
     }
 }
 
-/// A registration that the kernel has had for a while becomes a member of its set; false: there is no room, or this thread owns the set. Who
-/// attaches the connection takes it over.
-pub(crate) fn join(set: &'static Set, index: usize, conn: &'static Conn, fd: i32, events: u32, data: u64) -> bool {
-    let Some(_owner) = set.own() else { return false };
-    let Some((number, member)) = record(set, index, conn, fd) else {
+/// A registration as the kernel has it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Registration {
+    pub(crate) fd: i32,
+    pub(crate) events: u32,
+    pub(crate) data: u64,
+    /// The program has taken it back.
+    pub(crate) parked: bool,
+}
+
+/// A registration that the kernel has had for a while becomes a member of its set; false: there is no room. Who attaches the connection takes it
+/// over. The set is owned.
+pub(crate) fn join(set: &'static Set, index: usize, conn: &'static Conn, registration: Registration) -> bool {
+    let Registration {
+        fd,
+        events,
+        data,
+        parked,
+    } = registration;
+    let known = find(conn, index, fd);
+    let Some((number, member)) = known.or_else(|| record(set, index, conn, fd)) else {
         return false;
     };
-    begin(set, number, member, events, data);
-    if set.nested.load(Relaxed) {
+    if known.is_some() && !member.has(PARKED) {
+        member.register(events, data);
+    } else {
+        begin(set, number, member, events, data);
+    }
+    if parked {
+        member.change(0, PARKED);
+    } else if set.nested.load(Relaxed) {
         demote::ban(conn, Reason::UnseenWait);
     }
     true
@@ -271,7 +295,11 @@ pub(crate) fn taken_over(set: &Set, number: u32, member: &'static Member) {
 /// A connection has been attached: takes over its registrations. A one-shot registration is left until the program arms it again,
 /// since only the kernel knows whether it has fired.
 pub(crate) fn attached(conn: &'static Conn) {
-    lone::settle(conn);
+    // Pairs with `lone::begin`: either it sees the phase, or we see that the registration is owned.
+    fence(SeqCst);
+    if !lone::settle(conn) {
+        demote::ban(conn, Reason::UnseenWait);
+    }
     for_each_membership(conn, |set, number, member| {
         let oneshot = member.events.load(Relaxed) & EPOLLONESHOT.cast_unsigned() != 0;
         if !oneshot && !member.has(PARKED) && !set.nested.load(Relaxed) {
@@ -299,7 +327,7 @@ pub(crate) fn wants_room(conn: &'static Conn) {
 /// A connection ends: leaves its sets. The kernel removes the registrations by itself, but keeps one whose socket another process holds.
 /// `stale`: the descriptor may stand for something else already.
 pub(crate) fn forget(conn: &'static Conn, stale: bool) {
-    conn.lone.clear();
+    lone::forget(conn);
     for_each_membership(conn, |set, number, member| {
         if !stale && member.has(PARKED) && conn.flag(conn::FORKED | conn::HANDED_OVER) {
             unregister(set, member);
@@ -366,7 +394,7 @@ pub fn nest(index: usize) {
     }
     records::all()
         .filter(|conn| conn.lone.in_set().is_some_and(|of| core::ptr::eq(of, set)))
-        .for_each(lone::settle);
+        .for_each(|conn| _ = lone::settle(conn));
     let Some(_owner) = set.own() else { return };
     for member in set.members.iter(set_links).filter_map(member) {
         if member.has(PARKED) {
@@ -396,8 +424,9 @@ fn hand_back(set: &Set, member: &Member) {
 
 /// The connection ends, and its socket goes on without: only the kernel has its registrations from now on. Answers whether there are any.
 pub(crate) fn leave(conn: &'static Conn) -> bool {
-    lone::settle(conn);
-    let any = registrations(conn).next().is_some();
+    let lone = conn.lone.is_registered();
+    let _ = lone::settle(conn);
+    let any = lone || registrations(conn).next().is_some();
     for_each_membership(conn, |set, number, member| {
         if member.has(PARKED) {
             unregister(set, member);

@@ -34,7 +34,9 @@ pub fn control(asked: Asked, direct: impl Fn() -> i32 + Copy) -> i32 {
     };
     if let Some(change) = lone::begin(conn, set, asked) {
         let result = direct();
-        change.end(result == 0, asked);
+        if result == 0 && !change.done(asked) {
+            overtaken(set, conn, asked);
+        }
         return result;
     }
     control_member(set, conn, asked, direct)
@@ -43,7 +45,9 @@ pub fn control(asked: Asked, direct: impl Fn() -> i32 + Copy) -> i32 {
 /// The same for a connection that is on a lane or in several sets.
 #[inline(never)]
 fn control_member(set: &'static Set, conn: &'static Conn, asked: Asked, direct: impl Fn() -> i32 + Copy) -> i32 {
-    lone::settle(conn);
+    if !lone::settle(conn) {
+        return direct();
+    }
     let Some(_owner) = set.own() else { return direct() };
     let known = epoll::find(conn, asked.set, asked.fd);
     let kernels = known.is_none_or(|(_, member)| !member.has(EMULATED | PARKED));
@@ -57,6 +61,19 @@ fn control_member(set: &'static Set, conn: &'static Conn, asked: Asked, direct: 
         registered(set, conn, known, asked);
     }
     result
+}
+
+/// The kernel has done it, and sets have come to know the connection meanwhile.
+#[cold]
+fn overtaken(set: &'static Set, conn: &'static Conn, asked: Asked) {
+    let Some(_owner) = set.own() else { return };
+    registered(set, conn, epoll::find(conn, asked.set, asked.fd), asked);
+    // The kernel's registration may be the program's again.
+    if let Some((number, member)) = epoll::find(conn, asked.set, asked.fd)
+        && member.has(EMULATED)
+    {
+        epoll::emulate(set, number, member);
+    }
 }
 
 /// The connection that it is about, or what is to become one: most programs do not register it again once it stands.

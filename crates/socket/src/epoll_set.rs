@@ -9,7 +9,7 @@ use crate::sys::{self, raw};
 use crate::turns::Turns;
 use crate::{ready, records, thread};
 use core::cell::Cell;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use libc::{EPOLLET, EPOLLIN, EPOLLPRI};
 
@@ -225,6 +225,12 @@ impl Set {
 
     pub(crate) fn fd(&self) -> i32 {
         self.fd.load(Relaxed)
+    }
+
+    /// The place is free for another set. This one is owned if it can be.
+    pub(crate) fn end(&self) {
+        self.generation.fetch_add(1, Relaxed);
+        self.used.store(false, Release);
     }
 
     pub(crate) fn bell_number(&self) -> u32 {

@@ -2,31 +2,30 @@
 //! when the connection gets a lane or is registered a second time. Until then nobody asks for it, and many programs register around every
 //! message, or for connections that carry one.
 //!
-//! Whoever changes it holds it meanwhile, through the kernel's call too, so that it is as the kernel has it. Nobody holds it for long; but a thread may
-//! jump out of a signal handler and leave it held, or be asked for it by the handler: such a connection stays on TCP.
+//! It is owned (as in `crate::lock`) while it is used, and through the kernel's call that changes it, so that it is as the kernel has it; by the only
+//! thread of a process not through that call, since nobody but a signal handler could come in between. Order: before a set.
 
 use crate::conn::{Conn, Phase};
+use crate::epoll::{self, Registration};
 use crate::epoll_ctl::Asked;
 use crate::epoll_set::{SET, Set};
-use crate::sys::{self, raw};
-use crate::{demote, epoll};
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, compiler_fence};
+use crate::lock::{self, Guard};
+use crate::{demote, sys};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use viaduct_control::Reason;
-
-/// In [`Lone::set`]: somebody holds it.
-const HELD: u64 = u64::MAX;
-/// Who meets one that is held waits so many nanoseconds.
-const PATIENCE_NS: u64 = 20_000_000;
 
 /// What the kernel has been asked to watch the connection for.
 #[derive(Debug)]
 pub(crate) struct Lone {
-    /// See [`name`]; 0: there is no registration.
+    owner: AtomicU32,
+    fd: AtomicI32,
+    /// See [`name`]; 0: there has been no registration.
     set: AtomicU64,
     data: AtomicU64,
     events: AtomicU32,
-    fd: AtomicI32,
+    /// The program has taken it back.
+    parked: AtomicBool,
 }
 
 /// What tells a set from all that have been or will be in its place; never 0.
@@ -39,134 +38,171 @@ fn name(index: usize, set: &Set) -> u64 {
 #[expect(clippy::cast_possible_truncation, reason = "the lower half is wanted")]
 fn named(set: u64) -> Option<(usize, &'static Set)> {
     let index = (set as u32 as usize).checked_sub(1)?;
-    let found = SET.get(index).filter(|found| found.used.load(Relaxed))?;
+    let found = SET.get(index).filter(|found| found.used.load(Acquire))?;
     (name(index, found) == set).then_some((index, found))
 }
 
-/// The kernel is being asked; the registration is held.
-#[derive(Clone, Copy, Debug)]
+/// The kernel is being asked.
+#[derive(Debug)]
 pub(crate) struct Change {
+    _guard: Option<Guard<'static>>,
     conn: &'static Conn,
     id: u64,
-    before: u64,
     name: u64,
 }
 
 impl Lone {
     pub(crate) const fn none() -> Self {
         Self {
+            owner: AtomicU32::new(0),
+            fd: AtomicI32::new(0),
             set: AtomicU64::new(0),
             data: AtomicU64::new(0),
             events: AtomicU32::new(0),
-            fd: AtomicI32::new(0),
+            parked: AtomicBool::new(false),
         }
     }
 
+    #[inline]
+    fn own(&'static self) -> Option<Guard<'static>> {
+        lock::acquire_local(&self.owner)
+    }
+
+    /// For a new connection.
     pub(crate) fn clear(&self) {
         self.set.store(0, Relaxed);
     }
 
+    /// Whether the program has registered the connection, though it may have taken that back.
     #[inline]
-    pub(crate) fn is_there(&self) -> bool {
+    pub(crate) fn was_registered(&self) -> bool {
         self.set.load(Relaxed) != 0
     }
 
-    /// The set, if there is one.
+    /// Whether the program has registered the connection.
+    pub(crate) fn is_registered(&self) -> bool {
+        self.was_registered() && !self.parked.load(Relaxed)
+    }
+
+    /// The set, though the program may have taken the registration back.
     pub(crate) fn in_set(&self) -> Option<&'static Set> {
         named(self.set.load(Relaxed)).map(|(_, set)| set)
     }
 
-    #[inline]
-    fn hold(&self, before: u64) -> bool {
-        if sys::single_threaded() {
-            self.set.store(HELD, Relaxed);
-            // As far as handlers are concerned, what follows comes after.
-            compiler_fence(AcqRel);
-            return true;
-        }
-        self.set.compare_exchange(before, HELD, AcqRel, Relaxed).is_ok()
+    /// Whether it is a registration with another descriptor or in another set.
+    #[cold]
+    fn is_another(&self) -> bool {
+        self.is_registered() && self.in_set().is_some()
     }
 }
 
 /// Begins what the program asks for; `None`: it is not about the only registration of a connection without a lane.
 #[inline]
 pub(crate) fn begin(conn: &'static Conn, set: &Set, asked: Asked) -> Option<Change> {
-    let (id, lone) = (conn.id(), &conn.lone);
-    let name = name(asked.set, set);
-    let before = lone.set.load(Acquire);
-    let another = before != 0 && (before != name || lone.fd.load(Relaxed) != asked.fd);
-    if another || !lone.hold(before) {
+    let lone = &conn.lone;
+    if is_member(conn) {
         return None;
     }
-    // Looked at only now: whoever attaches it either is seen here, or finds the registration held and waits.
-    let lone_still = conn.phase() != Phase::Attached && conn.memberships.load(Relaxed) == 0;
-    if !lone_still || set.nested.load(Relaxed) || set.inherited.load(Relaxed) {
-        lone.set.store(before, Release);
+    let mut guard = None;
+    if !sys::single_threaded() {
+        guard = Some(lone.own()?);
+        // Again: whoever attaches it either is seen here, or waits for the registration.
+        if is_member(conn) {
+            return None;
+        }
+    }
+    if set.nested.load(Relaxed) || set.inherited.load(Relaxed) {
         return None;
     }
-    Some(Change { conn, id, before, name })
+    let (id, name, known) = (conn.id(), name(asked.set, set), lone.set.load(Relaxed));
+    let other = known != name || lone.fd.load(Relaxed) != asked.fd;
+    if id == 0 || known != 0 && other && lone.is_another() {
+        return None;
+    }
+    Some(Change {
+        _guard: guard,
+        conn,
+        id,
+        name,
+    })
+}
+
+/// Whether sets know the connection.
+#[inline]
+fn is_member(conn: &Conn) -> bool {
+    conn.phase() == Phase::Attached || conn.memberships.load(Relaxed) != 0
 }
 
 impl Change {
-    /// The kernel has answered, `done`: that it did what was `asked`.
+    /// The kernel has done what was `asked`. False if sets have come to know the connection meanwhile, by a signal handler or because it has been
+    /// attached; what was registered before is not to become a member any more.
     #[inline]
-    pub(crate) fn end(self, done: bool, asked: Asked) {
-        let Self { conn, id, before, name } = self;
-        if conn.id() != id {
-            // Another thread has closed it.
-            return;
+    pub(crate) fn done(&self, asked: Asked) -> bool {
+        let lone = &self.conn.lone;
+        if self.conn.id() != self.id {
+            // A handler has ended the connection.
+            return true;
         }
-        let lone = &conn.lone;
-        let after = match asked.operation {
-            _ if !done => before,
-            libc::EPOLL_CTL_DEL => 0,
-            // A change may be the first that is seen of a registration.
-            _ => {
-                lone.fd.store(asked.fd, Relaxed);
-                lone.events.store(asked.events, Relaxed);
-                lone.data.store(asked.data, Relaxed);
-                name
-            }
-        };
-        lone.set.store(after, Release);
+        if is_member(self.conn) {
+            lone.clear();
+            return false;
+        }
+        if asked.operation == libc::EPOLL_CTL_DEL {
+            lone.parked.store(true, Relaxed);
+            return true;
+        }
+        // A change may be the first that is seen of a registration.
+        lone.fd.store(asked.fd, Relaxed);
+        lone.events.store(asked.events, Relaxed);
+        lone.data.store(asked.data, Relaxed);
+        lone.parked.store(false, Relaxed);
+        lone.set.store(self.name, Release);
+        true
     }
 }
 
-/// Makes the connection's only registration a member of its set.
+/// Makes the connection's only registration a member of its set; false if this very thread is about to change it, or uses the set.
 #[inline]
-pub(crate) fn settle(conn: &'static Conn) {
-    if conn.lone.is_there() {
-        settle_now(conn);
-    }
+pub(crate) fn settle(conn: &'static Conn) -> bool {
+    // One that begins has an owner.
+    let none = !conn.lone.was_registered() && conn.lone.owner.load(Relaxed) == 0;
+    none || settle_now(conn)
 }
 
 #[cold]
-fn settle_now(conn: &'static Conn) {
+fn settle_now(conn: &'static Conn) -> bool {
     let lone = &conn.lone;
-    let mut until = None;
-    loop {
-        let name = lone.set.load(Acquire);
-        if name == 0 {
-            return;
+    let Some(_guard) = lone.own() else { return false };
+    let name = lone.set.load(Relaxed);
+    if let Some((index, set)) = named(name) {
+        let Some(_owner) = set.own() else { return false };
+        let registration = Registration {
+            fd: lone.fd.load(Relaxed),
+            events: lone.events.load(Relaxed),
+            data: lone.data.load(Relaxed),
+            parked: lone.parked.load(Relaxed),
+        };
+        // Another thread may have closed either.
+        let stands = named(name).is_some() && conn.id() != 0;
+        if stands && !epoll::join(set, index, conn, registration) {
+            demote::ban(conn, Reason::Resources);
         }
-        if name == HELD {
-            let now = sys::now_ns();
-            if now > *until.get_or_insert(now + PATIENCE_NS) {
-                lone.clear();
-                return demote::ban(conn, Reason::UnseenWait);
-            }
-            raw::sched_yield();
-            continue;
-        }
-        if lone.set.compare_exchange(name, HELD, AcqRel, Relaxed).is_err() {
-            continue;
-        }
-        if let Some((index, set)) = named(name) {
-            let (events, data) = (lone.events.load(Relaxed), lone.data.load(Relaxed));
-            if !epoll::join(set, index, conn, lone.fd.load(Relaxed), events, data) {
-                demote::ban(conn, Reason::Resources);
-            }
-        }
-        return lone.set.store(0, Release);
+    }
+    lone.clear();
+    true
+}
+
+/// The connection ends: whoever changes its registration does so before. To be repeated when its number is gone, for who came in between.
+pub(crate) fn forget(conn: &'static Conn) {
+    // A handler that interrupted the change clears what it has interrupted.
+    let _guard = conn.lone.own();
+    conn.lone.clear();
+}
+
+/// The same, the connection's number being gone.
+#[inline]
+pub(crate) fn forget_again(conn: &'static Conn) {
+    if !sys::single_threaded() {
+        forget(conn);
     }
 }
