@@ -423,7 +423,11 @@ fn attach(pair: &Pair, segment: Option<std::os::fd::BorrowedFd<'_>>, bell: i32) 
     };
     let side = if pair.side == 0 { Side::First } else { Side::Second };
     // From the first moment on it is known who watches the connection for whom.
-    let attached = lone::settle(conn) && conn.attach(segment, pair.segment, side, bell, pair.peer_pid);
+    if !lone::settle(conn) {
+        conn.refused(Reason::NotYet, 1000);
+        return false;
+    }
+    let attached = conn.attach(segment, pair.segment, side, bell, pair.peer_pid);
     if attached {
         counters::add_total(layout::PAIRS, 1);
         epoll::attached(conn);

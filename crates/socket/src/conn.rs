@@ -171,7 +171,7 @@ impl Conn {
         self.peer_bell.store(-1, Relaxed);
         self.pending_error.store(0, Relaxed);
         self.memberships.store(0, Relaxed);
-        self.lone.clear();
+        self.lone.reset();
     }
 
     /// A number for the record's next connection, its index being `index`. Nobody else has claimed the record.

@@ -46,7 +46,12 @@ pub fn control(asked: Asked, direct: impl Fn() -> i32 + Copy) -> i32 {
 #[inline(never)]
 fn control_member(set: &'static Set, conn: &'static Conn, asked: Asked, direct: impl Fn() -> i32 + Copy) -> i32 {
     if !lone::settle(conn) {
-        return direct();
+        // A signal handler, within a call on the connection or its set, whose own this is.
+        let result = direct();
+        if result == 0 && asked.operation != libc::EPOLL_CTL_DEL {
+            demote::ban(conn, Reason::UnseenWait);
+        }
+        return result;
     }
     let Some(_owner) = set.own() else { return direct() };
     let known = epoll::find(conn, asked.set, asked.fd);

@@ -2,7 +2,7 @@
 
 use crate::conn::{ASKED, BANNED, FORKED, Phase, READY_OWED};
 use crate::records::all;
-use crate::{epoll_share, sys};
+use crate::{epoll_share, lone, sys};
 use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 /// Before a fork: there will be one more process that holds each connection.
@@ -20,10 +20,12 @@ pub(crate) fn before_fork() {
 
 /// In a forked child: every record is a copy, offers belong to the parent.
 pub(crate) fn after_fork_in_child() {
+    lone::after_fork();
     for conn in all() {
         conn.set_flag(FORKED, true);
+        let changing = conn.lone.disown();
         let direct = conn.direct_receives.load(Relaxed) != 0 || conn.direct_sends.load(Relaxed) != 0;
-        if conn.flag(READY_OWED) || direct {
+        if conn.flag(READY_OWED) || direct || changing {
             // The parent has a call inside the kernel that this process will not see return.
             conn.set_flag(READY_OWED, false);
             conn.set_flag(BANNED, true);

@@ -3,7 +3,7 @@
 //! message, or for connections that carry one.
 //!
 //! It is owned (as in `crate::lock`) while it is used, and through the kernel's call that changes it, so that it is as the kernel has it; by the only
-//! thread of a process not through that call, since nobody but a signal handler could come in between. Order: before a set.
+//! thread of a process not through that call, since nobody but a signal handler could come in between. Order: after a set.
 
 use crate::conn::{Conn, Phase};
 use crate::epoll::{self, Registration};
@@ -11,9 +11,12 @@ use crate::epoll_ctl::Asked;
 use crate::epoll_set::{SET, Set};
 use crate::lock::{self, Guard};
 use crate::{demote, sys};
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, fence};
 use viaduct_control::Reason;
+
+/// Whether this process is a forked child, which may have words that threads of its parent owned.
+static CHILD: AtomicBool = AtomicBool::new(false);
 
 /// What the kernel has been asked to watch the connection for.
 #[derive(Debug)]
@@ -68,9 +71,17 @@ impl Lone {
         lock::acquire_local(&self.owner)
     }
 
-    /// For a new connection.
-    pub(crate) fn clear(&self) {
+    fn clear(&self) {
         self.set.store(0, Relaxed);
+    }
+
+    /// For a new connection, whose record nobody else has claimed.
+    pub(crate) fn reset(&self) {
+        if CHILD.load(Relaxed) {
+            // A thread of the parent may have come too late for the record's last connection.
+            self.owner.store(0, Relaxed);
+        }
+        self.clear();
     }
 
     /// Whether the program has registered the connection, though it may have taken that back.
@@ -79,20 +90,29 @@ impl Lone {
         self.set.load(Relaxed) != 0
     }
 
-    /// Whether the program has registered the connection.
+    /// Whether the program has registered the connection, in a set that still is.
+    #[cold]
     pub(crate) fn is_registered(&self) -> bool {
-        self.was_registered() && !self.parked.load(Relaxed)
+        !self.parked.load(Relaxed) && self.in_set().is_some()
+    }
+
+    fn registration(&self) -> Registration {
+        Registration {
+            fd: self.fd.load(Relaxed),
+            events: self.events.load(Relaxed),
+            data: self.data.load(Relaxed),
+            parked: self.parked.load(Relaxed),
+        }
+    }
+
+    /// In a forked child: whoever changed the registration then is not here. True if somebody did.
+    pub(crate) fn disown(&self) -> bool {
+        self.owner.swap(0, Relaxed) != 0
     }
 
     /// The set, though the program may have taken the registration back.
     pub(crate) fn in_set(&self) -> Option<&'static Set> {
         named(self.set.load(Relaxed)).map(|(_, set)| set)
-    }
-
-    /// Whether it is a registration with another descriptor or in another set.
-    #[cold]
-    fn is_another(&self) -> bool {
-        self.is_registered() && self.in_set().is_some()
     }
 }
 
@@ -106,6 +126,10 @@ pub(crate) fn begin(conn: &'static Conn, set: &Set, asked: Asked) -> Option<Chan
     let mut guard = None;
     if !sys::single_threaded() {
         guard = Some(lone.own()?);
+        // Pairs with `epoll::attached`. What takes the word there is a barrier already.
+        if !cfg!(target_arch = "x86_64") {
+            fence(SeqCst);
+        }
         // Again: whoever attaches it either is seen here, or waits for the registration.
         if is_member(conn) {
             return None;
@@ -116,7 +140,7 @@ pub(crate) fn begin(conn: &'static Conn, set: &Set, asked: Asked) -> Option<Chan
     }
     let (id, name, known) = (conn.id(), name(asked.set, set), lone.set.load(Relaxed));
     let other = known != name || lone.fd.load(Relaxed) != asked.fd;
-    if id == 0 || known != 0 && other && lone.is_another() {
+    if id == 0 || known != 0 && other && lone.is_registered() {
         return None;
     }
     Some(Change {
@@ -137,7 +161,7 @@ impl Change {
     /// The kernel has done what was `asked`. False if sets have come to know the connection meanwhile, by a signal handler or because it has been
     /// attached; what was registered before is not to become a member any more.
     #[inline]
-    pub(crate) fn done(&self, asked: Asked) -> bool {
+    pub(crate) fn done(self, asked: Asked) -> bool {
         let lone = &self.conn.lone;
         if self.conn.id() != self.id {
             // A handler has ended the connection.
@@ -164,32 +188,41 @@ impl Change {
 /// Makes the connection's only registration a member of its set; false if this very thread is about to change it, or uses the set.
 #[inline]
 pub(crate) fn settle(conn: &'static Conn) -> bool {
-    // One that begins has an owner.
-    let none = !conn.lone.was_registered() && conn.lone.owner.load(Relaxed) == 0;
+    let lone = &conn.lone;
+    // One that begins has an owner. Asked first: who has given it up has stored the set before.
+    let none = lone.owner.load(Acquire) == 0 && !lone.was_registered();
     none || settle_now(conn)
 }
 
 #[cold]
 fn settle_now(conn: &'static Conn) -> bool {
     let lone = &conn.lone;
-    let Some(_guard) = lone.own() else { return false };
-    let name = lone.set.load(Relaxed);
-    if let Some((index, set)) = named(name) {
-        let Some(_owner) = set.own() else { return false };
-        let registration = Registration {
-            fd: lone.fd.load(Relaxed),
-            events: lone.events.load(Relaxed),
-            data: lone.data.load(Relaxed),
-            parked: lone.parked.load(Relaxed),
+    loop {
+        let name = lone.set.load(Acquire);
+        let found = named(name);
+        // The set first: a thread that forks keeps all of them for long, and may close the connection meanwhile.
+        let owner = found.map(|(_, set)| set.own());
+        let (Some(_guard), Some(Some(_)) | None) = (lone.own(), &owner) else {
+            return false;
         };
-        // Another thread may have closed either.
-        let stands = named(name).is_some() && conn.id() != 0;
-        if stands && !epoll::join(set, index, conn, registration) {
+        // Another thread may have changed the registration, or closed either.
+        if lone.set.load(Relaxed) != name || found.is_some() != named(name).is_some() {
+            continue;
+        }
+        if let Some((index, set)) = found
+            && conn.id() != 0
+            && !epoll::join(set, index, conn, lone.registration())
+        {
             demote::ban(conn, Reason::Resources);
         }
+        lone.clear();
+        return true;
     }
-    lone.clear();
-    true
+}
+
+/// In a forked child.
+pub(crate) fn after_fork() {
+    CHILD.store(true, Relaxed);
 }
 
 /// The connection ends: whoever changes its registration does so before. To be repeated when its number is gone, for who came in between.
