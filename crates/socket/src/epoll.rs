@@ -245,7 +245,7 @@ pub(crate) fn join(set: &'static Set, index: usize, conn: &'static Conn, registr
         begin(set, number, member, events, data);
     }
     if parked {
-        member.change(0, PARKED);
+        removed(set, number, member);
     } else if set.nested.load(Relaxed) {
         demote::ban(conn, Reason::UnseenWait);
     }

@@ -71,11 +71,18 @@ fn control_member(set: &'static Set, conn: &'static Conn, asked: Asked, direct: 
 /// The kernel has done it, and sets have come to know the connection meanwhile.
 #[cold]
 fn overtaken(set: &'static Set, conn: &'static Conn, asked: Asked) {
-    let Some(_owner) = set.own() else { return };
-    registered(set, conn, epoll::find(conn, asked.set, asked.fd), asked);
-    // The kernel's registration may be the program's again.
+    let settled = lone::settle(conn);
+    let (true, Some(_owner)) = (settled, set.own()) else {
+        return demote::ban(conn, Reason::UnseenWait);
+    };
+    // Whoever has attached it may have taken the kernel's registration over before it became the program's again. A one-shot one stays the
+    // kernel's, which may have told of it already.
+    let oneshot = asked.events & libc::EPOLLONESHOT.cast_unsigned() != 0;
     if let Some((number, member)) = epoll::find(conn, asked.set, asked.fd)
-        && member.has(EMULATED)
+        && conn.phase() == Phase::Attached
+        && !member.has(PARKED)
+        && !set.nested.load(Relaxed)
+        && (member.has(EMULATED) || !oneshot)
     {
         epoll::emulate(set, number, member);
     }

@@ -3,11 +3,15 @@
 use crate::conn::{ASKED, BANNED, FORKED, Phase, READY_OWED};
 use crate::records::all;
 use crate::{epoll_share, lone, sys};
-use core::sync::atomic::Ordering::{AcqRel, Relaxed};
+use core::sync::atomic::Ordering::{AcqRel, Relaxed, SeqCst};
+use core::sync::atomic::fence;
 
 /// Before a fork: there will be one more process that holds each connection.
 pub(crate) fn before_fork() {
     epoll_share::before_fork();
+    // Pairs with `lone::begin`: either it sees that the set is kept, or we see an owner.
+    fence(SeqCst);
+    all().for_each(lone::before_fork);
     // What either process will search later, both must see.
     crate::search::area::share();
     crate::worth::share();

@@ -48,9 +48,11 @@ fn named(set: u64) -> Option<(usize, &'static Set)> {
 /// The kernel is being asked.
 #[derive(Debug)]
 pub(crate) struct Change {
-    _guard: Option<Guard<'static>>,
+    guard: Option<Guard<'static>>,
     conn: &'static Conn,
     id: u64,
+    /// What was registered before.
+    known: u64,
     name: u64,
 }
 
@@ -135,7 +137,8 @@ pub(crate) fn begin(conn: &'static Conn, set: &Set, asked: Asked) -> Option<Chan
             return None;
         }
     }
-    if set.nested.load(Relaxed) || set.inherited.load(Relaxed) {
+    // A thread that forks waits for whoever has begun; who comes later waits for the set.
+    if set.nested.load(Relaxed) || set.inherited.load(Relaxed) || set.forks.load(Relaxed) {
         return None;
     }
     let (id, name, known) = (conn.id(), name(asked.set, set), lone.set.load(Relaxed));
@@ -144,9 +147,10 @@ pub(crate) fn begin(conn: &'static Conn, set: &Set, asked: Asked) -> Option<Chan
         return None;
     }
     Some(Change {
-        _guard: guard,
+        guard,
         conn,
         id,
+        known,
         name,
     })
 }
@@ -159,7 +163,7 @@ fn is_member(conn: &Conn) -> bool {
 
 impl Change {
     /// The kernel has done what was `asked`. False if sets have come to know the connection meanwhile, by a signal handler or because it has been
-    /// attached; what was registered before is not to become a member any more.
+    /// attached: the registration is to be settled.
     #[inline]
     pub(crate) fn done(self, asked: Asked) -> bool {
         let lone = &self.conn.lone;
@@ -167,21 +171,21 @@ impl Change {
             // A handler has ended the connection.
             return true;
         }
-        if is_member(self.conn) {
-            lone.clear();
-            return false;
+        if self.guard.is_none() && lone.set.load(Relaxed) != self.known {
+            // A handler has registered it elsewhere.
+            settle(self.conn);
         }
         if asked.operation == libc::EPOLL_CTL_DEL {
             lone.parked.store(true, Relaxed);
-            return true;
+        } else {
+            // A change may be the first that is seen of a registration.
+            lone.fd.store(asked.fd, Relaxed);
+            lone.events.store(asked.events, Relaxed);
+            lone.data.store(asked.data, Relaxed);
+            lone.parked.store(false, Relaxed);
+            lone.set.store(self.name, Release);
         }
-        // A change may be the first that is seen of a registration.
-        lone.fd.store(asked.fd, Relaxed);
-        lone.events.store(asked.events, Relaxed);
-        lone.data.store(asked.data, Relaxed);
-        lone.parked.store(false, Relaxed);
-        lone.set.store(self.name, Release);
-        true
+        !is_member(self.conn)
     }
 }
 
@@ -223,6 +227,11 @@ fn settle_now(conn: &'static Conn) -> bool {
 /// In a forked child.
 pub(crate) fn after_fork() {
     CHILD.store(true, Relaxed);
+}
+
+/// Before a fork, the sets being kept: waits for whoever changes the connection's registration, of which the child is to get a whole copy.
+pub(crate) fn before_fork(conn: &'static Conn) {
+    drop(conn.lone.own());
 }
 
 /// The connection ends: whoever changes its registration does so before. To be repeated when its number is gone, for who came in between.
