@@ -55,14 +55,14 @@ pub struct Conn {
     /// See [`counters::slot_of`].
     pub(crate) counters: AtomicPtr<counters::Slot>,
     pub(crate) segment: SegmentCell,
-    pub(crate) lone: Lone,
-    pub(crate) references: AtomicU32,
     /// How many connections the record has been.
     generation: AtomicU64,
+    pub(crate) references: AtomicU32,
     /// Those of the direct receives that only peek.
     pub(crate) peeks: AtomicU32,
-    pub(crate) offered_in: AtomicU32,
     pub(crate) retry_at_ns: AtomicU64,
+    pub(crate) lone: Lone,
+    pub(crate) offered_in: AtomicU32,
     pub(crate) checked_at: AtomicU64,
     /// Checks left out since, and how many may be.
     pub(crate) unchecked: AtomicU32,
@@ -86,7 +86,9 @@ pub struct Conn {
     pub(crate) send_timeout_ns: AtomicU64,
 }
 
-const _: () = assert!(core::mem::offset_of!(Conn, segment) <= 64 && core::mem::offset_of!(Conn, lone) % 64 <= 40);
+const _: () = assert!(
+    core::mem::offset_of!(Conn, segment) <= 64 && core::mem::offset_of!(Conn, lone) % 64 <= 64 - size_of::<Lone>()
+);
 
 impl Conn {
     pub(crate) const fn unused() -> Self {

@@ -393,7 +393,7 @@ pub fn nest(index: usize) {
         return;
     }
     records::all()
-        .filter(|conn| conn.lone.in_set().is_some_and(|of| core::ptr::eq(of, set)))
+        .filter(|conn| conn.lone.may_be_in(set))
         .for_each(|conn| _ = lone::settle(conn));
     let Some(_owner) = set.own() else { return };
     for member in set.members.iter(set_links).filter_map(member) {

@@ -4,9 +4,12 @@
 //! addresses, so that every function that is open during a system call returns by a misprediction (8 ns each on AMD Zen).
 
 use crate::conn::{Conn, Phase};
+pub use crate::lone::Change;
+
 use crate::epoll::{self, EMULATED, MAY_BE_EXCLUSIVE, Member, OUR_EVENTS, PARKED, Set};
+use crate::lone::{self, Busy};
 use crate::sys::{self, raw};
-use crate::{demote, lifecycle, lone, table};
+use crate::{demote, lifecycle, table};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::EPOLLEXCLUSIVE;
 use viaduct_control::Reason;
@@ -26,34 +29,41 @@ pub struct Asked {
     pub data: u64,
 }
 
-/// Does what the program has asked for; `direct` is its own call.
+/// Begins what concerns the only registration of a connection without a lane, in the set with this index: to be done by [`Change::make`].
+#[inline(always)]
+pub fn begin(set: usize, fd: i32) -> Option<Change> {
+    lone::begin(table::connection(fd)?, epoll::set(set)?, set, fd)
+}
+
+/// Does what else the program has asked for; `direct` is its own call.
 #[inline(always)]
 pub fn control(asked: Asked, direct: impl Fn() -> i32 + Copy) -> i32 {
     let (Some(set), Some(conn)) = (epoll::set(asked.set), connection(asked)) else {
         return control_foreign(asked, direct);
     };
-    if let Some(change) = lone::begin(conn, set, asked) {
-        let result = direct();
-        if result == 0 && !change.done(asked) {
-            overtaken(set, conn, asked);
-        }
-        return result;
+    // It may have become a connection only now.
+    if let Some(change) = lone::begin(conn, set, asked.set, asked.fd) {
+        return change.make(asked.operation, asked.fd, direct, || (asked.events, asked.data));
     }
-    control_member(set, conn, asked, direct)
-}
-
-/// The same for a connection that is on a lane or in several sets.
-#[inline(never)]
-fn control_member(set: &'static Set, conn: &'static Conn, asked: Asked, direct: impl Fn() -> i32 + Copy) -> i32 {
-    if !lone::settle(conn) {
-        // A signal handler, within a call on the connection or its set, whose own this is.
+    let _owned = loop {
+        // Not by a signal handler within a call on the connection or its set, whose own this is.
+        if lone::settle(conn) {
+            let Some(owner) = set.own() else { return direct() };
+            if conn.phase() == Phase::Attached {
+                break (None, Some(owner));
+            }
+            match lone::own_after(conn, Some(owner)) {
+                Ok((registration, owner)) if !conn.lone.was_registered() => break (Some(registration), owner),
+                Ok(_) | Err(Busy::Later) => continue,
+                Err(Busy::Ours) => {}
+            }
+        }
         let result = direct();
         if result == 0 && asked.operation != libc::EPOLL_CTL_DEL {
             demote::ban(conn, Reason::UnseenWait);
         }
         return result;
-    }
-    let Some(_owner) = set.own() else { return direct() };
+    };
     let known = epoll::find(conn, asked.set, asked.fd);
     let kernels = known.is_none_or(|(_, member)| !member.has(EMULATED | PARKED));
     if (!kernels || conn.phase() == Phase::Attached)
@@ -66,26 +76,6 @@ fn control_member(set: &'static Set, conn: &'static Conn, asked: Asked, direct: 
         registered(set, conn, known, asked);
     }
     result
-}
-
-/// The kernel has done it, and sets have come to know the connection meanwhile.
-#[cold]
-fn overtaken(set: &'static Set, conn: &'static Conn, asked: Asked) {
-    let settled = lone::settle(conn);
-    let (true, Some(_owner)) = (settled, set.own()) else {
-        return demote::ban(conn, Reason::UnseenWait);
-    };
-    // Whoever has attached it may have taken the kernel's registration over before it became the program's again. A one-shot one stays the
-    // kernel's, which may have told of it already.
-    let oneshot = asked.events & libc::EPOLLONESHOT.cast_unsigned() != 0;
-    if let Some((number, member)) = epoll::find(conn, asked.set, asked.fd)
-        && conn.phase() == Phase::Attached
-        && !member.has(PARKED)
-        && !set.nested.load(Relaxed)
-        && (member.has(EMULATED) || !oneshot)
-    {
-        epoll::emulate(set, number, member);
-    }
 }
 
 /// The connection that it is about, or what is to become one: most programs do not register it again once it stands.

@@ -6,17 +6,20 @@
 //! thread of a process not through that call, since nobody but a signal handler could come in between. Order: after a set.
 
 use crate::conn::{Conn, Phase};
-use crate::epoll::{self, Registration};
-use crate::epoll_ctl::Asked;
+use crate::demote;
+use crate::epoll::{self, EMULATED, PARKED, Registration};
 use crate::epoll_set::{SET, Set};
 use crate::lock::{self, Guard};
-use crate::{demote, sys};
+use crate::sys::{self, raw};
+use core::hint::cold_path;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, fence};
 use viaduct_control::Reason;
 
 /// Whether this process is a forked child, which may have words that threads of its parent owned.
 static CHILD: AtomicBool = AtomicBool::new(false);
+
+const WAITS_BEFORE_FORK: u32 = 4096;
 
 /// What the kernel has been asked to watch the connection for.
 #[derive(Debug)]
@@ -47,7 +50,7 @@ fn named(set: u64) -> Option<(usize, &'static Set)> {
 
 /// The kernel is being asked.
 #[derive(Debug)]
-pub(crate) struct Change {
+pub struct Change {
     guard: Option<Guard<'static>>,
     conn: &'static Conn,
     id: u64,
@@ -112,38 +115,42 @@ impl Lone {
         self.owner.swap(0, Relaxed) != 0
     }
 
+    /// Whether the set has the registration, or may be about to get it.
+    pub(crate) fn may_be_in(&self, set: &Set) -> bool {
+        self.owner.load(Acquire) != 0 || self.in_set().is_some_and(|of| core::ptr::eq(of, set))
+    }
+
     /// The set, though the program may have taken the registration back.
     pub(crate) fn in_set(&self) -> Option<&'static Set> {
         named(self.set.load(Relaxed)).map(|(_, set)| set)
     }
 }
 
-/// Begins what the program asks for; `None`: it is not about the only registration of a connection without a lane.
-#[inline]
-pub(crate) fn begin(conn: &'static Conn, set: &Set, asked: Asked) -> Option<Change> {
+/// Begins what the program asks of the set with this index; `None`: it is not about the only registration of a connection without a lane.
+#[inline(always)]
+pub(crate) fn begin(conn: &'static Conn, set: &Set, index: usize, fd: i32) -> Option<Change> {
     let lone = &conn.lone;
     if is_member(conn) {
+        // As everything here that leads elsewhere: what is left fits in few cache lines.
+        cold_path();
         return None;
     }
-    let mut guard = None;
-    if !sys::single_threaded() {
-        guard = Some(lone.own()?);
-        // Pairs with `epoll::attached`. What takes the word there is a barrier already.
-        if !cfg!(target_arch = "x86_64") {
-            fence(SeqCst);
-        }
-        // Again: whoever attaches it either is seen here, or waits for the registration.
-        if is_member(conn) {
-            return None;
-        }
-    }
+    // Owned all the same: a handler has interrupted whoever settles it.
+    let guard = if !sys::single_threaded() || lone.owner.load(Relaxed) != 0 {
+        cold_path();
+        Some(own_for_change(conn)?)
+    } else {
+        None
+    };
     // A thread that forks waits for whoever has begun; who comes later waits for the set.
     if set.nested.load(Relaxed) || set.inherited.load(Relaxed) || set.forks.load(Relaxed) {
+        cold_path();
         return None;
     }
-    let (id, name, known) = (conn.id(), name(asked.set, set), lone.set.load(Relaxed));
-    let other = known != name || lone.fd.load(Relaxed) != asked.fd;
-    if id == 0 || known != 0 && other && lone.is_registered() {
+    let (id, name, known) = (conn.id(), name(index, set), lone.set.load(Relaxed));
+    let other = known != name || lone.fd.load(Relaxed) != fd;
+    if id == 0 || other && stands_elsewhere(conn) {
+        cold_path();
         return None;
     }
     Some(Change {
@@ -155,6 +162,22 @@ pub(crate) fn begin(conn: &'static Conn, set: &Set, asked: Asked) -> Option<Chan
     })
 }
 
+#[inline(never)]
+fn own_for_change(conn: &'static Conn) -> Option<Guard<'static>> {
+    let guard = conn.lone.own()?;
+    // Pairs with `epoll::attached`. What takes the word there is a barrier already.
+    if !cfg!(target_arch = "x86_64") {
+        fence(SeqCst);
+    }
+    // Again: whoever attaches it either is seen here, or waits for the registration.
+    (!is_member(conn)).then_some(guard)
+}
+
+#[inline(never)]
+fn stands_elsewhere(conn: &Conn) -> bool {
+    conn.lone.was_registered() && conn.lone.is_registered()
+}
+
 /// Whether sets know the connection.
 #[inline]
 fn is_member(conn: &Conn) -> bool {
@@ -162,30 +185,67 @@ fn is_member(conn: &Conn) -> bool {
 }
 
 impl Change {
-    /// The kernel has done what was `asked`. False if sets have come to know the connection meanwhile, by a signal handler or because it has been
-    /// attached: the registration is to be settled.
-    #[inline]
-    pub(crate) fn done(self, asked: Asked) -> bool {
+    /// Asks the kernel by the program's own call. `given` tells the events and data that the program has given.
+    #[inline(always)]
+    pub fn make(self, operation: i32, fd: i32, direct: impl Fn() -> i32, given: impl Fn() -> (u32, u64)) -> i32 {
+        let result = direct();
+        if result == 0 {
+            let (events, data) = given();
+            self.done(operation, fd, events, data);
+        }
+        result
+    }
+
+    /// The kernel has done it, `operation` with `events` and `data`.
+    #[inline(always)]
+    fn done(self, operation: i32, fd: i32, events: u32, data: u64) {
         let lone = &self.conn.lone;
         if self.conn.id() != self.id {
             // A handler has ended the connection.
-            return true;
+            cold_path();
+            return;
         }
         if self.guard.is_none() && lone.set.load(Relaxed) != self.known {
             // A handler has registered it elsewhere.
+            cold_path();
             settle(self.conn);
         }
-        if asked.operation == libc::EPOLL_CTL_DEL {
+        if operation == libc::EPOLL_CTL_DEL {
             lone.parked.store(true, Relaxed);
         } else {
             // A change may be the first that is seen of a registration.
-            lone.fd.store(asked.fd, Relaxed);
-            lone.events.store(asked.events, Relaxed);
-            lone.data.store(asked.data, Relaxed);
+            lone.fd.store(fd, Relaxed);
+            lone.events.store(events, Relaxed);
+            lone.data.store(data, Relaxed);
             lone.parked.store(false, Relaxed);
             lone.set.store(self.name, Release);
         }
-        !is_member(self.conn)
+        // By a handler, or because it has been attached.
+        if is_member(self.conn) {
+            self.overtaken(fd, events);
+        }
+    }
+
+    /// Sets have come to know the connection meanwhile: the registration is to be settled.
+    #[cold]
+    fn overtaken(self, fd: i32, events: u32) {
+        drop(self.guard);
+        let Some((index, set)) = named(self.name) else { return };
+        let settled = settle(self.conn);
+        let (true, Some(_owner)) = (settled, set.own()) else {
+            return demote::ban(self.conn, Reason::UnseenWait);
+        };
+        // Whoever has attached it may have taken the kernel's registration over before it became the program's again. A one-shot one stays the
+        // kernel's, which may have told of it already.
+        let oneshot = events & libc::EPOLLONESHOT.cast_unsigned() != 0;
+        if let Some((number, member)) = epoll::find(self.conn, index, fd)
+            && self.conn.phase() == Phase::Attached
+            && !member.has(PARKED)
+            && !set.nested.load(Relaxed)
+            && (member.has(EMULATED) || !oneshot)
+        {
+            epoll::emulate(set, number, member);
+        }
     }
 }
 
@@ -204,10 +264,14 @@ fn settle_now(conn: &'static Conn) -> bool {
     loop {
         let name = lone.set.load(Acquire);
         let found = named(name);
-        // The set first: a thread that forks keeps all of them for long, and may close the connection meanwhile.
         let owner = found.map(|(_, set)| set.own());
-        let (Some(_guard), Some(Some(_)) | None) = (lone.own(), &owner) else {
+        if matches!(owner, Some(None)) {
             return false;
+        }
+        let _owned = match own_after(conn, owner.flatten()) {
+            Ok(owned) => owned,
+            Err(Busy::Later) => continue,
+            Err(Busy::Ours) => return false,
         };
         // Another thread may have changed the registration, or closed either.
         if lone.set.load(Relaxed) != name || found.is_some() != named(name).is_some() {
@@ -224,14 +288,46 @@ fn settle_now(conn: &'static Conn) -> bool {
     }
 }
 
+/// Why the registration is not owned.
+#[derive(Debug)]
+pub(crate) enum Busy {
+    /// It has been waited for, the set being given up.
+    Later,
+    /// This very thread is about to change it.
+    Ours,
+}
+
+/// Owns the registration after the set, if there is one. The set is not kept while the registration is waited for: whoever changes it may have been
+/// interrupted by a handler that wants the set. Nor is the set waited for the other way round: a thread that forks keeps all of them for long, and may close
+/// the connection meanwhile.
+pub(crate) fn own_after(
+    conn: &'static Conn,
+    set: Option<Guard<'static>>,
+) -> Result<(Guard<'static>, Option<Guard<'static>>), Busy> {
+    if let Some(registration) = lock::try_acquire(&conn.lone.owner) {
+        return Ok((registration, set));
+    }
+    drop(set);
+    match conn.lone.own() {
+        Some(_waited) => Err(Busy::Later),
+        None => Err(Busy::Ours),
+    }
+}
+
 /// In a forked child.
 pub(crate) fn after_fork() {
     CHILD.store(true, Relaxed);
 }
 
-/// Before a fork, the sets being kept: waits for whoever changes the connection's registration, of which the child is to get a whole copy.
-pub(crate) fn before_fork(conn: &'static Conn) {
-    drop(conn.lone.own());
+/// Before a fork, the sets being kept: waits for whoever changes the connection's registration, of which the child is to get a whole copy. Not for
+/// ever: a handler may have interrupted it, and want one of the sets. What is not whole the child gives up.
+pub(crate) fn before_fork(conn: &Conn) {
+    for _ in 0..WAITS_BEFORE_FORK {
+        if conn.lone.owner.load(Acquire) == 0 {
+            return;
+        }
+        raw::sched_yield();
+    }
 }
 
 /// The connection ends: whoever changes its registration does so before. To be repeated when its number is gone, for who came in between.

@@ -15,6 +15,21 @@ use viaduct_testkit::{Counters, Instance, Launch, Mode, Outcome, Program, can_ru
 const SEEDS: (u64, u64) = (1, 8);
 const ROUNDS: u64 = 250;
 const PATIENCE: Duration = Duration::from_secs(120);
+const WAITS: [&str; 4] = ["waits", "world", "sets", "sleepers"];
+
+/// How `registrations` is run: threads of each side, and how they register.
+const REGISTRATIONS: [&str; 10] = [
+    "1",
+    "1 edge",
+    "1 again",
+    "1 second",
+    "1 again edge",
+    "4 oneshot",
+    "4 oneshot edge",
+    "4 oneshot again",
+    "4 oneshot again edge",
+    "4 oneshot second",
+];
 
 /// What `variable` says, in numbers separated by commas.
 fn numbers(variable: &str) -> Vec<u64> {
@@ -22,12 +37,16 @@ fn numbers(variable: &str) -> Vec<u64> {
     text.split(',').filter_map(|number| number.parse().ok()).collect()
 }
 
-fn compile(instance: &Instance) -> PathBuf {
+fn compile(instance: &Instance, sources: &[&str]) -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
-    let file = instance.scratch("waits");
+    let file = instance.scratch(sources[0]);
     let output = Command::new("cc")
         .args(["-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unused-result", "-pthread"])
-        .args(["waits", "world", "sets", "sleepers"].map(|name| tests.join(format!("random_waits/programs/{name}.c"))))
+        .args(
+            sources
+                .iter()
+                .map(|name| tests.join(format!("random_waits/programs/{name}.c"))),
+        )
         .arg(tests.join("programs/ends.c"))
         .arg("-o")
         .arg(&file)
@@ -103,7 +122,7 @@ fn check(mode: Mode<'_>, program: &Path, options: &str, lives: Lives) {
 fn accelerated(options: &str, lives: Lives) {
     if can_run(true, &["cc"]) {
         let instance = Instance::start();
-        let program = compile(&instance);
+        let program = compile(&instance, &WAITS);
         check(Mode::Accelerated(&instance), &program, options, lives);
         // Without lanes there would have been nothing to find.
         assert!(instance.stats().pairs > 0);
@@ -114,7 +133,7 @@ fn accelerated(options: &str, lives: Lives) {
 fn natively() {
     if can_run(false, &["cc"]) {
         let instance = Instance::without_daemon();
-        let program = compile(&instance);
+        let program = compile(&instance, &WAITS);
         check(Mode::Native, &program, "", Lives::Steady);
     }
 }
@@ -137,4 +156,62 @@ fn coming_onto_lanes_without_polling() {
 #[test]
 fn moved_at_random() {
     accelerated("--offer now", Lives::Moved);
+}
+
+/// Servers and clients that register around every message, for a second each.
+fn register(mode: Mode<'_>, program: &Path, options: &str, lives: Lives) {
+    let first = numbers("WAITS_SEEDS").first().copied().unwrap_or(SEEDS.0);
+    for (seed, way) in (first..).zip(REGISTRATIONS) {
+        let seed_and_seconds = [seed.to_string(), "1".to_owned()];
+        let arguments = seed_and_seconds.into_iter().chain(way.split(' ').map(str::to_owned));
+        let started = Launch::new(mode, program, arguments).options(options).spawn();
+        let outcome = if lives == Lives::Moved {
+            storm(started, seed)
+        } else {
+            started.finish(PATIENCE)
+        };
+        print!("{way}: {}", outcome.success());
+    }
+}
+
+fn registered_on_the_way(options: &str, lives: Lives) {
+    if can_run(true, &["cc"]) {
+        let instance = Instance::start();
+        let program = compile(&instance, &["registrations"]);
+        register(Mode::Accelerated(&instance), &program, options, lives);
+        assert!(instance.stats().pairs > 0);
+    }
+}
+
+#[test]
+fn registrations_natively() {
+    if can_run(false, &["cc"]) {
+        let instance = Instance::without_daemon();
+        let program = compile(&instance, &["registrations"]);
+        register(Mode::Native, &program, "", Lives::Steady);
+    }
+}
+
+#[test]
+fn registrations_of_connections_on_tcp() {
+    if can_run(false, &["cc"]) {
+        let instance = Instance::start();
+        let program = compile(&instance, &["registrations"]);
+        register(Mode::Accelerated(&instance), &program, "--path tcp", Lives::Steady);
+    }
+}
+
+#[test]
+fn registrations_of_connections_that_come_onto_lanes() {
+    registered_on_the_way("--offer auto", Lives::Young);
+}
+
+#[test]
+fn registrations_of_connections_offered_at_once() {
+    registered_on_the_way("--offer now", Lives::Young);
+}
+
+#[test]
+fn registrations_of_connections_moved_at_random() {
+    registered_on_the_way("--offer now", Lives::Moved);
 }
