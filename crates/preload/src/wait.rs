@@ -313,40 +313,31 @@ pub unsafe extern "C-unwind" fn epoll_ctl(set: c_int, operation: c_int, fd: c_in
     let Some(index) = table::epoll_set(set) else {
         return direct();
     };
-    match epoll_ctl::begin(index, fd) {
-        // SAFETY: asked for when the kernel has read it.
-        Some(change) => change.make(operation, fd, direct, || unsafe { given(operation, event) }),
-        // SAFETY: as for this call.
-        None => unsafe { epoll_ctl_otherwise(set, index, operation, fd, event) },
-    }
-}
-
-/// The events and data that the program gives with a change.
-unsafe fn given(operation: c_int, event: *const epoll_event) -> (u32, u64) {
-    match operation {
+    // Now: when the kernel has taken it, the program may use its memory for something else, or another thread that has been told of the event may.
+    let (events, data) = match operation {
         libc::EPOLL_CTL_DEL => (0, 0),
-        // SAFETY: the caller vouches for the event.
+        _ if is_nowhere(event) => return direct(),
+        // SAFETY: the program's event.
         _ => unsafe { ((*event).events, (*event).u64) },
-    }
-}
-
-/// What is not the change of a connection's only registration, and one without a lane.
-#[inline(never)]
-unsafe fn epoll_ctl_otherwise(set: c_int, index: usize, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    // SAFETY: the program's own call.
-    let direct = move || unsafe { real::epoll_ctl(set, operation, fd, event) };
-    if operation != libc::EPOLL_CTL_DEL && is_nowhere(event) {
-        return direct();
-    }
-    // SAFETY: the program's event.
-    let (events, data) = unsafe { given(operation, event) };
-    let asked = Asked {
+    };
+    let asked = || Asked {
         set: index,
         operation,
         fd,
         events,
         data,
     };
+    match epoll_ctl::begin(index, fd) {
+        Some(change) => change.make(asked(), direct),
+        None => epoll_ctl_otherwise(asked(), set, event),
+    }
+}
+
+/// What is not the change of a connection's only registration, and one without a lane. Not inlined, so that the rest fits in few cache lines.
+#[inline(never)]
+fn epoll_ctl_otherwise(asked: Asked, set: c_int, event: *mut epoll_event) -> c_int {
+    // SAFETY: the program's own call.
+    let direct = move || unsafe { real::epoll_ctl(set, asked.operation, asked.fd, event) };
     epoll_ctl::control(asked, direct)
 }
 

@@ -43,7 +43,7 @@ pub fn control(asked: Asked, direct: impl Fn() -> i32 + Copy) -> i32 {
     };
     // It may have become a connection only now.
     if let Some(change) = lone::begin(conn, set, asked.set, asked.fd) {
-        return change.make(asked.operation, asked.fd, direct, || (asked.events, asked.data));
+        return change.make(asked, direct);
     }
     let _owned = loop {
         // Not by a signal handler within a call on the connection or its set, whose own this is.

@@ -32,7 +32,10 @@ fn share(set: &Set) {
 /// Before a fork: shares the sets and keeps other threads from changing their lists, of which the child is to get whole copies.
 pub(crate) fn before_fork() {
     for set in all_sets() {
-        if let Some(owner) = set.own() {
+        if let Some(owner) = set.own()
+            // It may have been closed meanwhile.
+            && set.used.load(Relaxed)
+        {
             share(set);
             owner.keep();
             set.forks.store(true, Relaxed);
@@ -51,9 +54,14 @@ pub(crate) fn after_fork_in_parent() {
 
 /// In a forked child: the sets are shared with the parent, the bells are not.
 pub(crate) fn after_fork() {
+    for set in &SET {
+        // A thread of the parent may have been about to give up a set that is no more.
+        if set.owner.load(Relaxed) != 0 {
+            set.owner.store(0, Relaxed);
+        }
+    }
     for set in all_sets() {
         set.forks.store(false, Relaxed);
-        set.owner.store(0, Relaxed);
         set.bell.store(0, Relaxed);
         set.sleepers.store(0, Relaxed);
         set.inherited.store(true, Relaxed);

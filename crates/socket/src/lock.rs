@@ -87,6 +87,11 @@ pub(crate) fn lives(name: u32) -> bool {
     name == own || number != own_number && raw::thread_alive(number)
 }
 
+/// Whether the name may be that of a thread of this process, not of its parent.
+pub(crate) fn is_ours(name: u32) -> bool {
+    raw::thread_is_ours(name & NUMBER)
+}
+
 impl Own {
     /// Of a thread that has taken nothing yet.
     pub(crate) const fn new() -> Self {

@@ -3,11 +3,12 @@
 //! message, or for connections that carry one.
 //!
 //! It is owned (as in `crate::lock`) while it is used, and through the kernel's call that changes it, so that it is as the kernel has it; by the only
-//! thread of a process not through that call, since nobody but a signal handler could come in between. Order: after a set.
+//! thread of a process not through that call, which nobody but a signal handler interrupts. Order: after a set, which nobody keeps who waits for it.
 
 use crate::conn::{Conn, Phase};
 use crate::demote;
 use crate::epoll::{self, EMULATED, PARKED, Registration};
+use crate::epoll_ctl::Asked;
 use crate::epoll_set::{SET, Set};
 use crate::lock::{self, Guard};
 use crate::sys::{self, raw};
@@ -82,8 +83,9 @@ impl Lone {
 
     /// For a new connection, whose record nobody else has claimed.
     pub(crate) fn reset(&self) {
-        if CHILD.load(Relaxed) {
-            // A thread of the parent may have come too late for the record's last connection.
+        let owner = self.owner.load(Relaxed);
+        if owner != 0 && CHILD.load(Relaxed) && !lock::is_ours(owner) {
+            // A thread of the parent came too late for the record's last connection.
             self.owner.store(0, Relaxed);
         }
         self.clear();
@@ -142,7 +144,7 @@ pub(crate) fn begin(conn: &'static Conn, set: &Set, index: usize, fd: i32) -> Op
     } else {
         None
     };
-    // A thread that forks waits for whoever has begun; who comes later waits for the set.
+    // A thread that forks waits for whoever has begun, within limits; who comes later waits for the set.
     if set.nested.load(Relaxed) || set.inherited.load(Relaxed) || set.forks.load(Relaxed) {
         cold_path();
         return None;
@@ -185,20 +187,19 @@ fn is_member(conn: &Conn) -> bool {
 }
 
 impl Change {
-    /// Asks the kernel by the program's own call. `given` tells the events and data that the program has given.
+    /// Asks the kernel by the program's own call.
     #[inline(always)]
-    pub fn make(self, operation: i32, fd: i32, direct: impl Fn() -> i32, given: impl Fn() -> (u32, u64)) -> i32 {
+    pub fn make(self, asked: Asked, direct: impl Fn() -> i32) -> i32 {
         let result = direct();
         if result == 0 {
-            let (events, data) = given();
-            self.done(operation, fd, events, data);
+            self.done(asked);
         }
         result
     }
 
-    /// The kernel has done it, `operation` with `events` and `data`.
+    /// The kernel has done it.
     #[inline(always)]
-    fn done(self, operation: i32, fd: i32, events: u32, data: u64) {
+    fn done(self, asked: Asked) {
         let lone = &self.conn.lone;
         if self.conn.id() != self.id {
             // A handler has ended the connection.
@@ -210,19 +211,19 @@ impl Change {
             cold_path();
             settle(self.conn);
         }
-        if operation == libc::EPOLL_CTL_DEL {
+        if asked.operation == libc::EPOLL_CTL_DEL {
             lone.parked.store(true, Relaxed);
         } else {
             // A change may be the first that is seen of a registration.
-            lone.fd.store(fd, Relaxed);
-            lone.events.store(events, Relaxed);
-            lone.data.store(data, Relaxed);
+            lone.fd.store(asked.fd, Relaxed);
+            lone.events.store(asked.events, Relaxed);
+            lone.data.store(asked.data, Relaxed);
             lone.parked.store(false, Relaxed);
             lone.set.store(self.name, Release);
         }
         // By a handler, or because it has been attached.
         if is_member(self.conn) {
-            self.overtaken(fd, events);
+            self.overtaken(asked.fd, asked.events);
         }
     }
 
@@ -321,9 +322,14 @@ pub(crate) fn after_fork() {
 
 /// Before a fork, the sets being kept: waits for whoever changes the connection's registration, of which the child is to get a whole copy. Not for
 /// ever: a handler may have interrupted it, and want one of the sets. What is not whole the child gives up.
-pub(crate) fn before_fork(conn: &Conn) {
+pub(crate) fn before_fork(conn: &'static Conn) {
     for _ in 0..WAITS_BEFORE_FORK {
-        if conn.lone.owner.load(Acquire) == 0 {
+        let owner = conn.lone.owner.load(Acquire);
+        if owner == 0 || owner == lock::name() {
+            return;
+        }
+        if !lock::lives(owner) {
+            drop(conn.lone.own());
             return;
         }
         raw::sched_yield();

@@ -120,6 +120,13 @@ pub fn thread_alive(tid: u32) -> bool {
     result != Err(libc::ESRCH)
 }
 
+/// Whether the thread `tid` exists and is one of this process.
+pub fn thread_is_ours(tid: u32) -> bool {
+    // SAFETY: signal 0 sends nothing.
+    let result = unsafe { call(libc::SYS_tgkill, [getpid() as usize, tid as usize, 0, 0, 0, 0]) };
+    result != Err(libc::ESRCH)
+}
+
 /// `eventfd2(0, EFD_NONBLOCK | EFD_CLOEXEC)`.
 pub fn eventfd() -> Result<c_int, Errno> {
     let flags = (libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as usize;

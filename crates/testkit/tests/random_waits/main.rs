@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const WAITS: [&str; 4] = ["waits", "world", "sets", "sleepers"];
 
 /// How `registrations` is run: threads of each side, and how they register.
-const REGISTRATIONS: [&str; 10] = [
+const REGISTRATIONS: [&str; 13] = [
     "1",
     "1 edge",
     "1 again",
@@ -29,6 +29,9 @@ const REGISTRATIONS: [&str; 10] = [
     "4 oneshot again",
     "4 oneshot again edge",
     "4 oneshot second",
+    "4 oneshot nested",
+    "4 oneshot forks",
+    "4 oneshot again forks",
 ];
 
 /// What `variable` says, in numbers separated by commas.

@@ -1,4 +1,4 @@
-/* Servers and clients that register around every message: `registrations SEED SECONDS THREADS [oneshot|edge|again|second]...`
+/* Servers and clients that register around every message: `registrations SEED SECONDS THREADS [oneshot|edge|again|second|forks|nested]...`
  *
  * THREADS of a server share one set, as many clients connect, send and check what comes back, one to a few messages a connection. So connections begin, come
  * onto their lanes and end while their registrations change. An answer that does not come is reported by the client that waits for it. */
@@ -12,8 +12,9 @@
 enum { MOST_THREADS = 8, MOST_MESSAGES = 60, MOST_BYTES = 200, PATIENCE_MS = 10000 };
 static const uint64_t MARK = 0xabcdull << 32;
 
-/* Events are armed once each; told once each; taken back and registered again around messages; registered in a second set, too. */
-static bool oneshot, edge, again, second;
+/* Events are armed once each; told once each; taken back and registered again around messages; registered in a second set, too. The server has children,
+ * and sets that come and go; its set gets into another. */
+static bool oneshot, edge, again, second, forks, nested;
 static bool serves;
 static int listener, set, other_set;
 static unsigned seed;
@@ -68,10 +69,41 @@ static void answer(int fd, unsigned *random)
         if (!edge)
             break;
     }
-    if (count == 0 || (count < 0 && errno != EAGAIN))
+    bool over = count == 0 || (count < 0 && errno != EAGAIN);
+    /* A child may still have it. */
+    if (over && forks && !taken_back && epoll_ctl(set, EPOLL_CTL_DEL, fd, NULL))
+        fail("delete");
+    if (over)
         close(fd);
     else if (again || oneshot)
         arm(EPOLL_CTL_MOD, fd);
+}
+
+/* Children that end at once, beside threads that make sets and close them. */
+static void *fork_often(void *nothing)
+{
+    for (;;) {
+        int passing = epoll_create1(0);
+        struct epoll_event event = {.events = EPOLLIN};
+        epoll_ctl(passing, EPOLL_CTL_ADD, listener, &event);
+        pid_t child = fork();
+        if (child == 0)
+            _exit(close(passing));
+        if (child < 0 || waitpid(child, NULL, 0) != child)
+            fail("fork");
+        close(passing);
+        sleep_ms(2);
+    }
+    return nothing;
+}
+
+static void *nest(void *nothing)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+    sleep_ms(200);
+    if (epoll_ctl(other_set, EPOLL_CTL_ADD, set, &event))
+        fail("nest");
+    return nothing;
 }
 
 static void *serve(void *number)
@@ -132,7 +164,7 @@ static void *demand(void *number)
     struct sockaddr_in address;
     socklen_t size = sizeof address;
     getsockname(listener, (struct sockaddr *)&address, &size);
-    while (now() < until && !atomic_load(&failed)) {
+    do {
         int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
         if (connect(fd, (struct sockaddr *)&address, size) && errno != EINPROGRESS)
             fail("connect");
@@ -143,7 +175,7 @@ static void *demand(void *number)
         if (rand_r(&random) % 2)
             epoll_ctl(own, EPOLL_CTL_DEL, fd, NULL);
         close(fd);
-    }
+    } while (now() < until && !atomic_load(&failed));
     close(own);
     return number;
 }
@@ -167,6 +199,8 @@ int main(int count, char **arguments)
         oneshot |= !strcmp(arguments[index], "oneshot");
         edge |= !strcmp(arguments[index], "edge");
         again |= !strcmp(arguments[index], "again");
+        forks |= !strcmp(arguments[index], "forks");
+        nested |= !strcmp(arguments[index], "nested");
         second |= !strcmp(arguments[index], "second");
     }
     /* Without it, two threads would be told of one message. */
@@ -178,6 +212,8 @@ int main(int count, char **arguments)
     if (bind(listener, (struct sockaddr *)&address, sizeof address) || listen(listener, 512))
         return perror("listen"), 1;
     pid_t server = fork();
+    if (server < 0)
+        return perror("fork"), 1;
     if (server == 0) {
         serves = true;
         prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -185,12 +221,17 @@ int main(int count, char **arguments)
         other_set = epoll_create1(0);
         struct epoll_event event = {.events = EPOLLIN | (oneshot ? EPOLLONESHOT : 0), .data.u64 = MARK | (unsigned)listener};
         epoll_ctl(set, EPOLL_CTL_ADD, listener, &event);
+        if (nested)
+            in_thread(nest, NULL);
+        if (forks)
+            in_thread(fork_often, NULL);
         run(serve, threads);
     }
     until = now() + atof(arguments[2]);
     run(demand, threads);
-    bool sound = waitpid(server, NULL, WNOHANG) == 0 && !failed && answered;
-    kill(server, SIGKILL);
     printf("%lu messages answered\n", (unsigned long)answered);
-    return sound ? 0 : 1;
+    if (waitpid(server, NULL, WNOHANG) != 0)
+        return 1;
+    kill(server, SIGKILL);
+    return failed ? 1 : 0;
 }
