@@ -47,11 +47,10 @@ pub fn created(fd: i32) {
         set.nested.store(false, Relaxed);
         set.shared.store(false, Relaxed);
         set.inherited.store(false, Relaxed);
-        set.forks.store(false, Relaxed);
         set.crowded.store(false, Relaxed);
         set.kernel_looked.store(0, Relaxed);
         if !table::set_epoll(fd, index) {
-            set.end();
+            set.end(None);
         }
         return;
     }
@@ -84,7 +83,7 @@ pub(crate) fn release(index: usize, fd: i32) {
             bell.abandon();
         }
     }
-    set.end();
+    set.end(owner);
 }
 
 /// Takes a member out of its set and its connection's list. The set is owned.

@@ -228,8 +228,10 @@ impl Set {
     }
 
     /// The place is free for another set. This one is owned if it can be.
-    pub(crate) fn end(&self) {
+    pub(crate) fn end(&self, owner: Option<Guard<'static>>) {
         self.generation.fetch_add(1, Relaxed);
+        // First: whoever forks in between would leave the child a place that is owned.
+        drop(owner);
         self.used.store(false, Release);
     }
 

@@ -45,7 +45,8 @@ pub(crate) fn before_fork() {
 
 /// In a process that has forked.
 pub(crate) fn after_fork_in_parent() {
-    for set in all_sets().filter(|set| set.forks.load(Relaxed)) {
+    // Also one that has come or gone meanwhile.
+    for set in SET.iter().filter(|set| set.forks.load(Relaxed)) {
         set.forks.store(false, Relaxed);
         // Release pairs with the acquire of the next owner.
         set.owner.store(0, Release);
@@ -55,13 +56,13 @@ pub(crate) fn after_fork_in_parent() {
 /// In a forked child: the sets are shared with the parent, the bells are not.
 pub(crate) fn after_fork() {
     for set in &SET {
-        // A thread of the parent may have been about to give up a set that is no more.
+        // Also of one that has come or gone meanwhile: nothing is written where there has been none.
         if set.owner.load(Relaxed) != 0 {
             set.owner.store(0, Relaxed);
+            set.forks.store(false, Relaxed);
         }
     }
     for set in all_sets() {
-        set.forks.store(false, Relaxed);
         set.bell.store(0, Relaxed);
         set.sleepers.store(0, Relaxed);
         set.inherited.store(true, Relaxed);

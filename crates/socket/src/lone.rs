@@ -328,11 +328,11 @@ pub(crate) fn before_fork(conn: &'static Conn) {
         if owner == 0 || owner == lock::name() {
             return;
         }
-        if !lock::lives(owner) {
-            drop(conn.lone.own());
-            return;
+        if lock::lives(owner) {
+            raw::sched_yield();
+        } else {
+            let _ = conn.lone.owner.compare_exchange(owner, 0, Acquire, Relaxed);
         }
-        raw::sched_yield();
     }
 }
 

@@ -79,19 +79,93 @@ static void answer(int fd, unsigned *random)
         arm(EPOLL_CTL_MOD, fd);
 }
 
-/* Children that end at once, beside threads that make sets and close them. */
-static void *fork_often(void *nothing)
+/* One message there and back; false if it does not come. */
+static bool exchange(int own, int fd, unsigned *random)
 {
+    unsigned char sent[MOST_BYTES], got[MOST_BYTES];
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
+    size_t size = 1 + (size_t)rand_r(random) % sizeof sent, have = 0;
+    for (size_t at = 0; at < size; at++)
+        sent[at] = (unsigned char)rand_r(random);
+    if (epoll_wait(own, &event, 1, PATIENCE_MS) != 1)
+        return fail("never writable"), false;
+    if (send(fd, sent, size, MSG_NOSIGNAL) != (ssize_t)size)
+        return fail("send"), false;
+    event.events = EPOLLIN;
+    epoll_ctl(own, EPOLL_CTL_MOD, fd, &event);
+    while (have < size) {
+        if (epoll_wait(own, &event, 1, PATIENCE_MS) != 1)
+            return fail("no answer"), false;
+        ssize_t count = recv(fd, got + have, size - have, 0);
+        if (count == 0 || (count < 0 && errno != EAGAIN))
+            return fail("recv"), false;
+        have += count > 0 ? (size_t)count : 0;
+    }
+    if (memcmp(sent, got, size))
+        return fail("other bytes"), false;
+    event.events = EPOLLOUT;
+    epoll_ctl(own, EPOLL_CTL_MOD, fd, &event);
+    atomic_fetch_add(&answered, 1);
+    return true;
+}
+
+/* A connection for so many messages. */
+static void talk(int own, int messages, unsigned *random)
+{
+    struct sockaddr_in address;
+    socklen_t size = sizeof address;
+    getsockname(listener, (struct sockaddr *)&address, &size);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    if (connect(fd, (struct sockaddr *)&address, size) && errno != EINPROGRESS)
+        fail("connect");
+    struct epoll_event event = {.events = EPOLLOUT, .data.fd = fd};
+    epoll_ctl(own, EPOLL_CTL_ADD, fd, &event);
+    while (messages-- > 0 && exchange(own, fd, random))
+        ;
+    if (rand_r(random) % 2)
+        epoll_ctl(own, EPOLL_CTL_DEL, fd, NULL);
+    close(fd);
+}
+
+static void *demand(void *number)
+{
+    unsigned random = seed * 77 + (unsigned)(uintptr_t)number;
+    int own = epoll_create1(0);
+    do
+        talk(own, 1 + rand_r(&random) % MOST_MESSAGES, &random);
+    while (now() < until && !atomic_load(&failed));
+    close(own);
+    return number;
+}
+
+/* Sets that come and go. */
+static void *pass(void *nothing)
+{
+    struct epoll_event event = {.events = EPOLLIN};
     for (;;) {
         int passing = epoll_create1(0);
-        struct epoll_event event = {.events = EPOLLIN};
         epoll_ctl(passing, EPOLL_CTL_ADD, listener, &event);
-        pid_t child = fork();
-        if (child == 0)
-            _exit(close(passing));
-        if (child < 0 || waitpid(child, NULL, 0) != child)
-            fail("fork");
         close(passing);
+        sched_yield();
+    }
+    return nothing;
+}
+
+/* Children with a set and a connection of their own. */
+static void *fork_often(void *nothing)
+{
+    int status;
+    for (;;) {
+        pid_t child = fork();
+        if (child == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            alarm(2 * PATIENCE_MS / 1000);
+            unsigned random = seed;
+            talk(epoll_create1(0), 1, &random);
+            _exit(0);
+        }
+        if (child < 0 || waitpid(child, &status, 0) != child || status != 0)
+            fail("a child");
         sleep_ms(2);
     }
     return nothing;
@@ -124,59 +198,6 @@ static void *serve(void *number)
                 answer(fd, &random);
         }
     }
-    return number;
-}
-
-/* One message there and back; false if it does not come. */
-static bool exchange(int own, int fd, unsigned *random)
-{
-    unsigned char sent[MOST_BYTES], got[MOST_BYTES];
-    struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
-    size_t size = 1 + (size_t)rand_r(random) % sizeof sent, have = 0;
-    for (size_t at = 0; at < size; at++)
-        sent[at] = (unsigned char)rand_r(random);
-    if (epoll_wait(own, &event, 1, PATIENCE_MS) != 1)
-        return fail("never writable"), false;
-    if (send(fd, sent, size, MSG_NOSIGNAL) != (ssize_t)size)
-        return fail("send"), false;
-    event.events = EPOLLIN;
-    epoll_ctl(own, EPOLL_CTL_MOD, fd, &event);
-    while (have < size) {
-        if (epoll_wait(own, &event, 1, PATIENCE_MS) != 1)
-            return fail("no answer"), false;
-        ssize_t count = recv(fd, got + have, size - have, 0);
-        if (count == 0 || (count < 0 && errno != EAGAIN))
-            return fail("recv"), false;
-        have += count > 0 ? (size_t)count : 0;
-    }
-    if (memcmp(sent, got, size))
-        return fail("other bytes"), false;
-    event.events = EPOLLOUT;
-    epoll_ctl(own, EPOLL_CTL_MOD, fd, &event);
-    atomic_fetch_add(&answered, 1);
-    return true;
-}
-
-static void *demand(void *number)
-{
-    unsigned random = seed * 77 + (unsigned)(uintptr_t)number;
-    int own = epoll_create1(0);
-    struct sockaddr_in address;
-    socklen_t size = sizeof address;
-    getsockname(listener, (struct sockaddr *)&address, &size);
-    do {
-        int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
-        if (connect(fd, (struct sockaddr *)&address, size) && errno != EINPROGRESS)
-            fail("connect");
-        struct epoll_event event = {.events = EPOLLOUT, .data.fd = fd};
-        epoll_ctl(own, EPOLL_CTL_ADD, fd, &event);
-        for (int left = rand_r(&random) % MOST_MESSAGES; left >= 0 && exchange(own, fd, &random); left--)
-            ;
-        if (rand_r(&random) % 2)
-            epoll_ctl(own, EPOLL_CTL_DEL, fd, NULL);
-        close(fd);
-    } while (now() < until && !atomic_load(&failed));
-    close(own);
     return number;
 }
 
@@ -223,8 +244,10 @@ int main(int count, char **arguments)
         epoll_ctl(set, EPOLL_CTL_ADD, listener, &event);
         if (nested)
             in_thread(nest, NULL);
-        if (forks)
+        if (forks) {
+            in_thread(pass, NULL);
             in_thread(fork_often, NULL);
+        }
         run(serve, threads);
     }
     until = now() + atof(arguments[2]);
