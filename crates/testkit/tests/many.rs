@@ -35,11 +35,12 @@ fn echo(mode: Mode<'_>, input: &Path) -> Program {
     server
 }
 
-/// A client that asks `server` so many questions on each of its connections before it says that it is ready.
-fn load(mode: Mode<'_>, input: &Path, server: &Program, connections: u64, questions: u32) -> Program {
+/// A client that asks `server` so many questions on each of its connections, and then for so many milliseconds on all, before it says that it is
+/// ready.
+fn load(mode: Mode<'_>, input: &Path, server: &Program, connections: u64, questions: u32, millis: u32) -> Program {
     let address = server.output();
     let arguments = format!(
-        "load {} --connections {connections} --warm-up {questions} --question 0123456789abcdef --answer 16",
+        "load {} --connections {connections} --warm-up {questions} --millis {millis} --question 0123456789abcdef --answer 16",
         address.trim()
     );
     start(mode, input, &arguments)
@@ -66,7 +67,8 @@ fn ten_thousand_connections_in_one_process() {
     let (input, _kept_open) = pipe(&instance, "input");
 
     let server = echo(mode, &input);
-    let mut client = load(mode, &input, &server, CONNECTIONS, 30);
+    // Whatever is paired late: it goes over with the next message only.
+    let mut client = load(mode, &input, &server, CONNECTIONS, 30, 1000);
     let answered = wait_until(PATIENCE, || client.output().ends_with('\n') || !client.is_running());
     assert!(
         answered && client.is_running(),
@@ -110,7 +112,7 @@ fn a_server_whose_connections_end_early_offers_them_later() {
     let mut offered = |clients: std::ops::Range<u32>, questions: u32| {
         for client in clients {
             let (input, kept_open) = pipe(&instance, &format!("input-{questions}-{client}"));
-            let client = load(mode, &input, &server, 1, questions);
+            let client = load(mode, &input, &server, 1, questions, 0);
             assert!(wait_until(PATIENCE, || client.output().ends_with('\n')));
             drop(kept_open);
             client.finish(PATIENCE).success();
