@@ -269,13 +269,17 @@ static void passed_to_a_child(void)
         pid_t child = fork();
         if (child == 0) {
             close(s);
+            char told;
             int fd = take(channel[1]);
+            read(channel[1], &told, 1);
             ALL(fd, 2);
             R(send(fd, "pong", 4, 0));
             ALL(fd, 2);
             exit(0);
         }
         R(pass(channel[0], s));
+        /* Or the child might say something first. */
+        write(channel[0], "", 1);
         close(s);
         reap(child);
     }
