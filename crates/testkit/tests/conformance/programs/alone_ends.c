@@ -123,9 +123,9 @@ static void *shut_down_later(void *fd)
 static void shutdown_wakes_a_reader(void)
 {
     struct pair p = make_pair();
+    double began = now();
     pthread_t thread = in_thread(shut_down_later, &p.far);
     char byte;
-    double began = now();
 
     EXPECT(recv(p.far, &byte, 1, 0) == 0);
     EXPECT(now() - began > 0.03 && now() - began < 2);

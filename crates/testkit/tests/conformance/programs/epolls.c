@@ -153,7 +153,7 @@ static void *wait_once(void *set)
 {
     struct epoll_event event;
 
-    return (void *)(long)epoll_wait(*(int *)set, &event, 1, 60);
+    return (void *)(long)epoll_wait(*(int *)set, &event, 1, 300);
 }
 
 static void exclusive(void)

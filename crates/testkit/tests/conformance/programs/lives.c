@@ -176,7 +176,7 @@ static void closed_under_a_poll(void)
 
     if (is_near) {
         thread = in_thread(poll_for_a_while, &s);
-        sleep_ms(40);
+        sleep_ms(100);
         R(close(s));
         pthread_join(thread, &result);
         say("%lx", (long)result);

@@ -348,7 +348,7 @@ static void error_between_messages(void)
 
     if (is_near) {
         R(send(s, "four", 4, 0));
-        sleep_ms(30);
+        sleep_ms(200);
         setsockopt(s, SOL_SOCKET, SO_LINGER, &none, sizeof none);
         R(close(s));
     } else {

@@ -119,7 +119,7 @@ static void select_wakes(void)
     struct timeval time = {1, 0};
 
     if (is_near) {
-        sleep_ms(25);
+        sleep_ms(100);
         R(send(s, "x", 1, 0));
     } else {
         FD_ZERO(&in);
@@ -259,10 +259,12 @@ static void unseen_waits_wake(void)
 
     for (int round = 0; round < 6; round++) {
         if (is_near) {
+            ask();
             sleep_ms(8);
             R(send(s, "x", 1, 0));
         } else {
             GET(s, 1, MSG_DONTWAIT);
+            tell(0);
 #ifdef SYS_poll
             R(unseen_call(SYS_poll, (long)&wait, 1, 1000));
 #else
