@@ -101,6 +101,17 @@ fn storm(mut program: Program, seed: u64) -> Outcome {
     program.finish(PATIENCE)
 }
 
+/// Runs a program that is to succeed; what it has said.
+fn play(launch: Launch<'_>, lives: Lives, seed: u64) -> String {
+    let started = launch.spawn();
+    let outcome = if lives == Lives::Moved {
+        storm(started, seed)
+    } else {
+        started.finish(PATIENCE)
+    };
+    outcome.success()
+}
+
 /// Runs all seeds in one way.
 fn check(mode: Mode<'_>, program: &Path, options: &str, lives: Lives) {
     let (first, count) = match numbers("WAITS_SEEDS")[..] {
@@ -112,21 +123,30 @@ fn check(mode: Mode<'_>, program: &Path, options: &str, lives: Lives) {
         let mut arguments = vec![seed.to_string(), rounds.to_string()];
         arguments.extend((lives != Lives::Steady).then(|| "young".to_owned()));
         arguments.extend((lives == Lives::Moved).then(|| "moved".to_owned()));
-        let started = Launch::new(mode, program, arguments).options(options).spawn();
-        let outcome = if lives == Lives::Moved {
-            storm(started, seed)
-        } else {
-            started.finish(PATIENCE)
-        };
-        print!("{}", outcome.success());
+        let said = play(Launch::new(mode, program, arguments).options(options), lives, seed);
+        print!("{said}");
     }
 }
 
-fn accelerated(options: &str, lives: Lives) {
+/// [`check`] or [`register`].
+type Run = fn(Mode<'_>, &Path, &str, Lives);
+
+fn plain(sources: &[&str], run: Run) {
+    if can_run(false, &["cc"]) {
+        let instance = Instance::without_daemon();
+        run(Mode::Native, &compile(&instance, sources), "", Lives::Steady);
+    }
+}
+
+fn accelerated(sources: &[&str], run: Run, options: &str, lives: Lives) {
     if can_run(true, &["cc"]) {
         let instance = Instance::start();
-        let program = compile(&instance, &WAITS);
-        check(Mode::Accelerated(&instance), &program, options, lives);
+        run(
+            Mode::Accelerated(&instance),
+            &compile(&instance, sources),
+            options,
+            lives,
+        );
         // Without lanes there would have been nothing to find.
         assert!(instance.stats().pairs > 0);
     }
@@ -134,31 +154,27 @@ fn accelerated(options: &str, lives: Lives) {
 
 #[test]
 fn natively() {
-    if can_run(false, &["cc"]) {
-        let instance = Instance::without_daemon();
-        let program = compile(&instance, &WAITS);
-        check(Mode::Native, &program, "", Lives::Steady);
-    }
+    plain(&WAITS, check);
 }
 
 #[test]
 fn on_lanes() {
-    accelerated("--offer wait", Lives::Steady);
+    accelerated(&WAITS, check, "--offer wait", Lives::Steady);
 }
 
 #[test]
 fn coming_onto_lanes() {
-    accelerated("--offer now", Lives::Young);
+    accelerated(&WAITS, check, "--offer now", Lives::Young);
 }
 
 #[test]
 fn coming_onto_lanes_without_polling() {
-    accelerated("--offer now --spin never", Lives::Young);
+    accelerated(&WAITS, check, "--offer now --spin never", Lives::Young);
 }
 
 #[test]
 fn moved_at_random() {
-    accelerated("--offer now", Lives::Moved);
+    accelerated(&WAITS, check, "--offer now", Lives::Moved);
 }
 
 /// Servers and clients that register around every message, for a second each.
@@ -167,32 +183,14 @@ fn register(mode: Mode<'_>, program: &Path, options: &str, lives: Lives) {
     for (seed, way) in (first..).zip(REGISTRATIONS) {
         let seed_and_seconds = [seed.to_string(), "1".to_owned()];
         let arguments = seed_and_seconds.into_iter().chain(way.split(' ').map(str::to_owned));
-        let started = Launch::new(mode, program, arguments).options(options).spawn();
-        let outcome = if lives == Lives::Moved {
-            storm(started, seed)
-        } else {
-            started.finish(PATIENCE)
-        };
-        print!("{way}: {}", outcome.success());
-    }
-}
-
-fn registered_on_the_way(options: &str, lives: Lives) {
-    if can_run(true, &["cc"]) {
-        let instance = Instance::start();
-        let program = compile(&instance, &["registrations"]);
-        register(Mode::Accelerated(&instance), &program, options, lives);
-        assert!(instance.stats().pairs > 0);
+        let said = play(Launch::new(mode, program, arguments).options(options), lives, seed);
+        print!("{way}: {said}");
     }
 }
 
 #[test]
 fn registrations_natively() {
-    if can_run(false, &["cc"]) {
-        let instance = Instance::without_daemon();
-        let program = compile(&instance, &["registrations"]);
-        register(Mode::Native, &program, "", Lives::Steady);
-    }
+    plain(&["registrations"], register);
 }
 
 #[test]
@@ -206,15 +204,15 @@ fn registrations_of_connections_on_tcp() {
 
 #[test]
 fn registrations_of_connections_that_come_onto_lanes() {
-    registered_on_the_way("--offer auto", Lives::Young);
+    accelerated(&["registrations"], register, "--offer auto", Lives::Young);
 }
 
 #[test]
 fn registrations_of_connections_offered_at_once() {
-    registered_on_the_way("--offer now", Lives::Young);
+    accelerated(&["registrations"], register, "--offer now", Lives::Young);
 }
 
 #[test]
 fn registrations_of_connections_moved_at_random() {
-    registered_on_the_way("--offer now", Lives::Moved);
+    accelerated(&["registrations"], register, "--offer now", Lives::Moved);
 }
