@@ -37,8 +37,8 @@ pub(crate) fn before_fork() {
             && set.used.load(Relaxed)
         {
             share(set);
-            owner.keep();
             set.forks.store(true, Relaxed);
+            owner.keep();
         }
     }
 }
@@ -57,7 +57,7 @@ pub(crate) fn after_fork_in_parent() {
 pub(crate) fn after_fork() {
     for set in &SET {
         // Also of one that has come or gone meanwhile: nothing is written where there has been none.
-        if set.owner.load(Relaxed) != 0 {
+        if set.owner.load(Relaxed) != 0 || set.forks.load(Relaxed) {
             set.owner.store(0, Relaxed);
             set.forks.store(false, Relaxed);
         }

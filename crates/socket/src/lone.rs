@@ -151,7 +151,7 @@ pub(crate) fn begin(conn: &'static Conn, set: &Set, index: usize, fd: i32) -> Op
     }
     let (id, name, known) = (conn.id(), name(index, set), lone.set.load(Relaxed));
     let other = known != name || lone.fd.load(Relaxed) != fd;
-    if id == 0 || other && stands_elsewhere(conn) {
+    if id == 0 || known != 0 && other && lone.is_registered() {
         cold_path();
         return None;
     }
@@ -173,11 +173,6 @@ fn own_for_change(conn: &'static Conn) -> Option<Guard<'static>> {
     }
     // Again: whoever attaches it either is seen here, or waits for the registration.
     (!is_member(conn)).then_some(guard)
-}
-
-#[inline(never)]
-fn stands_elsewhere(conn: &Conn) -> bool {
-    conn.lone.was_registered() && conn.lone.is_registered()
 }
 
 /// Whether sets know the connection.
