@@ -88,7 +88,9 @@ pub(crate) fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, di
     let id = conn.id();
     let mut done = 0;
     let mut deadline = None;
+    let mut spinner = None;
     let error = loop {
+        let polling = (!nonblocking).then_some(&mut spinner);
         let found = match total {
             // Nothing is received, but not before something could be.
             0 => look(conn, id).map(|found| {
@@ -98,7 +100,7 @@ pub(crate) fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, di
                     found
                 }
             }),
-            _ => attempt(conn, id, vector, if peek { 0 } else { done }, flags, nonblocking),
+            _ => attempt(conn, id, vector, if peek { 0 } else { done }, flags, polling),
         };
         match found {
             Err(SEARCHED) if done == 0 => return search::receive_in_order(conn, vector, flags),
@@ -109,6 +111,7 @@ pub(crate) fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, di
                     break 0;
                 }
                 if !peek {
+                    spinner = None;
                     continue;
                 }
             }
@@ -128,7 +131,7 @@ pub(crate) fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, di
         let woken = if done > 0 && peek {
             wait_for_more(conn, deadline)
         } else {
-            wait_for_bytes(conn, id, deadline)
+            wait_for_bytes(conn, id, deadline, spinner.take())
         };
         match woken {
             Ok(Woken::Look) => {}
@@ -173,13 +176,13 @@ fn wait_for_more(conn: &Conn, deadline: Deadline) -> Result<Woken, Errno> {
 /// What a waiting peek gets when the stream ends first.
 #[cold]
 fn peek_rest(conn: &Conn, id: u64, vector: Vector<'_>) -> usize {
-    match attempt(conn, id, vector, 0, libc::MSG_PEEK, true) {
+    match attempt(conn, id, vector, 0, libc::MSG_PEEK, None) {
         Ok(Found::Bytes(bytes)) => bytes,
         _ => 0,
     }
 }
 
-/// Receives what is there now.
+/// Receives what is there now. A call that waits may poll for a moment, and `polling` keeps how it did.
 #[inline]
 fn attempt(
     conn: &Conn,
@@ -187,7 +190,7 @@ fn attempt(
     vector: Vector<'_>,
     skip: usize,
     flags: c_int,
-    nonblocking: bool,
+    mut polling: Option<&mut Option<Spinner>>,
 ) -> Result<Found, Errno> {
     let Some(guard) = conn.own_receive(id) else {
         return Err(if conn.id() == id { libc::EAGAIN } else { libc::EBADF });
@@ -212,8 +215,17 @@ fn attempt(
                 if found != Found::Nothing {
                     return Ok(found);
                 }
-                // A waiter looks at the kernel connection before it sleeps.
-                if !nonblocking || !(conn.due_for_check(CHECK_US) || conn.flag(conn::PEER_FIN) || conn.has_error()) {
+                if let Some(polling) = &mut polling {
+                    // At once, since what comes is received without another look at whose turn it is.
+                    let spinner = polling.get_or_insert_with(|| begin_to_poll(conn));
+                    if spinner.burst(|| lane.has_bytes()) {
+                        spinner.paid();
+                        continue;
+                    }
+                    // A waiter looks at the kernel connection before it sleeps.
+                    return Ok(Found::Nothing);
+                }
+                if !(conn.due_for_check(CHECK_US) || conn.flag(conn::PEER_FIN) || conn.has_error()) {
                     return Ok(Found::Nothing);
                 }
                 match look_past_bells(conn, &incoming, &lane)? {
@@ -387,13 +399,23 @@ pub(crate) fn ring_for_credit(conn: &Conn, bits: u32) {
     }
 }
 
-/// Waits until a receive may find something. Nothing is owned while waiting.
-fn wait_for_bytes(conn: &'static Conn, id: u64, deadline: Deadline) -> Result<Woken, Errno> {
-    let mut spinner = Spinner::new();
+fn begin_to_poll(conn: &Conn) -> Spinner {
+    let spinner = Spinner::new();
     if conn.only_receives() {
         spinner.rest_first();
     }
-    // Polling: short looks that own the direction, so that close() cannot take the lane away underneath.
+    spinner
+}
+
+/// Waits until a receive may find something, and polls first, perhaps as it has begun to. Nothing is owned while waiting.
+fn wait_for_bytes(
+    conn: &'static Conn,
+    id: u64,
+    deadline: Deadline,
+    polling: Option<Spinner>,
+) -> Result<Woken, Errno> {
+    let mut spinner = polling.unwrap_or_else(|| begin_to_poll(conn));
+    // Polling: bursts that own the direction, so that close() cannot take the lane away underneath.
     loop {
         {
             let Some(guard) = conn.own_receive(id) else {
@@ -406,7 +428,7 @@ fn wait_for_bytes(conn: &'static Conn, id: u64, deadline: Deadline) -> Result<Wo
             if Incoming::new(lane).source() != Source::Lane {
                 break;
             }
-            if lane.readable() != Ok(0) {
+            if spinner.burst(|| lane.has_bytes()) {
                 spinner.paid();
                 return Ok(Woken::Look);
             }

@@ -18,6 +18,8 @@ const FIRST_US: u32 = 60;
 const PROBE_EVERY: u32 = 16;
 /// A core is given up after so many microseconds of looking.
 const BURST_US: u64 = 1;
+/// Looks between two readings of the clock, in a burst that nothing but a message ends.
+const LOOKS: u32 = 4;
 /// A yield longer than this let somebody else run.
 const CONTENDED_US: u64 = 2;
 /// So many contended yields in one wait are enough.
@@ -149,6 +151,31 @@ impl Spinner {
             return true;
         }
         self.pause(now)
+    }
+
+    /// Looks until there is something, or until [`again`](Self::again) is to be asked, which gives the core up: a caller may keep what it owns
+    /// meanwhile. Whether there is something; looks once at least.
+    #[inline]
+    pub(crate) fn burst(&mut self, there: impl Fn() -> bool) -> bool {
+        if there() {
+            return true;
+        }
+        if self.until == 0 {
+            return false;
+        }
+        self.looks += 1;
+        let burst = BURST_US * sys::ticks_per_us();
+        loop {
+            for _ in 0..LOOKS {
+                core::hint::spin_loop();
+                if there() {
+                    return true;
+                }
+            }
+            if sys::ticks().wrapping_sub(self.yielded) >= burst {
+                return false;
+            }
+        }
     }
 
     fn pause(&mut self, before: u64) -> bool {
