@@ -32,7 +32,7 @@ impl<'a> Receiver<'a> {
     ///
     /// # Errors
     /// [`Violation`] when the sender's tail makes no sense.
-    #[inline]
+    #[inline(always)]
     pub fn readable(&self) -> Result<usize, Violation> {
         let head = self.head();
         // Pairs with the release store in `Sender::publish`: bytes and table entries
@@ -51,7 +51,7 @@ impl<'a> Receiver<'a> {
     ///
     /// # Errors
     /// [`Violation`] when the sender's tail makes no sense.
-    #[inline]
+    #[inline(always)]
     pub fn readable_or(&self, enough: usize) -> Result<usize, Violation> {
         let seen = self.seen(self.head());
         if seen >= enough.max(1) {
@@ -80,16 +80,32 @@ impl<'a> Receiver<'a> {
     /// Copies bytes from `offset` after the head on, without consuming them. Returns how
     /// many there were, as far as [`readable`](Self::readable) last saw and `dest` holds.
     /// Bytes of released blocks are garbage.
-    #[inline]
+    #[inline(always)]
     pub fn copy_out(&self, dest: Dest<'_>, offset: usize) -> usize {
         let head = self.head();
         let want = dest.len().min(self.seen(head).saturating_sub(offset));
+        let at = head.wrapping_add(offset as u64);
+        if want <= self.geometry.block_size() - self.geometry.offset_of(at) {
+            self.read_block(at, dest.slice(0, want))
+        } else {
+            self.read_across(at, dest.slice(0, want))
+        }
+    }
+
+    /// Fills `dest` from stream position `at` on, up to the end of a block. Returns how
+    /// many bytes there were.
+    #[inline(always)]
+    fn read_block(&self, at: u64, dest: Dest<'_>) -> usize {
+        let block = self.lane.table(self.geometry.block_of(at)).get();
+        self.pool.read(block.into(), self.geometry.offset_of(at), dest)
+    }
+
+    /// Fills all of `dest`.
+    #[inline(never)]
+    fn read_across(&self, at: u64, dest: Dest<'_>) -> usize {
         let mut done = 0;
-        while done < want {
-            let at = head.wrapping_add((offset + done) as u64);
-            let block = self.lane.table(self.geometry.block_of(at)).get();
-            let rest = dest.slice(done, want - done);
-            done += self.pool.read(block.into(), self.geometry.offset_of(at), rest);
+        while done < dest.len() {
+            done += self.read_block(at.wrapping_add(done as u64), dest.slice(done, usize::MAX));
         }
         done
     }
@@ -113,7 +129,7 @@ impl<'a> Receiver<'a> {
     /// Moves the head over `bytes` bytes, as far as [`readable`](Self::readable) last saw
     /// any, and gives back the blocks left behind. Returns how many blocks the sender has
     /// gained by it; unless 0, [`take_credit_wait`](Self::take_credit_wait) is due.
-    #[inline]
+    #[inline(always)]
     pub fn consume(&self, bytes: usize) -> usize {
         let head = self.head();
         let bytes = bytes.min(self.seen(head));
@@ -273,6 +289,7 @@ impl<'a> Receiver<'a> {
 
     /// Moves the head to `next` and with it out of the logical blocks `from..to`. Returns
     /// how many those are.
+    #[inline(never)]
     fn leave(&self, from: u64, to: u64, next: u64) -> usize {
         let mut given = self.given();
         let mut released = false;

@@ -57,24 +57,36 @@ impl Conn {
     #[inline]
     pub(crate) fn due_for_check(&self, us: u64) -> bool {
         let now = sys::ticks();
-        let due = now.wrapping_sub(self.checked_at.load(Relaxed)) > us * sys::ticks_per_us();
+        let due = self.is_due(now, us);
         if due {
             self.checked_at.store(now, Relaxed);
         }
         due
     }
 
+    #[inline]
+    fn is_due(&self, now: u64, us: u64) -> bool {
+        now.wrapping_sub(self.checked_at.load(Relaxed)) > us * sys::ticks_per_us()
+    }
+
     /// Like [`due_for_check`](Self::due_for_check) with every call, but where calls follow each other fast, the clock is only read with
     /// every fourth.
     #[inline]
     pub(crate) fn due_for_check_of_many(&self, us: u64) -> bool {
+        !self.may_go_unchecked(us) && self.due_for_check(us)
+    }
+
+    /// Whether [`due_for_check_of_many`](Self::due_for_check_of_many) would say no. Counts as asking it only then.
+    #[inline(always)]
+    pub(crate) fn may_go_unchecked(&self, us: u64) -> bool {
         let left = self.unchecked.load(Relaxed);
-        if left > 0 {
-            self.unchecked.store(left - 1, Relaxed);
-            return false;
-        }
-        self.unchecked.store(UNCHECKED, Relaxed);
-        self.due_for_check(us)
+        let next = match left.checked_sub(1) {
+            Some(next) => next,
+            None if self.is_due(sys::ticks(), us) => return false,
+            None => UNCHECKED,
+        };
+        self.unchecked.store(next, Relaxed);
+        true
     }
 
     /// Bytes have been received from the lane. The receiving direction is owned.

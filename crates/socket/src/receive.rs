@@ -5,11 +5,12 @@ use crate::direct::DirectCall;
 use crate::marks::{Marks, look_past_bells};
 use crate::peek::Peek;
 use crate::receive_raw::{behind_urgent_data, end_of_raw, low_water, raw_receive};
+use crate::receive_wait::{END, wait_for_bytes};
 use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, announce, asleep, bell, cancel, counters, kernel, search, send, wish};
+use crate::{agent, announce, at_once, bell, cancel, counters, kernel, search, send, wish};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_channel::Receiver;
@@ -54,11 +55,26 @@ pub fn receive(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: im
         return received;
     }
     cancel::point();
-    attached(conn, vector, flags, direct)
+    let mut polling = None;
+    let received = vector
+        .only_dest()
+        .map_or(0, |dest| at_once::receive(conn, dest, flags, &mut polling));
+    if received != 0 {
+        return received.cast_signed();
+    }
+    attached(conn, vector, flags, polling, direct)
 }
 
-/// Receives on a connection that was attached when the call began. No point of cancellation before there is nothing to receive.
-pub(crate) fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl FnOnce() -> isize) -> isize {
+/// Receives on a connection that was attached when the call began. No point of cancellation before there is nothing to receive. `polling`: the
+/// call has polled already, and goes on from there.
+#[inline(never)]
+pub(crate) fn attached(
+    conn: &'static Conn,
+    vector: Vector<'_>,
+    flags: c_int,
+    mut polling: Option<Spinner>,
+    direct: impl FnOnce() -> isize,
+) -> isize {
     let total = vector.len();
     if flags & libc::MSG_ERRQUEUE != 0 {
         return direct();
@@ -88,9 +104,7 @@ pub(crate) fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, di
     let id = conn.id();
     let mut done = 0;
     let mut deadline = None;
-    let mut spinner = None;
     let error = loop {
-        let polling = (!nonblocking).then_some(&mut spinner);
         let found = match total {
             // Nothing is received, but not before something could be.
             0 => look(conn, id).map(|found| {
@@ -100,7 +114,7 @@ pub(crate) fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, di
                     found
                 }
             }),
-            _ => attempt(conn, id, vector, if peek { 0 } else { done }, flags, polling),
+            _ => attempt(conn, id, vector, if peek { 0 } else { done }, flags, nonblocking),
         };
         match found {
             Err(SEARCHED) if done == 0 => return search::receive_in_order(conn, vector, flags),
@@ -111,7 +125,6 @@ pub(crate) fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, di
                     break 0;
                 }
                 if !peek {
-                    spinner = None;
                     continue;
                 }
             }
@@ -131,7 +144,7 @@ pub(crate) fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, di
         let woken = if done > 0 && peek {
             wait_for_more(conn, deadline)
         } else {
-            wait_for_bytes(conn, id, deadline, spinner.take())
+            wait_for_bytes(conn, id, deadline, polling.take())
         };
         match woken {
             Ok(Woken::Look) => {}
@@ -176,13 +189,13 @@ fn wait_for_more(conn: &Conn, deadline: Deadline) -> Result<Woken, Errno> {
 /// What a waiting peek gets when the stream ends first.
 #[cold]
 fn peek_rest(conn: &Conn, id: u64, vector: Vector<'_>) -> usize {
-    match attempt(conn, id, vector, 0, libc::MSG_PEEK, None) {
+    match attempt(conn, id, vector, 0, libc::MSG_PEEK, true) {
         Ok(Found::Bytes(bytes)) => bytes,
         _ => 0,
     }
 }
 
-/// Receives what is there now. A call that waits may poll for a moment, and `polling` keeps how it did.
+/// Receives what is there now.
 #[inline]
 fn attempt(
     conn: &Conn,
@@ -190,7 +203,7 @@ fn attempt(
     vector: Vector<'_>,
     skip: usize,
     flags: c_int,
-    mut polling: Option<&mut Option<Spinner>>,
+    nonblocking: bool,
 ) -> Result<Found, Errno> {
     let Some(guard) = conn.own_receive(id) else {
         return Err(if conn.id() == id { libc::EAGAIN } else { libc::EBADF });
@@ -215,17 +228,8 @@ fn attempt(
                 if found != Found::Nothing {
                     return Ok(found);
                 }
-                if let Some(polling) = &mut polling {
-                    // At once, since what comes is received without another look at whose turn it is.
-                    let spinner = polling.get_or_insert_with(|| begin_to_poll(conn));
-                    if spinner.burst(|| lane.has_bytes()) {
-                        spinner.paid();
-                        continue;
-                    }
-                    // A waiter looks at the kernel connection before it sleeps.
-                    return Ok(Found::Nothing);
-                }
-                if !(conn.due_for_check(CHECK_US) || conn.flag(conn::PEER_FIN) || conn.has_error()) {
+                // A waiter looks at the kernel connection before it sleeps.
+                if !nonblocking || !(conn.due_for_check(CHECK_US) || conn.flag(conn::PEER_FIN) || conn.has_error()) {
                     return Ok(Found::Nothing);
                 }
                 match look_past_bells(conn, &incoming, &lane)? {
@@ -371,16 +375,22 @@ fn from_lane(conn: &Conn, lane: &Receiver<'_>, vector: Vector<'_>, skip: usize, 
     Ok(Found::Bytes(bytes))
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn consume(conn: &Conn, lane: &Receiver<'_>, bytes: usize) {
     counters::add(conn, slot::BYTES_RECEIVED, bytes as u64);
     counters::add(conn, slot::FAST_BYTES_RECEIVED, bytes as u64);
     if lane.consume(bytes) != 0 {
-        wish::heed(conn, &Incoming::new(*lane));
-        let bits = lane.take_credit_wait();
-        if bits != 0 {
-            ring_for_credit(conn, bits);
-        }
+        gave_back(conn, *lane);
+    }
+}
+
+/// The sender has gained blocks.
+#[inline(never)]
+fn gave_back(conn: &Conn, lane: Receiver<'_>) {
+    wish::heed(conn, &Incoming::new(lane));
+    let bits = lane.take_credit_wait();
+    if bits != 0 {
+        ring_for_credit(conn, bits);
     }
 }
 
@@ -398,99 +408,6 @@ pub(crate) fn ring_for_credit(conn: &Conn, bits: u32) {
         send::ring_without_bytes(conn, &send, &Outgoing::new(segment.sender(conn.side())));
     }
 }
-
-fn begin_to_poll(conn: &Conn) -> Spinner {
-    let spinner = Spinner::new();
-    if conn.only_receives() {
-        spinner.rest_first();
-    }
-    spinner
-}
-
-/// Waits until a receive may find something, and polls first, perhaps as it has begun to. Nothing is owned while waiting.
-fn wait_for_bytes(
-    conn: &'static Conn,
-    id: u64,
-    deadline: Deadline,
-    polling: Option<Spinner>,
-) -> Result<Woken, Errno> {
-    let mut spinner = polling.unwrap_or_else(|| begin_to_poll(conn));
-    // Polling: bursts that own the direction, so that close() cannot take the lane away underneath.
-    loop {
-        {
-            let Some(guard) = conn.own_receive(id) else {
-                return Err(libc::EBADF);
-            };
-            let Some(segment) = conn.segment(&guard) else {
-                return Err(libc::EBADF);
-            };
-            let lane = segment.receiver(conn.side());
-            if Incoming::new(lane).source() != Source::Lane {
-                break;
-            }
-            if spinner.burst(|| lane.has_bytes()) {
-                spinner.paid();
-                return Ok(Woken::Look);
-            }
-        }
-        if !spinner.again() {
-            break;
-        }
-        // No mark is taken: others may have been woken by it, and nothing is armed yet.
-        if spinner.is_long() && raw::poll_now(conn.fd(), libc::POLLRDHUP) != 0 {
-            break;
-        }
-    }
-    if conn.refresh_nonblocking() {
-        return Ok(Woken::TimedOut);
-    }
-    let bit = wait::bit_for(conn);
-    asleep::fall_asleep((bit == bell::BY_SOCKET).then_some(conn).into_iter());
-    let armed = arm(conn, id, bit);
-    let woken = match armed {
-        Ok(Marks::None) => sleep(conn, bit, deadline),
-        Ok(Marks::Changed) => Ok(Woken::Look),
-        Ok(Marks::End) => Err(END),
-        Err(errno) => Err(errno),
-    };
-    asleep::wake_up();
-    woken
-}
-
-/// Asks to be woken by `bit`; [`Marks::None`] if there is nothing yet.
-fn arm(conn: &Conn, id: u64, bit: u32) -> Result<Marks, Errno> {
-    let Some(guard) = conn.own_receive(id) else {
-        return Err(libc::EBADF);
-    };
-    let Some(segment) = conn.segment(&guard) else {
-        return Err(libc::EBADF);
-    };
-    let lane = segment.receiver(conn.side());
-    let incoming = Incoming::new(lane);
-    // In a raw stretch too: another waiter may take the mark that tells of the lane's.
-    lane.arm(bit);
-    match incoming.source() {
-        Source::Lane if lane.readable() != Ok(0) => Ok(Marks::Changed),
-        Source::Lane => look_past_bells(conn, &incoming, &lane),
-        _ => Ok(Marks::None),
-    }
-}
-
-fn sleep(conn: &Conn, bit: u32, deadline: Deadline) -> Result<Woken, Errno> {
-    counters::add(conn, slot::SLEEPS, 1);
-    // What is owed to the peer may wait for room in the kernel.
-    let owed = if send::owes(conn) { wait::FOR_OUTPUT } else { 0 };
-    let woken = wait::sleep(conn, bit, wait::FOR_INPUT | owed, deadline, None);
-    // The wait bit may stay: other waiters may count on it, and a bell too many does no harm.
-    send::serve(conn);
-    if agent::has_mail() {
-        agent::deliver();
-    }
-    Ok(woken)
-}
-
-/// Not an error number: a wait found the end of the stream.
-const END: Errno = 0;
 
 /// Bytes that receives would find.
 pub(crate) fn readable_bytes(conn: &'static Conn, id: u64) -> c_int {

@@ -3,28 +3,26 @@
 use crate::conn::{self, Conn, Phase};
 use crate::direct::DirectCall;
 use crate::lock::Guard;
-use crate::pace::{Naps, STUCK_NS};
-use crate::spin::Spinner;
+use crate::send_wait::wait_for_space;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, bell, cancel, counters, epoll, kernel, marks, ready, recall, wish};
+use crate::{agent, at_once, bell, cancel, counters, epoll, kernel, marks, recall, wish};
 use libc::c_int;
-use viaduct_channel::Segment;
+use viaduct_channel::{Segment, Sender};
 use viaduct_control::Reason;
 use viaduct_control::counters::{Path, slot};
 use viaduct_stream::{MARK_BACK, MARK_BELL, Mode, Outgoing};
 
 /// Flags that change nothing about where bytes go.
-const PLAIN_FLAGS: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_CONFIRM;
+pub(crate) const PLAIN_FLAGS: c_int =
+    libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_CONFIRM;
 /// Changes of path that one look makes: a peer that asks for more does not keep bytes from going out.
 const MOVES: u32 = 4;
 /// Steps that these changes take at most, and some more.
 const ROUNDS: u32 = 32;
-/// How long a sender sleeps at most while its peer has a part in a recall to do: not each can ring.
-const TURN_NS: u64 = 1_000_000;
 /// A sender that never reads looks this often, in microseconds, whether its peer is still there.
-const CHECK_US: u64 = 500;
+pub(crate) const CHECK_US: u64 = 500;
 
 /// Sends on `conn`; `direct` is the program's own call, to be made as it is when the connection is plain.
 #[inline]
@@ -44,7 +42,13 @@ pub fn send(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl 
         }
     }
     cancel::point();
-    attached(conn, vector, flags, direct)
+    let sent = vector
+        .only_source()
+        .map_or(0, |source| at_once::send(conn, source, flags));
+    if sent != 0 && sent == vector.len() {
+        return sent.cast_signed();
+    }
+    attached(conn, vector, flags, sent, direct)
 }
 
 /// Sends with control messages, which only the kernel understands, and refuses where they mean nothing.
@@ -56,8 +60,15 @@ pub fn send_with_control(conn: &'static Conn, direct: impl FnOnce() -> isize) ->
     }
 }
 
-/// Sends on a connection that was attached when the call began. No point of cancellation before there is no room.
-pub(crate) fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl FnOnce() -> isize) -> isize {
+/// Sends on a connection that was attached when the call began, from `done` on. No point of cancellation before there is no room.
+#[inline(never)]
+pub(crate) fn attached(
+    conn: &'static Conn,
+    vector: Vector<'_>,
+    flags: c_int,
+    mut done: usize,
+    direct: impl FnOnce() -> isize,
+) -> isize {
     let total = vector.len();
     if total == 0 {
         return direct();
@@ -70,7 +81,6 @@ pub(crate) fn attached(conn: &'static Conn, vector: Vector<'_>, flags: c_int, di
     }
     let nonblocking = flags & libc::MSG_DONTWAIT != 0 || conn.nonblocking();
     let id = conn.id();
-    let mut done = 0;
     let mut deadline = None;
     let error = loop {
         match attempt(conn, id, vector, done, flags) {
@@ -195,13 +205,7 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
         Err(_) => return Err(violated(conn)),
     };
     if sent > 0 {
-        conn.sent_again();
-        counters::add(conn, slot::BYTES_SENT, sent as u64);
-        counters::add(conn, slot::FAST_BYTES_SENT, sent as u64);
-        let bits = lane.take_wait();
-        if bits != 0 {
-            ring(conn, guard, bits);
-        }
+        sent_on_lane(conn, guard, &lane, sent);
         if conn.flag(conn::PEER_FIN) {
             // The peer has closed at least one direction. If both, the kernel answers this mark with RST, as it would
             // have answered the bytes.
@@ -209,6 +213,18 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
         }
     }
     Ok(sent)
+}
+
+/// So many bytes have been put on the lane: counts them and wakes a peer that sleeps.
+#[inline(always)]
+pub(crate) fn sent_on_lane(conn: &Conn, guard: &Guard<'_>, lane: &Sender<'_>, sent: usize) {
+    conn.sent_again();
+    counters::add(conn, slot::BYTES_SENT, sent as u64);
+    counters::add(conn, slot::FAST_BYTES_SENT, sent as u64);
+    let bits = lane.take_wait();
+    if bits != 0 {
+        ring(conn, guard, bits);
+    }
 }
 
 /// The peer wrote nonsense: this end breaks the connection, as TCP does on nonsense.
@@ -416,78 +432,6 @@ fn raw_send(conn: &Conn, vector: Vector<'_>, skip: usize, flags: c_int) -> Resul
         }
         Err(libc::EAGAIN) => Ok(0),
         Err(errno) => Err(errno),
-    }
-}
-
-/// Waits until a send may go on. Nothing is owned while waiting.
-fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Errno> {
-    if conn.refresh_nonblocking() {
-        return Ok(Woken::TimedOut);
-    }
-    let mut spinner = Spinner::new();
-    let mut naps = Naps::new();
-    let started = sys::now_ns();
-    let bit = wait::bit_for(conn);
-    loop {
-        let armed = {
-            let Some(send) = conn.own_send(id) else {
-                return Err(libc::EBADF);
-            };
-            let Some(segment) = conn.segment(&send) else {
-                return Err(libc::EBADF);
-            };
-            let lane = segment.sender(conn.side());
-            let out = Outgoing::new(lane);
-            if recall::is_peers_turn(conn, &out) {
-                // The kernel has room, but it is the peer's turn, which rings when it has done its part.
-                Err((wait::FOR_CREDIT, Some(TURN_NS)))
-            } else if out.mode() != Mode::Lane {
-                Err((wait::FOR_OUTPUT, None))
-            } else if lane.has_space() {
-                spinner.paid();
-                return Ok(Woken::Look);
-            } else if spinner.again() {
-                continue;
-            } else {
-                lane.arm_credit(bit);
-                if lane.has_space() {
-                    lane.disarm_credit(bit);
-                    return Ok(Woken::Look);
-                }
-                Ok((
-                    lane.in_flight(),
-                    naps.next(ready::bound_of_room(conn, segment, bit), None),
-                ))
-            }
-        };
-        let (before, nap) = match armed {
-            Ok(armed) => armed,
-            Err((events, nap)) => return Ok(wait::sleep(conn, bit, events, deadline, nap)),
-        };
-        counters::add(conn, slot::SLEEPS, 1);
-        let woken = wait::sleep(conn, bit, wait::FOR_CREDIT, deadline, nap);
-        if woken != Woken::Look {
-            return Ok(woken);
-        }
-        let Some(send) = conn.own_send(id) else {
-            return Err(libc::EBADF);
-        };
-        let Some(segment) = conn.segment(&send) else {
-            return Err(libc::EBADF);
-        };
-        let lane = segment.sender(conn.side());
-        if Outgoing::new(lane).mode() == Mode::Lane {
-            probe_peer(conn)?;
-        }
-        if lane.has_space() {
-            return Ok(Woken::Look);
-        }
-        let stalled = sys::now_ns() - started >= STUCK_NS && lane.in_flight() >= before;
-        if stalled && may_overflow(conn, &lane) {
-            demote(conn, &Outgoing::new(lane), Reason::LaneStall);
-            conn.note_stall();
-            return Ok(Woken::Look);
-        }
     }
 }
 

@@ -38,6 +38,9 @@ impl<'a> Vector<'a> {
     /// Bytes in all, however many.
     #[inline]
     pub(crate) fn asked(&self) -> usize {
+        if let [only] = self.parts {
+            return only.iov_len;
+        }
         self.parts.iter().fold(0, |sum, part| sum.saturating_add(part.iov_len))
     }
 
@@ -45,9 +48,11 @@ impl<'a> Vector<'a> {
     /// of any address that is not mapped; of the others we learn by touching them.
     #[inline]
     pub(crate) fn is_nowhere(&self) -> bool {
-        self.parts
-            .iter()
-            .any(|part| is_nowhere(part.iov_base) && part.iov_len > 0)
+        let nowhere = |part: &iovec| is_nowhere(part.iov_base) && part.iov_len > 0;
+        if let [only] = self.parts {
+            return nowhere(only);
+        }
+        self.parts.iter().any(nowhere)
     }
 
     /// Whether there is no byte.
@@ -67,6 +72,22 @@ impl<'a> Vector<'a> {
     pub fn dests(&self, skip: usize, limit: usize) -> impl Iterator<Item = Dest<'a>> {
         // SAFETY: `new`'s caller vouches that the part is writable.
         Pieces::new(self.parts, skip, limit).map(|(at, len)| unsafe { Dest::from_raw(at, len) })
+    }
+
+    /// All bytes if they are in one part, as most are.
+    #[inline]
+    pub(crate) fn only_source(&self) -> Option<Source<'a>> {
+        let [only] = self.parts else { return None };
+        // SAFETY: `new`'s caller vouches that the part is readable.
+        Some(unsafe { Source::from_raw(only.iov_base.cast(), self.len()) })
+    }
+
+    /// All room if it is in one part.
+    #[inline]
+    pub(crate) fn only_dest(&self) -> Option<Dest<'a>> {
+        let [only] = self.parts else { return None };
+        // SAFETY: `new`'s caller vouches that the part is writable.
+        Some(unsafe { Dest::from_raw(only.iov_base.cast(), self.len()) })
     }
 
     /// Copies the list from `skip` on, cut to `limit` bytes, into `parts`; answers how many parts it used.

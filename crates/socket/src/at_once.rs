@@ -1,0 +1,94 @@
+//! What most calls on a lane come down to: one buffer, and nothing but moving its bytes to be done. This takes a fraction of the
+//! instructions of [`send::attached`](crate::send::attached) and [`receive::attached`](crate::receive::attached), which find out what
+//! else there may be to do, and go on where this leaves off.
+
+use crate::conn::{self, Conn};
+use crate::receive::consume;
+use crate::receive_wait::begin_to_poll;
+use crate::send::{CHECK_US, PLAIN_FLAGS, sent_on_lane};
+use crate::spin::Spinner;
+use crate::vector::is_nowhere;
+use libc::c_int;
+use viaduct_channel::{Dest, Receiver, Source};
+use viaduct_control::Reason;
+use viaduct_stream::{Incoming, Mode, Outgoing, Source as From};
+
+/// Flags of receives that change nothing about what is received.
+const RECEIVE_FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_WAITALL | libc::MSG_NOSIGNAL;
+
+/// Sends what there is room for. Answers how many bytes; 0: nothing has been done.
+#[inline(never)]
+pub(crate) fn send(conn: &'static Conn, source: Source<'_>, flags: c_int) -> usize {
+    if flags & !PLAIN_FLAGS != 0
+        || source.is_empty()
+        || is_nowhere(source.as_ptr())
+        || conn.flag(conn::SHUT_WRITE | conn::DEAD | conn::PEER_FIN | conn::OUT_WANTED)
+    {
+        return 0;
+    }
+    let Some(guard) = conn.own_send(conn.id()) else {
+        return 0;
+    };
+    let Some(segment) = conn.segment(&guard) else { return 0 };
+    let lane = segment.sender(conn.side());
+    let out = Outgoing::new(lane);
+    if out.mode() == Mode::Lane
+        && !out.peer_wants_raw()
+        && conn.wants_lane()
+        && conn.may_go_unchecked(CHECK_US)
+        && let Ok(sent @ 1..) = lane.append(source)
+    {
+        sent_on_lane(conn, &guard, &lane, sent);
+        return sent;
+    }
+    0
+}
+
+/// Receives what is there. Answers how many bytes; 0: nothing has been done. A call that waits polls for a moment, and `polling` keeps how it
+/// did.
+#[inline(never)]
+pub(crate) fn receive(conn: &'static Conn, dest: Dest<'_>, flags: c_int, polling: &mut Option<Spinner>) -> usize {
+    if flags & !RECEIVE_FLAGS != 0
+        || dest.is_empty()
+        || is_nowhere(dest.as_mut_ptr())
+        || conn.searched()
+        || conn.reason() == Reason::ReceiveLowWater
+    {
+        return 0;
+    }
+    let Some(guard) = conn.own_receive(conn.id()) else {
+        return 0;
+    };
+    let Some(segment) = conn.segment(&guard) else { return 0 };
+    let lane = segment.receiver(conn.side());
+    if guard.searched() || Incoming::new(lane).source() != From::Lane {
+        return 0;
+    }
+    loop {
+        let Ok(readable) = lane.readable_or(dest.len()) else {
+            return 0;
+        };
+        if readable >= dest.len() || readable != 0 && flags & libc::MSG_WAITALL == 0 {
+            break;
+        }
+        let waits = polling.is_none() && flags & libc::MSG_DONTWAIT == 0 && !conn.nonblocking();
+        if readable != 0 || !waits || !poll(conn, lane, polling) {
+            return 0;
+        }
+    }
+    let bytes = lane.copy_out(dest, 0);
+    conn.received_again();
+    consume(conn, &lane, bytes);
+    bytes
+}
+
+/// Polls for one burst; whether there are bytes. What comes then is received without another look at whose turn it is.
+#[inline(never)]
+fn poll(conn: &Conn, lane: Receiver<'_>, polling: &mut Option<Spinner>) -> bool {
+    let spinner = polling.insert(begin_to_poll(conn));
+    let found = spinner.burst(|| lane.has_bytes());
+    if found {
+        spinner.paid();
+    }
+    found
+}

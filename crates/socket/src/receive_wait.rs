@@ -1,0 +1,104 @@
+//! Waiting until there is something to receive: by polling first, by sleeping then.
+
+use crate::conn::Conn;
+use crate::marks::{Marks, look_past_bells};
+use crate::spin::Spinner;
+use crate::sys::{Errno, raw};
+use crate::wait::{self, Deadline, Woken};
+use crate::{agent, asleep, bell, counters, send};
+use viaduct_control::counters::slot;
+use viaduct_stream::{Incoming, Source};
+
+/// Not an error number: a wait found the end of the stream.
+pub(crate) const END: Errno = 0;
+
+/// Begins to poll for bytes on the lane, which is empty.
+pub(crate) fn begin_to_poll(conn: &Conn) -> Spinner {
+    let spinner = Spinner::new();
+    if conn.only_receives() {
+        spinner.rest_first();
+    }
+    spinner
+}
+
+/// Waits until a receive may find something, and polls first, perhaps as it has begun to. Nothing is owned while waiting.
+pub(crate) fn wait_for_bytes(
+    conn: &'static Conn,
+    id: u64,
+    deadline: Deadline,
+    polling: Option<Spinner>,
+) -> Result<Woken, Errno> {
+    let mut spinner = polling.unwrap_or_else(|| begin_to_poll(conn));
+    // Polling: bursts that own the direction, so that close() cannot take the lane away underneath.
+    loop {
+        {
+            let Some(guard) = conn.own_receive(id) else {
+                return Err(libc::EBADF);
+            };
+            let Some(segment) = conn.segment(&guard) else {
+                return Err(libc::EBADF);
+            };
+            let lane = segment.receiver(conn.side());
+            if Incoming::new(lane).source() != Source::Lane {
+                break;
+            }
+            if spinner.burst(|| lane.has_bytes()) {
+                spinner.paid();
+                return Ok(Woken::Look);
+            }
+        }
+        if !spinner.again() {
+            break;
+        }
+        // No mark is taken: others may have been woken by it, and nothing is armed yet.
+        if spinner.is_long() && raw::poll_now(conn.fd(), libc::POLLRDHUP) != 0 {
+            break;
+        }
+    }
+    if conn.refresh_nonblocking() {
+        return Ok(Woken::TimedOut);
+    }
+    let bit = wait::bit_for(conn);
+    asleep::fall_asleep((bit == bell::BY_SOCKET).then_some(conn).into_iter());
+    let armed = arm(conn, id, bit);
+    let woken = match armed {
+        Ok(Marks::None) => sleep(conn, bit, deadline),
+        Ok(Marks::Changed) => Ok(Woken::Look),
+        Ok(Marks::End) => Err(END),
+        Err(errno) => Err(errno),
+    };
+    asleep::wake_up();
+    woken
+}
+
+/// Asks to be woken by `bit`; [`Marks::None`] if there is nothing yet.
+fn arm(conn: &Conn, id: u64, bit: u32) -> Result<Marks, Errno> {
+    let Some(guard) = conn.own_receive(id) else {
+        return Err(libc::EBADF);
+    };
+    let Some(segment) = conn.segment(&guard) else {
+        return Err(libc::EBADF);
+    };
+    let lane = segment.receiver(conn.side());
+    let incoming = Incoming::new(lane);
+    // In a raw stretch too: another waiter may take the mark that tells of the lane's.
+    lane.arm(bit);
+    match incoming.source() {
+        Source::Lane if lane.readable() != Ok(0) => Ok(Marks::Changed),
+        Source::Lane => look_past_bells(conn, &incoming, &lane),
+        _ => Ok(Marks::None),
+    }
+}
+
+fn sleep(conn: &Conn, bit: u32, deadline: Deadline) -> Result<Woken, Errno> {
+    counters::add(conn, slot::SLEEPS, 1);
+    // What is owed to the peer may wait for room in the kernel.
+    let owed = if send::owes(conn) { wait::FOR_OUTPUT } else { 0 };
+    let woken = wait::sleep(conn, bit, wait::FOR_INPUT | owed, deadline, None);
+    // The wait bit may stay: other waiters may count on it, and a bell too many does no harm.
+    send::serve(conn);
+    if agent::has_mail() {
+        agent::deliver();
+    }
+    Ok(woken)
+}

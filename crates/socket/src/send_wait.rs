@@ -1,0 +1,87 @@
+//! Waiting until there is room to send: by polling first, by sleeping then.
+
+use crate::conn::Conn;
+use crate::pace::{Naps, STUCK_NS};
+use crate::send::{demote, may_overflow, probe_peer};
+use crate::spin::Spinner;
+use crate::sys::{self, Errno};
+use crate::wait::{self, Deadline, Woken};
+use crate::{counters, ready, recall};
+use viaduct_control::Reason;
+use viaduct_control::counters::slot;
+use viaduct_stream::{Mode, Outgoing};
+
+/// How long a sender sleeps at most while its peer has a part in a recall to do: not each can ring.
+const TURN_NS: u64 = 1_000_000;
+
+/// Waits until a send may go on. Nothing is owned while waiting.
+pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Errno> {
+    if conn.refresh_nonblocking() {
+        return Ok(Woken::TimedOut);
+    }
+    let mut spinner = Spinner::new();
+    let mut naps = Naps::new();
+    let started = sys::now_ns();
+    let bit = wait::bit_for(conn);
+    loop {
+        let armed = {
+            let Some(send) = conn.own_send(id) else {
+                return Err(libc::EBADF);
+            };
+            let Some(segment) = conn.segment(&send) else {
+                return Err(libc::EBADF);
+            };
+            let lane = segment.sender(conn.side());
+            let out = Outgoing::new(lane);
+            if recall::is_peers_turn(conn, &out) {
+                // The kernel has room, but it is the peer's turn, which rings when it has done its part.
+                Err((wait::FOR_CREDIT, Some(TURN_NS)))
+            } else if out.mode() != Mode::Lane {
+                Err((wait::FOR_OUTPUT, None))
+            } else if lane.has_space() {
+                spinner.paid();
+                return Ok(Woken::Look);
+            } else if spinner.again() {
+                continue;
+            } else {
+                lane.arm_credit(bit);
+                if lane.has_space() {
+                    lane.disarm_credit(bit);
+                    return Ok(Woken::Look);
+                }
+                Ok((
+                    lane.in_flight(),
+                    naps.next(ready::bound_of_room(conn, segment, bit), None),
+                ))
+            }
+        };
+        let (before, nap) = match armed {
+            Ok(armed) => armed,
+            Err((events, nap)) => return Ok(wait::sleep(conn, bit, events, deadline, nap)),
+        };
+        counters::add(conn, slot::SLEEPS, 1);
+        let woken = wait::sleep(conn, bit, wait::FOR_CREDIT, deadline, nap);
+        if woken != Woken::Look {
+            return Ok(woken);
+        }
+        let Some(send) = conn.own_send(id) else {
+            return Err(libc::EBADF);
+        };
+        let Some(segment) = conn.segment(&send) else {
+            return Err(libc::EBADF);
+        };
+        let lane = segment.sender(conn.side());
+        if Outgoing::new(lane).mode() == Mode::Lane {
+            probe_peer(conn)?;
+        }
+        if lane.has_space() {
+            return Ok(Woken::Look);
+        }
+        let stalled = sys::now_ns() - started >= STUCK_NS && lane.in_flight() >= before;
+        if stalled && may_overflow(conn, &lane) {
+            demote(conn, &Outgoing::new(lane), Reason::LaneStall);
+            conn.note_stall();
+            return Ok(Woken::Look);
+        }
+    }
+}
