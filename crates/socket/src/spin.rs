@@ -16,8 +16,10 @@ const LONGEST_US: u32 = 100;
 const FIRST_US: u32 = 60;
 /// With a spent budget, one wait in this many tries again.
 const PROBE_EVERY: u32 = 16;
-/// A core is given up after so many microseconds of looking.
+/// A core is given up after so many microseconds of looking, where others want it or may want it,
 const BURST_US: u64 = 1;
+/// and after so many where nobody has wanted it for a while: giving it up takes a good part of the shorter time by itself.
+const LONG_BURST_US: u64 = 8;
 /// Looks between two readings of the clock, in a burst that nothing but a message ends.
 const LOOKS: u32 = 4;
 /// A yield longer than this let somebody else run.
@@ -36,14 +38,16 @@ const LOST_SHARE: u64 = 32;
 const REST_NS: u64 = 250;
 /// No sender brings more bytes in a nanosecond.
 const FASTEST: u64 = 16;
-/// A wait of so many bursts is a long one.
-const LONG: u32 = 5;
+/// A wait of so many microseconds is a long one.
+const LONG_US: u64 = 5;
 /// Between two looks it rests no longer, in nanoseconds.
 const LONGEST_REST_NS: u64 = BURST_US * 1000;
 
 thread_local! {
     static BUDGET_US: Cell<u32> = const { Cell::new(FIRST_US) };
     static SKIPPED: Cell<u32> = const { Cell::new(0) };
+    /// How long a burst may be now.
+    static PATIENCE_US: Cell<u64> = const { Cell::new(BURST_US) };
     /// No polling before this moment, in ticks; 0: at once.
     static NOT_BEFORE: Cell<u64> = const { Cell::new(0) };
 }
@@ -56,10 +60,14 @@ pub(crate) struct Spinner {
     looks: u32,
     /// When the core was last given up, in ticks.
     yielded: u64,
+    /// How long it may be kept, in ticks.
+    patience: u64,
     contended: u32,
     always: bool,
-    /// Bursts so far.
-    bursts: u32,
+    /// When the wait is a long one, in ticks; 0: it has been said that it is.
+    long_at: u64,
+    /// When the caller last looked, in ticks.
+    looked: u64,
 }
 
 impl Spinner {
@@ -88,9 +96,11 @@ impl Spinner {
             },
             looks: 0,
             yielded: now,
+            patience: PATIENCE_US.get() * sys::ticks_per_us(),
             contended: 0,
             always: policy::policy().spin == SpinPolicy::Always,
-            bursts: 0,
+            long_at: now + LONG_US * sys::ticks_per_us(),
+            looked: now,
         }
     }
 
@@ -131,9 +141,9 @@ impl Spinner {
     /// Once a wait, when it has lasted: what only the kernel knows is worth a system call, such as that the connection has ended.
     #[inline]
     pub(crate) fn is_long(&mut self) -> bool {
-        let long = self.bursts == LONG;
+        let long = self.long_at != 0 && self.looked >= self.long_at;
         if long {
-            self.bursts += 1;
+            self.long_at = 0;
         }
         long
     }
@@ -146,15 +156,16 @@ impl Spinner {
         }
         self.looks += 1;
         let now = sys::ticks();
-        if now.wrapping_sub(self.yielded) < BURST_US * sys::ticks_per_us() {
+        self.looked = now;
+        if now.wrapping_sub(self.yielded) < self.patience {
             core::hint::spin_loop();
             return true;
         }
         self.pause(now)
     }
 
-    /// Looks until there is something, or until [`again`](Self::again) is to be asked, which gives the core up: a caller may keep what it owns
-    /// meanwhile. Whether there is something; looks once at least.
+    /// Looks for a moment, in which a caller may keep what it owns; then [`again`](Self::again) is to be asked. Whether there is something;
+    /// looks once at least.
     #[inline]
     pub(crate) fn burst(&mut self, there: impl Fn() -> bool) -> bool {
         if there() {
@@ -164,25 +175,34 @@ impl Spinner {
             return false;
         }
         self.looks += 1;
-        let burst = BURST_US * sys::ticks_per_us();
-        loop {
+        let mut now = sys::ticks();
+        let until = (now + BURST_US * sys::ticks_per_us()).min(self.yielded + self.patience);
+        while now < until {
             for _ in 0..LOOKS {
                 core::hint::spin_loop();
                 if there() {
                     return true;
                 }
             }
-            if sys::ticks().wrapping_sub(self.yielded) >= burst {
-                return false;
-            }
+            now = sys::ticks();
         }
+        false
     }
 
     fn pause(&mut self, before: u64) -> bool {
-        self.bursts += 1;
         raw::sched_yield();
         let after = sys::ticks();
         self.yielded = after;
+        let away = after.saturating_sub(before);
+        // Whoever polls on the same core takes as long as a burst at least.
+        let alone = away < BURST_US * sys::ticks_per_us();
+        let patience = if alone {
+            LONG_BURST_US.min(PATIENCE_US.get() * 2)
+        } else {
+            BURST_US
+        };
+        PATIENCE_US.set(patience);
+        self.patience = patience * sys::ticks_per_us();
         if self.always {
             // The whole budget, whoever else wants the core; then a look at what only the kernel knows.
             if after >= self.until {
@@ -190,7 +210,6 @@ impl Spinner {
             }
             return self.until != 0;
         }
-        let away = after.saturating_sub(before);
         if away > LOST_US * sys::ticks_per_us() {
             BUDGET_US.set(0);
             NOT_BEFORE.set(after + away.min(STOPPED_US * sys::ticks_per_us()) * LOST_SHARE);
@@ -217,5 +236,54 @@ impl Spinner {
         if self.looks > 0 {
             BUDGET_US.set((BUDGET_US.get() * 2 + 4).min(LONGEST_US));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_looks_once_when_the_budget_is_spent() {
+        let mut spinner = Spinner::new();
+        spinner.until = 0;
+        for found in [false, true] {
+            let looks = Cell::new(0);
+            let result = spinner.burst(|| {
+                looks.set(looks.get() + 1);
+                found
+            });
+            assert_eq!((result, looks.get()), (found, 1));
+        }
+        assert!(!spinner.again());
+    }
+
+    #[test]
+    fn a_burst_goes_on_until_there_is_something() {
+        let mut spinner = Spinner::new();
+        // However long this thread is kept from running, there are looks before the clock is read.
+        let looks = Cell::new(0);
+        let third = || looks.replace(looks.get() + 1) == 2;
+        spinner.yielded = sys::ticks();
+        spinner.patience = u64::from(u32::MAX);
+        assert!(spinner.burst(third));
+        assert_eq!(looks.get(), 3);
+    }
+
+    #[test]
+    fn a_burst_is_over_when_the_core_is_due() {
+        let mut spinner = Spinner::new();
+        spinner.yielded = sys::ticks() - spinner.patience;
+        assert!(!spinner.burst(|| false));
+        assert!(spinner.looks > 0, "what comes now has been polled for");
+    }
+
+    #[test]
+    fn a_wait_is_long_once() {
+        let mut spinner = Spinner::new();
+        assert!(!spinner.is_long());
+        spinner.looked = spinner.long_at;
+        assert!(spinner.is_long());
+        assert!(!spinner.is_long());
     }
 }
