@@ -85,7 +85,8 @@ impl<'a> Receiver<'a> {
         let head = self.head();
         let want = dest.len().min(self.seen(head).saturating_sub(offset));
         let at = head.wrapping_add(offset as u64);
-        if want <= self.geometry.block_size() - self.geometry.offset_of(at) {
+        // Of nothing there is no block to be asked for, which the sender may be choosing now.
+        if want.wrapping_sub(1) < self.geometry.block_size() - self.geometry.offset_of(at) {
             self.read_block(at, dest.slice(0, want))
         } else {
             self.read_across(at, dest.slice(0, want))

@@ -3,32 +3,31 @@
 //! else there may be to do, and go on where this leaves off.
 
 use crate::conn::{self, Conn};
+use crate::lock::Guard;
 use crate::receive::consume;
 use crate::receive_wait::begin_to_poll;
 use crate::send::{CHECK_US, PLAIN_FLAGS, sent_on_lane};
 use crate::spin::Spinner;
 use crate::vector::is_nowhere;
 use libc::c_int;
-use viaduct_channel::{Dest, Receiver, Source};
+use viaduct_channel::{Dest, Receiver, Source as Bytes};
 use viaduct_control::Reason;
-use viaduct_stream::{Incoming, Mode, Outgoing, Source as From};
+use viaduct_stream::{Incoming, Mode, Outgoing, Source};
 
-/// Flags of receives that change nothing about what is received.
+/// Flags of receives that are heeded here.
 const RECEIVE_FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_WAITALL | libc::MSG_NOSIGNAL;
 
 /// Sends what there is room for. Answers how many bytes; 0: nothing has been done.
 #[inline(never)]
-pub(crate) fn send(conn: &'static Conn, source: Source<'_>, flags: c_int) -> usize {
-    if flags & !PLAIN_FLAGS != 0
-        || source.is_empty()
-        || is_nowhere(source.as_ptr())
-        || conn.flag(conn::SHUT_WRITE | conn::DEAD | conn::PEER_FIN | conn::OUT_WANTED)
-    {
+pub(crate) fn send(conn: &'static Conn, id: u64, bytes: Bytes<'_>, flags: c_int) -> usize {
+    if flags & !PLAIN_FLAGS != 0 || bytes.is_empty() || is_nowhere(bytes.as_ptr()) {
         return 0;
     }
-    let Some(guard) = conn.own_send(conn.id()) else {
+    let Some(guard) = conn.own_send(id) else { return 0 };
+    // Only now: until then another thread may have shut it down.
+    if conn.flag(conn::SHUT_WRITE | conn::DEAD | conn::PEER_FIN | conn::OUT_WANTED) {
         return 0;
-    };
+    }
     let Some(segment) = conn.segment(&guard) else { return 0 };
     let lane = segment.sender(conn.side());
     let out = Outgoing::new(lane);
@@ -36,7 +35,7 @@ pub(crate) fn send(conn: &'static Conn, source: Source<'_>, flags: c_int) -> usi
         && !out.peer_wants_raw()
         && conn.wants_lane()
         && conn.may_go_unchecked(CHECK_US)
-        && let Ok(sent @ 1..) = lane.append(source)
+        && let Ok(sent @ 1..) = lane.append(bytes)
     {
         sent_on_lane(conn, &guard, &lane, sent);
         return sent;
@@ -47,7 +46,13 @@ pub(crate) fn send(conn: &'static Conn, source: Source<'_>, flags: c_int) -> usi
 /// Receives what is there. Answers how many bytes; 0: nothing has been done. A call that waits polls for a moment, and `polling` keeps how it
 /// did.
 #[inline(never)]
-pub(crate) fn receive(conn: &'static Conn, dest: Dest<'_>, flags: c_int, polling: &mut Option<Spinner>) -> usize {
+pub(crate) fn receive(
+    conn: &'static Conn,
+    id: u64,
+    dest: Dest<'_>,
+    flags: c_int,
+    polling: &mut Option<Spinner>,
+) -> usize {
     if flags & !RECEIVE_FLAGS != 0
         || dest.is_empty()
         || is_nowhere(dest.as_mut_ptr())
@@ -56,12 +61,10 @@ pub(crate) fn receive(conn: &'static Conn, dest: Dest<'_>, flags: c_int, polling
     {
         return 0;
     }
-    let Some(guard) = conn.own_receive(conn.id()) else {
-        return 0;
-    };
+    let Some(guard) = conn.own_receive(id) else { return 0 };
     let Some(segment) = conn.segment(&guard) else { return 0 };
     let lane = segment.receiver(conn.side());
-    if guard.searched() || Incoming::new(lane).source() != From::Lane {
+    if guard.searched() || Incoming::new(lane).source() != Source::Lane {
         return 0;
     }
     loop {
@@ -72,8 +75,16 @@ pub(crate) fn receive(conn: &'static Conn, dest: Dest<'_>, flags: c_int, polling
             break;
         }
         let waits = polling.is_none() && flags & libc::MSG_DONTWAIT == 0 && !conn.nonblocking();
-        if readable != 0 || !waits || !poll(conn, lane, polling) {
+        if readable != 0 || !waits || conn.flag(conn::FORKED) {
             return 0;
+        }
+        match poll(conn, &guard, lane, polling) {
+            Some(true) => {}
+            Some(false) => return 0,
+            None => {
+                guard.keep();
+                return 0;
+            }
         }
     }
     let bytes = lane.copy_out(dest, 0);
@@ -82,13 +93,16 @@ pub(crate) fn receive(conn: &'static Conn, dest: Dest<'_>, flags: c_int, polling
     bytes
 }
 
-/// Polls for one burst; whether there are bytes. What comes then is received without another look at whose turn it is.
+/// Polls for one burst. Whether there are bytes, which are then received without another look at whose turn it is; `None` as [`Guard::lend`] has
+/// it.
 #[inline(never)]
-fn poll(conn: &Conn, lane: Receiver<'_>, polling: &mut Option<Spinner>) -> bool {
-    let spinner = polling.insert(begin_to_poll(conn));
-    let found = spinner.burst(|| lane.has_bytes());
-    if found {
-        spinner.paid();
-    }
-    found
+fn poll(conn: &Conn, guard: &Guard<'_>, lane: Receiver<'_>, polling: &mut Option<Spinner>) -> Option<bool> {
+    guard.lend(|| {
+        let spinner = polling.insert(begin_to_poll(conn));
+        let found = spinner.burst(|| lane.has_bytes());
+        if found {
+            spinner.paid();
+        }
+        found
+    })
 }

@@ -379,10 +379,15 @@ pub(crate) fn is_left_to_kernel(conn: &Conn) -> bool {
 
 /// The bell of the set the connection is in, if it is in one.
 pub(crate) fn bell_of(conn: &Conn) -> Option<&'static Bell> {
-    let member = memberships(conn).next();
-    let set = member.map_or_else(|| conn.lone.in_set(), |(_, member)| member.set())?;
+    let its_set = || match memberships(conn).next() {
+        Some((_, member)) => member.set(),
+        None => conn.lone.in_set(),
+    };
+    let set = its_set()?;
     let _owner = set.own()?;
-    set.ensure_bell()
+    // Another thread may have closed it meanwhile, and its place be another's.
+    let still = its_set().is_some_and(|of| core::ptr::eq(of, set));
+    if still { set.ensure_bell() } else { None }
 }
 
 /// The set is waited for in a way that Viaduct cannot look into (through another set, or by poll): its members stay on TCP.

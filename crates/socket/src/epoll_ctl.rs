@@ -41,6 +41,14 @@ pub fn control(asked: Asked, direct: impl Fn() -> i32 + Copy) -> i32 {
     let (Some(set), Some(conn)) = (epoll::set(asked.set), connection(asked)) else {
         return control_foreign(asked, direct);
     };
+    let generation = set.generation.load(Relaxed);
+    let unseen = || {
+        let result = direct();
+        if result == 0 && asked.operation != libc::EPOLL_CTL_DEL {
+            demote::ban(conn, Reason::UnseenWait);
+        }
+        result
+    };
     // It may have become a connection only now.
     if let Some(change) = lone::begin(conn, set, asked.set, asked.fd) {
         return change.make(asked, direct);
@@ -58,12 +66,12 @@ pub fn control(asked: Asked, direct: impl Fn() -> i32 + Copy) -> i32 {
                 Err(Busy::Ours) => {}
             }
         }
-        let result = direct();
-        if result == 0 && asked.operation != libc::EPOLL_CTL_DEL {
-            demote::ban(conn, Reason::UnseenWait);
-        }
-        return result;
+        return unseen();
     };
+    if set.references.load(Relaxed) == 0 || set.generation.load(Relaxed) != generation {
+        // Another thread has closed it meanwhile, and its place may be another's.
+        return unseen();
+    }
     let known = epoll::find(conn, asked.set, asked.fd);
     let kernels = known.is_none_or(|(_, member)| !member.has(EMULATED | PARKED));
     if (!kernels || conn.phase() == Phase::Attached)

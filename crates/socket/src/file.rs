@@ -55,7 +55,7 @@ pub fn send(
             iov_base: buffer.as_mut_ptr().cast(),
             iov_len: read,
         }];
-        let sent = sending::attached(conn, Vector::own(&part), 0, 0, || sys::fail(libc::EAGAIN));
+        let sent = sending::attached(conn, conn.id(), Vector::own(&part), 0, 0, || sys::fail(libc::EAGAIN));
         let Ok(sent) = usize::try_from(sent) else {
             errno = sys::errno();
             break;
@@ -120,7 +120,14 @@ pub fn splice(conn: &'static Conn, output: c_int, len: usize, flags: c_uint) -> 
     let (mut left, mut looks) = (moved, 0);
     while left > 0 && looks < LOOKS {
         let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
-        match usize::try_from(receive::attached(conn, Vector::own(&part(left)), flags, None, none)) {
+        match usize::try_from(receive::attached(
+            conn,
+            conn.id(),
+            Vector::own(&part(left)),
+            flags,
+            None,
+            none,
+        )) {
             Ok(taken @ 1..) => left -= taken.min(left),
             // What comes next is behind a mark that nobody has looked at lately.
             _ => {

@@ -1,13 +1,13 @@
 //! BSD socket semantics over kernel connections and lanes.
 //!
-//! This crate lives in somebody else's process. It prints nothing, starts no thread, holds no lock while waiting, allocates nothing where
+//! This crate lives in somebody else's process. It prints nothing, starts no thread, holds no lock while sleeping, allocates nothing where
 //! bytes move, and does nothing before the first TCP connection, or socket to be one. Where it does not understand, or viaductd is absent, the
 //! kernel connection carries on as always.
 //!
 //! | module | what it knows |
 //! |---|---|
 //! | [`lifecycle`] | descriptors: connect, accept, dup, close, fork, exit; [`successors`]: who else has them; [`lodgers`]: children on the same memory |
-//! | [`send()`], [`receive()`], [`mod@file`] | the stream's bytes; `peek`: unread ones; `demote`: back to TCP |
+//! | [`send()`], [`receive()`], [`mod@file`] | the stream's bytes; `at_once`: what most calls come down to; `peek`: unread ones; `demote`: back to TCP |
 //! | [`epoll`], [`epoll_ctl`], [`epoll_wait`], [`poll`] | readiness; `ready`: how it is computed |
 //! | [`options`], [`signals`], [`cancel`] | calls whose meaning we keep; `wish`: what `viaduct path` asks for |
 //! | [`search`] | direct search: bytes from the middle of a stream |

@@ -55,21 +55,23 @@ pub fn receive(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: im
         return received;
     }
     cancel::point();
+    let id = conn.id();
     let mut polling = None;
     let received = vector
         .only_dest()
-        .map_or(0, |dest| at_once::receive(conn, dest, flags, &mut polling));
+        .map_or(0, |dest| at_once::receive(conn, id, dest, flags, &mut polling));
     if received != 0 {
         return received.cast_signed();
     }
-    attached(conn, vector, flags, polling, direct)
+    attached(conn, id, vector, flags, polling, direct)
 }
 
-/// Receives on a connection that was attached when the call began. No point of cancellation before there is nothing to receive. `polling`: the
+/// Receives on a connection that was attached when the call began, and had this id. No point of cancellation before there is nothing to receive. `polling`: the
 /// call has polled already, and goes on from there.
 #[inline(never)]
 pub(crate) fn attached(
     conn: &'static Conn,
+    id: u64,
     vector: Vector<'_>,
     flags: c_int,
     mut polling: Option<Spinner>,
@@ -101,7 +103,6 @@ pub(crate) fn attached(
         low_water(conn).min(total)
     };
     let peek = flags & libc::MSG_PEEK != 0;
-    let id = conn.id();
     let mut done = 0;
     let mut deadline = None;
     let error = loop {

@@ -42,13 +42,14 @@ pub fn send(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl 
         }
     }
     cancel::point();
+    let id = conn.id();
     let sent = vector
         .only_source()
-        .map_or(0, |source| at_once::send(conn, source, flags));
+        .map_or(0, |bytes| at_once::send(conn, id, bytes, flags));
     if sent != 0 && sent == vector.len() {
         return sent.cast_signed();
     }
-    attached(conn, vector, flags, sent, direct)
+    attached(conn, id, vector, flags, sent, direct)
 }
 
 /// Sends with control messages, which only the kernel understands, and refuses where they mean nothing.
@@ -60,10 +61,11 @@ pub fn send_with_control(conn: &'static Conn, direct: impl FnOnce() -> isize) ->
     }
 }
 
-/// Sends on a connection that was attached when the call began, from `done` on. No point of cancellation before there is no room.
+/// Sends on a connection that was attached when the call began, and had this id, from `done` on. No point of cancellation before there is no room.
 #[inline(never)]
 pub(crate) fn attached(
     conn: &'static Conn,
+    id: u64,
     vector: Vector<'_>,
     flags: c_int,
     mut done: usize,
@@ -80,7 +82,6 @@ pub(crate) fn attached(
         return crate::demote::send_on_tcp(conn, Reason::UrgentData, direct);
     }
     let nonblocking = flags & libc::MSG_DONTWAIT != 0 || conn.nonblocking();
-    let id = conn.id();
     let mut deadline = None;
     let error = loop {
         match attempt(conn, id, vector, done, flags) {

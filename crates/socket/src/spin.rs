@@ -20,8 +20,10 @@ const PROBE_EVERY: u32 = 16;
 const BURST_US: u64 = 1;
 /// and after so many where nobody has wanted it for a while: giving it up takes a good part of the shorter time by itself.
 const LONG_BURST_US: u64 = 8;
-/// Looks between two readings of the clock, in a burst that nothing but a message ends.
+/// Looks between two readings of the clock.
 const LOOKS: u32 = 4;
+/// A caller that keeps what it owns looks for so many microseconds at a time.
+const OWNED_US: u64 = 1;
 /// A yield longer than this let somebody else run.
 const CONTENDED_US: u64 = 2;
 /// So many contended yields in one wait are enough.
@@ -55,8 +57,10 @@ thread_local! {
 /// One wait's polling.
 #[derive(Debug)]
 pub(crate) struct Spinner {
-    /// When the budget is spent, in ticks; 0: it is.
-    until: u64,
+    /// When the wait began, in ticks. What has passed since is asked for by differences: a clock that was set back has gone far on.
+    began: u64,
+    /// How long it may last, in ticks; 0: no longer.
+    budget: u64,
     looks: u32,
     /// When the core was last given up, in ticks.
     yielded: u64,
@@ -64,10 +68,10 @@ pub(crate) struct Spinner {
     patience: u64,
     contended: u32,
     always: bool,
-    /// When the wait is a long one, in ticks; 0: it has been said that it is.
-    long_at: u64,
     /// When the caller last looked, in ticks.
     looked: u64,
+    /// Whether it has been said that the wait is a long one.
+    told: bool,
 }
 
 impl Spinner {
@@ -89,18 +93,15 @@ impl Spinner {
         };
         let now = if budget == 0 { 0 } else { sys::ticks() };
         Self {
-            until: if budget == 0 {
-                0
-            } else {
-                now + u64::from(budget) * sys::ticks_per_us()
-            },
+            began: now,
+            budget: u64::from(budget) * sys::ticks_per_us(),
             looks: 0,
             yielded: now,
-            patience: PATIENCE_US.get() * sys::ticks_per_us(),
+            patience: PATIENCE_US.get().min(budget.max(1).into()) * sys::ticks_per_us(),
             contended: 0,
             always: policy::policy().spin == SpinPolicy::Always,
-            long_at: now + LONG_US * sys::ticks_per_us(),
             looked: now,
+            told: false,
         }
     }
 
@@ -130,9 +131,9 @@ impl Spinner {
     }
 
     fn rest_until(&self, from: u64, ns: u64) {
-        if self.until != 0 {
-            let until = from + ns * sys::ticks_per_us() / 1000;
-            while sys::ticks() < until {
+        if self.budget != 0 {
+            let length = ns * sys::ticks_per_us() / 1000;
+            while sys::ticks().wrapping_sub(from) < length {
                 core::hint::spin_loop();
             }
         }
@@ -141,17 +142,15 @@ impl Spinner {
     /// Once a wait, when it has lasted: what only the kernel knows is worth a system call, such as that the connection has ended.
     #[inline]
     pub(crate) fn is_long(&mut self) -> bool {
-        let long = self.long_at != 0 && self.looked >= self.long_at;
-        if long {
-            self.long_at = 0;
-        }
+        let long = !self.told && self.looked.wrapping_sub(self.began) >= LONG_US * sys::ticks_per_us();
+        self.told |= long;
         long
     }
 
     /// Whether to look again; false: go to sleep.
     #[inline]
     pub(crate) fn again(&mut self) -> bool {
-        if self.until == 0 {
+        if self.budget == 0 {
             return false;
         }
         self.looks += 1;
@@ -171,13 +170,15 @@ impl Spinner {
         if there() {
             return true;
         }
-        if self.until == 0 {
+        if self.budget == 0 {
             return false;
         }
         self.looks += 1;
-        let mut now = sys::ticks();
-        let until = (now + BURST_US * sys::ticks_per_us()).min(self.yielded + self.patience);
-        while now < until {
+        let begun = sys::ticks();
+        let left = self.patience.saturating_sub(begun.wrapping_sub(self.yielded));
+        let length = left.min(OWNED_US * sys::ticks_per_us());
+        let mut now = begun;
+        while now.wrapping_sub(begun) < length {
             for _ in 0..LOOKS {
                 core::hint::spin_loop();
                 if there() {
@@ -205,27 +206,27 @@ impl Spinner {
         self.patience = patience * sys::ticks_per_us();
         if self.always {
             // The whole budget, whoever else wants the core; then a look at what only the kernel knows.
-            if after >= self.until {
-                self.until = 0;
+            if after.wrapping_sub(self.began) >= self.budget {
+                self.budget = 0;
             }
-            return self.until != 0;
+            return self.budget != 0;
         }
         if away > LOST_US * sys::ticks_per_us() {
             BUDGET_US.set(0);
             NOT_BEFORE.set(after + away.min(STOPPED_US * sys::ticks_per_us()) * LOST_SHARE);
-            self.until = 0;
+            self.budget = 0;
             return false;
         }
         if away > CONTENDED_US * sys::ticks_per_us() {
             self.contended += 1;
             // Time in which somebody else ran was not spent polling.
-            self.until += away;
+            self.budget += away;
         }
-        let go_on = after < self.until && self.contended < CONTENDED_MOST;
+        let go_on = after.wrapping_sub(self.began) < self.budget && self.contended < CONTENDED_MOST;
         if !go_on {
             // Where others want the core, polling is worse than useless.
             BUDGET_US.set(BUDGET_US.get() / if self.contended > 0 { 4 } else { 2 });
-            self.until = 0;
+            self.budget = 0;
         }
         go_on
     }
@@ -243,10 +244,21 @@ impl Spinner {
 mod tests {
     use super::*;
 
+    /// One that may poll, whatever the policy.
+    fn spinner() -> Spinner {
+        let now = sys::ticks();
+        Spinner {
+            budget: u64::MAX / 2,
+            yielded: now,
+            began: now,
+            looked: now,
+            ..Spinner::new()
+        }
+    }
+
     #[test]
     fn a_burst_looks_once_when_the_budget_is_spent() {
-        let mut spinner = Spinner::new();
-        spinner.until = 0;
+        let mut spinner = Spinner { budget: 0, ..spinner() };
         for found in [false, true] {
             let looks = Cell::new(0);
             let result = spinner.burst(|| {
@@ -260,30 +272,52 @@ mod tests {
 
     #[test]
     fn a_burst_goes_on_until_there_is_something() {
-        let mut spinner = Spinner::new();
         // However long this thread is kept from running, there are looks before the clock is read.
+        let mut spinner = Spinner {
+            patience: u64::MAX,
+            ..spinner()
+        };
         let looks = Cell::new(0);
-        let third = || looks.replace(looks.get() + 1) == 2;
-        spinner.yielded = sys::ticks();
-        spinner.patience = u64::from(u32::MAX);
-        assert!(spinner.burst(third));
+        assert!(spinner.burst(|| looks.replace(looks.get() + 1) == 2));
         assert_eq!(looks.get(), 3);
     }
 
     #[test]
     fn a_burst_is_over_when_the_core_is_due() {
-        let mut spinner = Spinner::new();
-        spinner.yielded = sys::ticks() - spinner.patience;
+        let mut spinner = spinner();
+        spinner.yielded = sys::ticks().wrapping_sub(spinner.patience);
+        let looks = Cell::new(0);
+        assert!(!spinner.burst(|| {
+            looks.set(looks.get() + 1);
+            false
+        }));
+        assert_eq!(looks.get(), 1);
+    }
+
+    #[test]
+    fn a_burst_ends_although_the_clock_was_set_back() {
+        let mut spinner = spinner();
+        spinner.yielded = sys::ticks() + (1 << 60);
         assert!(!spinner.burst(|| false));
-        assert!(spinner.looks > 0, "what comes now has been polled for");
+        assert!(spinner.again(), "the core is given up");
+        assert!(sys::ticks().wrapping_sub(spinner.yielded) < 1 << 60);
     }
 
     #[test]
     fn a_wait_is_long_once() {
-        let mut spinner = Spinner::new();
+        let mut spinner = spinner();
         assert!(!spinner.is_long());
-        spinner.looked = spinner.long_at;
+        spinner.began = sys::ticks().wrapping_sub(LONG_US * sys::ticks_per_us());
+        assert!(spinner.again());
         assert!(spinner.is_long());
         assert!(!spinner.is_long());
+    }
+
+    #[test]
+    fn a_small_budget_is_not_overdrawn() {
+        BUDGET_US.set(3);
+        PATIENCE_US.set(LONG_BURST_US);
+        let spinner = Spinner::new();
+        assert!(spinner.patience <= 3 * sys::ticks_per_us());
     }
 }

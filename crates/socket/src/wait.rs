@@ -77,6 +77,10 @@ pub(crate) fn sleep(conn: &Conn, bit: u32, events: i16, deadline: Deadline, cap_
             revents: 0,
         },
     ];
+    if entries[0].fd < 0 {
+        // A signal handler closed it within this call.
+        return Woken::Look;
+    }
     let left = deadline.left_ns();
     if left == Some(0) {
         return Woken::TimedOut;

@@ -139,6 +139,89 @@ static void handlers_receive_all_the_time(void)
     handlers_run_all_the_time(send_here_too);
 }
 
+static volatile long handled, by_handlers, refused;
+
+static void receive_here(int number)
+{
+    unsigned char byte;
+    int saved = errno;
+    ssize_t got = recv(s, &byte, 1, 0);
+
+    (void)number;
+    if (got > 0)
+        by_handlers += byte;
+    handled++;
+    refused += got < 0;
+    errno = saved;
+}
+
+/* Handlers interrupt receives of the stream that they receive from themselves, and wait as these do. Those that come while bytes are being
+ * received may be refused, not those that come while others are awaited. */
+static void handlers_receive_the_same(void)
+{
+    struct sigaction action = {.sa_handler = receive_here, .sa_flags = SA_RESTART};
+    struct itimerval often = {{0, 200}, {0, 200}}, never = {{0, 0}, {0, 0}};
+    unsigned char byte = 0;
+    long sum = 0;
+
+    if (is_near) {
+        for (double until = now() + 0.5; now() < until; byte++) {
+            sum += byte;
+            if (!send_all(s, &byte, 1))
+                break;
+            /* Soon enough for a receiver that polls. */
+            for (double next = now() + byte % 4 * 5e-6; now() < next;)
+                ;
+        }
+        tell((int)sum);
+        R(shutdown(s, SHUT_WR));
+        GET(s, 1, 0);
+    } else {
+        sigaction(SIGALRM, &action, NULL);
+        setitimer(ITIMER_REAL, &often, NULL);
+        while (recv(s, &byte, 1, 0) > 0)
+            sum += byte;
+        setitimer(ITIMER_REAL, &never, NULL);
+        alarm(8);
+        say("many refused %d, missing %ld", refused * 4 > handled, (long)ask() - sum - by_handlers);
+        R(close(s));
+    }
+    step();
+}
+
+static void close_other(int number)
+{
+    (void)number;
+    close(other);
+}
+
+/* A handler closes the connection that the call it interrupts waits for. */
+static void handlers_close_under_receives(void)
+{
+    struct sigaction action = {.sa_handler = close_other, .sa_flags = SA_RESTART}, before;
+    struct itimerval soon = {{0, 0}, {0, 0}};
+    int wrong = 0;
+    char byte;
+
+    for (int round = 0; round < 30; round++) {
+        int fd = other = join();
+        if (is_near) {
+            wrong += recv(fd, &byte, 1, 0) != 0;
+            close(fd);
+        } else {
+            sigaction(SIGALRM, &action, &before);
+            soon.it_value.tv_usec = 10 + round * 7;
+            setitimer(ITIMER_REAL, &soon, NULL);
+            wrong += recv(fd, &byte, 1, 0) != -1 || errno != EBADF;
+            sigaction(SIGALRM, &before, NULL);
+            alarm(8);
+        }
+        step();
+    }
+    say("wrong %d", wrong);
+    step();
+}
+
 enum { POOL = 3, CONNECTIONS = 6, ROUNDS = 200 };
 
 static int set;
@@ -239,4 +322,5 @@ static void lookers_come_and_go(void)
 }
 
 MAIN(JOINED(children_come_and_go), JOINED(programs_come_and_go), JOINED(handlers_send_all_the_time),
-     JOINED(handlers_receive_all_the_time), BARE(pool_of_threads), JOINED(lookers_come_and_go))
+     JOINED(handlers_receive_all_the_time), JOINED(handlers_receive_the_same), BARE(handlers_close_under_receives),
+     BARE(pool_of_threads), JOINED(lookers_come_and_go))
