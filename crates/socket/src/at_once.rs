@@ -3,14 +3,13 @@
 //! else there may be to do, and go on where this leaves off.
 
 use crate::conn::{self, Conn};
-use crate::lock::Guard;
 use crate::receive::consume;
 use crate::receive_wait::begin_to_poll;
 use crate::send::{CHECK_US, PLAIN_FLAGS, sent_on_lane};
 use crate::spin::Spinner;
 use crate::vector::is_nowhere;
 use libc::c_int;
-use viaduct_channel::{Dest, Receiver, Source as Bytes};
+use viaduct_channel::{Dest, Source as Bytes};
 use viaduct_control::Reason;
 use viaduct_stream::{Incoming, Mode, Outgoing, Source};
 
@@ -56,53 +55,46 @@ pub(crate) fn receive(
     if flags & !RECEIVE_FLAGS != 0
         || dest.is_empty()
         || is_nowhere(dest.as_mut_ptr())
-        || conn.searched()
         || conn.reason() == Reason::ReceiveLowWater
     {
         return 0;
     }
-    let Some(guard) = conn.own_receive(id) else { return 0 };
-    let Some(segment) = conn.segment(&guard) else { return 0 };
-    let lane = segment.receiver(conn.side());
-    if guard.searched() || Incoming::new(lane).source() != Source::Lane {
-        return 0;
-    }
-    loop {
-        let Ok(readable) = lane.readable_or(dest.len()) else {
-            return 0;
-        };
-        if readable >= dest.len() || readable != 0 && flags & libc::MSG_WAITALL == 0 {
-            break;
-        }
-        let waits = polling.is_none() && flags & libc::MSG_DONTWAIT == 0 && !conn.nonblocking();
-        if readable != 0 || !waits || conn.flag(conn::FORKED) {
-            return 0;
-        }
-        match poll(conn, &guard, lane, polling) {
-            Some(true) => {}
-            Some(false) => return 0,
-            None => {
-                guard.keep();
-                return 0;
+    let waits = flags & libc::MSG_DONTWAIT == 0 && !conn.nonblocking();
+    // Each look is all of a receive: nothing is owned between two, and what the last one finds it has.
+    while !conn.searched() {
+        match look(conn, id, dest, flags) {
+            Some(0) if waits => {}
+            found => {
+                if let Some(spinner) = polling {
+                    spinner.paid();
+                }
+                return found.unwrap_or(0);
             }
         }
+        if !polling.get_or_insert_with(|| begin_to_poll(conn)).glances_again() {
+            break;
+        }
+    }
+    0
+}
+
+/// `None`: another look will not do.
+#[inline(always)]
+fn look(conn: &'static Conn, id: u64, dest: Dest<'_>, flags: c_int) -> Option<usize> {
+    let guard = conn.own_receive(id)?;
+    let lane = conn.segment(&guard)?.receiver(conn.side());
+    if guard.searched() || Incoming::new(lane).source() != Source::Lane {
+        return None;
+    }
+    let readable = lane.readable_or(dest.len()).ok()?;
+    if readable == 0 {
+        return Some(0);
+    }
+    if readable < dest.len() && flags & libc::MSG_WAITALL != 0 {
+        return None;
     }
     let bytes = lane.copy_out(dest, 0);
     conn.received_again();
     consume(conn, &lane, bytes);
-    bytes
-}
-
-/// Polls for one burst. Whether there are bytes, which are then received without another look at whose turn it is; `None` as [`Guard::lend`] has
-/// it.
-#[inline(never)]
-fn poll(conn: &Conn, guard: &Guard<'_>, lane: Receiver<'_>, polling: &mut Option<Spinner>) -> Option<bool> {
-    guard.lend(|| {
-        let spinner = polling.insert(begin_to_poll(conn));
-        let found = spinner.burst(|| lane.has_bytes());
-        if found {
-            spinner.paid();
-        }
-        found
-    })
+    Some(bytes)
 }

@@ -1,7 +1,7 @@
 //! How a process lets go of a connection: descriptor by descriptor, and as one of several processes.
 
 use crate::conn::{Conn, FORKED, LEFT, Phase};
-use crate::lock::{self, Locks};
+use crate::lock::Locks;
 use crate::records::disclaim;
 use crate::{agent, bell, counters, epoll, lone, peer_bells, sys, table, worth};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -79,8 +79,8 @@ impl Conn {
             let receive = used.then(|| self.own_receive(id)).flatten();
             if self.phase() == Phase::Attached {
                 let (Some(_), Some(receive)) = (&send, &receive) else {
-                    // Closed by a signal handler that interrupted a call on this very connection, which was not just looking: that
-                    // call still needs the segment and the record, which are given up.
+                    // Closed by a signal handler that interrupted a call on this very connection: that call still needs the
+                    // segment and the record, which are given up.
                     self.fd.store(-1, Relaxed);
                     counters::close(self);
                     // The call finds out when it owns its direction anew.
@@ -90,12 +90,7 @@ impl Conn {
                 if !stale {
                     crate::marks::settle(self, receive);
                 }
-                if self.locks().is_some_and(|locks| lock::is_lent(&locks.receive)) {
-                    // A call that the handler interrupts looks at it once more.
-                    self.segment.abandon();
-                } else {
-                    self.segment.clear();
-                }
+                self.segment.clear();
                 agent::detached(self.segment_name());
                 peer_bells::release(self.peer_bell());
             }

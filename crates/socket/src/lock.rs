@@ -6,9 +6,7 @@
 //! gives its words up as it jumps, see `crate::jump`. A word held by a thread that no longer exists is taken over: the channel's stores are
 //! ordered so that a user killed midway does no harm.
 //!
-//! No word is held while sleeping. A thread that polls holds one, but lends it, see [`lent`].
-
-mod lent;
+//! No word is held while waiting.
 
 use crate::asleep;
 use crate::jump::Jump;
@@ -58,7 +56,6 @@ pub(crate) struct Own {
     /// How many words it owns or is about to take.
     count: Cell<usize>,
     held: [Held; MOST],
-    lent: lent::Lent,
 }
 
 /// A word, and where on the stack its owner works.
@@ -107,7 +104,6 @@ impl Own {
                     frame: Cell::new(0),
                 }
             }; MOST],
-            lent: lent::Lent::nothing(),
         }
     }
 
@@ -158,22 +154,14 @@ impl Own {
         let (kept, left) = held.split_at(kept);
         for word in left.iter().filter_map(|held| held.word.get()) {
             // A handler may have been about to ask for a word that the thread has owned since before.
-            let owned_before = |(place, held): (usize, &Held)| {
-                held.word.get().is_some_and(|kept| core::ptr::eq(kept, word)) && !self.lent.is_taken(place)
-            };
+            let owned_before = |held: &Held| held.word.get().is_some_and(|kept| core::ptr::eq(kept, word));
             let seen = word.load(Relaxed);
-            if seen & !SEARCHED == self.name.get() && !kept.iter().enumerate().any(owned_before) {
+            if seen & !SEARCHED == self.name.get() && !kept.iter().any(owned_before) {
                 word.store(seen & SEARCHED, Release);
             }
         }
-        self.lent.cut(kept.len());
         self.strike_off(kept.len());
     }
-}
-
-/// Whether a call of the calling thread that a handler has interrupted looks at what the word stands for.
-pub(crate) fn is_lent(word: &AtomicU32) -> bool {
-    thread::this().locks.has_lent(word)
 }
 
 /// The calling thread is about to jump: what it owns in functions that it leaves is free for others.
@@ -186,10 +174,7 @@ pub(crate) fn jumping(jump: &Jump) {
 
 /// In a forked child: the thread has another number now.
 pub(crate) fn after_fork() {
-    let own = &thread::this().locks;
-    own.name.set(0);
-    // What the thread looks with is the parent's.
-    own.lent.take_all();
+    thread::this().locks.name.set(0);
     REGION.store(core::ptr::null_mut(), Relaxed);
     TURNS.end(false);
 }
@@ -222,7 +207,7 @@ impl Guard<'_> {
         self.word.store(self.owned, Release);
     }
 
-    /// Leaves the word as it is: owned, for others to give up after a fork, or no longer this guard's.
+    /// Keeps the word owned, for others to give up: through a fork.
     pub(crate) fn keep(self) {
         self.own.strike_off(self.before);
         core::mem::forget(self);
@@ -241,7 +226,7 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// Takes a word; `None` if this very thread holds it already and has not lent it.
+/// Takes a word; `None` if this very thread holds it already.
 #[inline]
 pub(crate) fn acquire(word: &'static AtomicU32) -> Option<Guard<'static>> {
     acquire_idle(word, 0).or_else(|| acquire_contended(word))
@@ -320,11 +305,7 @@ fn acquire_contended(word: &'static AtomicU32) -> Option<Guard<'static>> {
         let seen = word.load(Relaxed);
         let (owner, idle) = (seen & !SEARCHED, seen & SEARCHED);
         if owner == name {
-            match own.borrow(word, seen) {
-                // A handler that interrupts this one may have had it meanwhile, and given it up.
-                None if word.load(Relaxed) != seen => continue,
-                borrowed => return borrowed,
-            }
+            return None;
         }
         // At once if it was a thread of this number.
         let ask = rounds % 1024 == 1023 || owner & NUMBER == name & NUMBER;

@@ -93,7 +93,7 @@ pub(crate) fn attached(
         match total {
             0 if conn.phase() != Phase::Attached => return direct(),
             0 => {}
-            _ => return search::receive_in_order(conn, vector, flags),
+            _ => return search::receive_in_order(conn, id, vector, flags),
         }
     }
     let nonblocking = flags & libc::MSG_DONTWAIT != 0 || conn.nonblocking();
@@ -118,7 +118,7 @@ pub(crate) fn attached(
             _ => attempt(conn, id, vector, if peek { 0 } else { done }, flags, nonblocking),
         };
         match found {
-            Err(SEARCHED) if done == 0 => return search::receive_in_order(conn, vector, flags),
+            Err(SEARCHED) if done == 0 => return search::receive_in_order(conn, id, vector, flags),
             Err(SEARCHED) => break libc::EAGAIN,
             Ok(Found::Bytes(bytes)) => {
                 done = if peek { bytes } else { done + bytes };
@@ -207,7 +207,11 @@ fn attempt(
     nonblocking: bool,
 ) -> Result<Found, Errno> {
     let Some(guard) = conn.own_receive(id) else {
-        return Err(if conn.id() == id { libc::EAGAIN } else { libc::EBADF });
+        return Err(if id != 0 && conn.id() == id {
+            libc::EAGAIN
+        } else {
+            libc::EBADF
+        });
     };
     if guard.searched() {
         return Err(SEARCHED);

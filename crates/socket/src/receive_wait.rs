@@ -1,6 +1,6 @@
 //! Waiting until there is something to receive: by polling first, by sleeping then.
 
-use crate::conn::{Conn, FORKED};
+use crate::conn::Conn;
 use crate::marks::{Marks, look_past_bells};
 use crate::spin::Spinner;
 use crate::sys::{Errno, raw};
@@ -21,7 +21,7 @@ pub(crate) fn begin_to_poll(conn: &Conn) -> Spinner {
     spinner
 }
 
-/// Waits until a receive may find something, and polls first, perhaps as it has begun to. Nothing is owned while sleeping.
+/// Waits until a receive may find something, and polls first, perhaps as it has begun to. Nothing is owned while waiting.
 pub(crate) fn wait_for_bytes(
     conn: &'static Conn,
     id: u64,
@@ -29,9 +29,7 @@ pub(crate) fn wait_for_bytes(
     polling: Option<Spinner>,
 ) -> Result<Woken, Errno> {
     let mut spinner = polling.unwrap_or_else(|| begin_to_poll(conn));
-    // Polling: bursts that own the direction, so that close() cannot take the lane away underneath. Where processes share it, one that
-    // is stopped would keep it from the others: there, short looks.
-    let shared = conn.flag(FORKED);
+    // Polling: short looks that own the direction, so that close() cannot take the lane away underneath.
     loop {
         {
             let Some(guard) = conn.own_receive(id) else {
@@ -44,21 +42,9 @@ pub(crate) fn wait_for_bytes(
             if Incoming::new(lane).source() != Source::Lane {
                 break;
             }
-            let found = if shared {
-                Some(lane.has_bytes())
-            } else {
-                guard.lend(|| spinner.burst(|| lane.has_bytes()))
-            };
-            match found {
-                Some(false) => {}
-                Some(true) => {
-                    spinner.paid();
-                    return Ok(Woken::Look);
-                }
-                None => {
-                    guard.keep();
-                    return Ok(Woken::Look);
-                }
+            if lane.has_bytes() {
+                spinner.paid();
+                return Ok(Woken::Look);
             }
         }
         if !spinner.again() {

@@ -126,7 +126,11 @@ pub(crate) fn attached(
 #[inline]
 fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) -> Result<usize, Errno> {
     let Some(send) = conn.own_send(id) else {
-        return Err(if conn.id() == id { libc::EAGAIN } else { libc::EBADF });
+        return Err(if id != 0 && conn.id() == id {
+            libc::EAGAIN
+        } else {
+            libc::EBADF
+        });
     };
     let mut moves = 0;
     for _ in 0..ROUNDS {

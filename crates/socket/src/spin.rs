@@ -20,10 +20,8 @@ const PROBE_EVERY: u32 = 16;
 const BURST_US: u64 = 1;
 /// and after so many where nobody has wanted it for a while: giving it up takes a good part of the shorter time by itself.
 const LONG_BURST_US: u64 = 8;
-/// Looks between two readings of the clock.
+/// Glances from one reading of the clock to the next.
 const LOOKS: u32 = 4;
-/// A caller that keeps what it owns looks for so many microseconds at a time.
-const OWNED_US: u64 = 1;
 /// A yield longer than this let somebody else run.
 const CONTENDED_US: u64 = 2;
 /// So many contended yields in one wait are enough.
@@ -163,31 +161,15 @@ impl Spinner {
         self.pause(now)
     }
 
-    /// Looks for a moment, in which a caller may keep what it owns; then [`again`](Self::again) is to be asked. Whether there is something;
-    /// looks once at least.
+    /// Whether to look again at once, without any more trouble; else [`again`](Self::again) is to be asked.
     #[inline]
-    pub(crate) fn burst(&mut self, there: impl Fn() -> bool) -> bool {
-        if there() {
-            return true;
-        }
+    pub(crate) fn glances_again(&mut self) -> bool {
         if self.budget == 0 {
             return false;
         }
-        self.looks += 1;
-        let begun = sys::ticks();
-        let left = self.patience.saturating_sub(begun.wrapping_sub(self.yielded));
-        let length = left.min(OWNED_US * sys::ticks_per_us());
-        let mut now = begun;
-        while now.wrapping_sub(begun) < length {
-            for _ in 0..LOOKS {
-                core::hint::spin_loop();
-                if there() {
-                    return true;
-                }
-            }
-            now = sys::ticks();
-        }
-        false
+        self.looks = self.looks.wrapping_add(1);
+        core::hint::spin_loop();
+        !self.looks.is_multiple_of(LOOKS) || sys::ticks().wrapping_sub(self.yielded) < self.patience
     }
 
     fn pause(&mut self, before: u64) -> bool {
@@ -203,7 +185,8 @@ impl Spinner {
             BURST_US
         };
         PATIENCE_US.set(patience);
-        self.patience = patience * sys::ticks_per_us();
+        let left = self.budget.saturating_sub(after.wrapping_sub(self.began));
+        self.patience = (patience * sys::ticks_per_us()).min(left);
         if self.always {
             // The whole budget, whoever else wants the core; then a look at what only the kernel knows.
             if after.wrapping_sub(self.began) >= self.budget {
@@ -249,6 +232,7 @@ mod tests {
         let now = sys::ticks();
         Spinner {
             budget: u64::MAX / 2,
+            always: true,
             yielded: now,
             began: now,
             looked: now,
@@ -257,49 +241,31 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_looks_once_when_the_budget_is_spent() {
+    fn nobody_glances_without_a_budget() {
         let mut spinner = Spinner { budget: 0, ..spinner() };
-        for found in [false, true] {
-            let looks = Cell::new(0);
-            let result = spinner.burst(|| {
-                looks.set(looks.get() + 1);
-                found
-            });
-            assert_eq!((result, looks.get()), (found, 1));
-        }
+        assert!(!spinner.glances_again());
         assert!(!spinner.again());
     }
 
     #[test]
-    fn a_burst_goes_on_until_there_is_something() {
-        // However long this thread is kept from running, there are looks before the clock is read.
+    fn the_clock_is_read_with_some_glances_only() {
         let mut spinner = Spinner {
-            patience: u64::MAX,
+            patience: 0,
             ..spinner()
         };
-        let looks = Cell::new(0);
-        assert!(spinner.burst(|| looks.replace(looks.get() + 1) == 2));
-        assert_eq!(looks.get(), 3);
+        for _ in 0..3 {
+            let glances = core::iter::from_fn(|| spinner.glances_again().then_some(())).count();
+            assert_eq!(glances, LOOKS as usize - 1);
+        }
     }
 
     #[test]
-    fn a_burst_is_over_when_the_core_is_due() {
-        let mut spinner = spinner();
-        spinner.yielded = sys::ticks().wrapping_sub(spinner.patience);
-        let looks = Cell::new(0);
-        assert!(!spinner.burst(|| {
-            looks.set(looks.get() + 1);
-            false
-        }));
-        assert_eq!(looks.get(), 1);
-    }
-
-    #[test]
-    fn a_burst_ends_although_the_clock_was_set_back() {
+    fn the_core_is_given_up_although_the_clock_was_set_back() {
         let mut spinner = spinner();
         spinner.yielded = sys::ticks() + (1 << 60);
-        assert!(!spinner.burst(|| false));
-        assert!(spinner.again(), "the core is given up");
+        let glances = core::iter::from_fn(|| spinner.glances_again().then_some(())).count();
+        assert!(glances < LOOKS as usize);
+        assert!(spinner.again());
         assert!(sys::ticks().wrapping_sub(spinner.yielded) < 1 << 60);
     }
 

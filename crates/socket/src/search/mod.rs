@@ -188,7 +188,7 @@ struct Recorded {
 
 impl Recorded {
     fn own(&self) -> Result<Guard<'static>, Errno> {
-        let error = if self.conn.id() == self.id {
+        let error = if self.id != 0 && self.conn.id() == self.id {
             libc::EAGAIN
         } else {
             libc::EBADF
@@ -345,8 +345,8 @@ pub(crate) fn attached(conn: &Conn) {
 }
 
 /// The program receives in order on a connection that has been searched.
-pub(crate) fn receive_in_order(conn: &'static Conn, vector: Vector<'_>, flags: c_int) -> isize {
-    let end = Recorded { conn, id: conn.id() };
+pub(crate) fn receive_in_order(conn: &'static Conn, id: u64, vector: Vector<'_>, flags: c_int) -> isize {
+    let end = Recorded { conn, id };
     match end.take_simply(vector, flags, 0) {
         Some(bytes) => bytes.cast_signed(),
         None => answer(&end, vector, flags, 0),

@@ -162,11 +162,6 @@ impl SegmentCell {
         self.full.store(true, core::sync::atomic::Ordering::Release);
     }
 
-    /// Takes the segment out and leaves it mapped for ever. The caller owns both directions.
-    pub(crate) fn abandon(&self) {
-        self.full.store(false, core::sync::atomic::Ordering::Release);
-    }
-
     /// Unmaps the segment. The caller owns both directions.
     pub(crate) fn clear(&self) {
         if self.full.swap(false, core::sync::atomic::Ordering::AcqRel) {
