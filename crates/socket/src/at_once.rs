@@ -64,12 +64,13 @@ pub(crate) fn receive(
     while !conn.searched() {
         match look(conn, id, dest, flags) {
             Some(0) if waits => {}
-            found => {
+            Some(bytes) => {
                 if let Some(spinner) = polling {
                     spinner.paid();
                 }
-                return found.unwrap_or(0);
+                return bytes;
             }
+            None => break,
         }
         if !polling.get_or_insert_with(|| begin_to_poll(conn)).glances_again() {
             break;
