@@ -48,11 +48,9 @@ impl<'a> Vector<'a> {
     /// of any address that is not mapped; of the others we learn by touching them.
     #[inline]
     pub(crate) fn is_nowhere(&self) -> bool {
-        let nowhere = |part: &iovec| is_nowhere(part.iov_base) && part.iov_len > 0;
-        if let [only] = self.parts {
-            return nowhere(only);
-        }
-        self.parts.iter().any(nowhere)
+        self.parts
+            .iter()
+            .any(|part| is_nowhere(part.iov_base) && part.iov_len > 0)
     }
 
     /// Whether there is no byte.
