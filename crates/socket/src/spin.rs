@@ -1,6 +1,6 @@
 //! How long a waiter polls before it sleeps.
 //!
-//! A thread keeps a budget that grows when polling paid off and shrinks when it did not. Between short bursts it gives the core up:
+//! A thread keeps a budget that grows when polling paid off and shrinks when it did not more often than it did. Between short bursts it gives the core up:
 //! where both ends were put on one core, that is what lets the peer run at all. A yield that took long let somebody else run;
 //! when that happens again and again without anything arriving, there are more runnable threads than cores and the waiter sleeps. One that took
 //! as long as a turn of a busy program ends polling for a while.
@@ -12,8 +12,9 @@ use viaduct_control::policy::SpinPolicy;
 
 /// The budget never exceeds this many microseconds.
 const LONGEST_US: u32 = 100;
-/// A fresh thread starts with this many.
-const FIRST_US: u32 = 60;
+/// So many waits that polling did not end shrink nothing if as many were ended by it before: a budget that is less than what most waits
+/// take is worth nothing.
+const FORGIVEN_MOST: u32 = 4;
 /// With a spent budget, one wait in this many tries again.
 const PROBE_EVERY: u32 = 16;
 /// A core is given up after so many microseconds of looking, where others want it or may want it,
@@ -44,8 +45,9 @@ const LONG_US: u64 = 5;
 const LONGEST_REST_NS: u64 = BURST_US * 1000;
 
 thread_local! {
-    static BUDGET_US: Cell<u32> = const { Cell::new(FIRST_US) };
+    static BUDGET_US: Cell<u32> = const { Cell::new(LONGEST_US) };
     static SKIPPED: Cell<u32> = const { Cell::new(0) };
+    static FORGIVEN: Cell<u32> = const { Cell::new(0) };
     /// How long a burst may be now.
     static PATIENCE_US: Cell<u64> = const { Cell::new(BURST_US) };
     /// No polling before this moment, in ticks; 0: at once.
@@ -84,7 +86,7 @@ impl Spinner {
                 0 => {
                     let skipped = SKIPPED.get() + 1;
                     SKIPPED.set(if skipped < PROBE_EVERY { skipped } else { 0 });
-                    if skipped < PROBE_EVERY { 0 } else { FIRST_US }
+                    if skipped < PROBE_EVERY { 0 } else { LONGEST_US }
                 }
                 budget => budget,
             },
@@ -203,22 +205,41 @@ impl Spinner {
         if away > CONTENDED_US * sys::ticks_per_us() {
             self.contended += 1;
             // Time in which somebody else ran was not spent polling.
-            self.budget += away;
+            self.began = self.began.wrapping_add(away);
         }
         let go_on = after.wrapping_sub(self.began) < self.budget && self.contended < CONTENDED_MOST;
         if !go_on {
-            // Where others want the core, polling is worse than useless.
-            BUDGET_US.set(BUDGET_US.get() / if self.contended > 0 { 4 } else { 2 });
+            self.failed();
             self.budget = 0;
         }
         go_on
     }
 
+    fn failed(&self) {
+        let forgiven = FORGIVEN.get();
+        if self.contended > 0 {
+            // Where others want the core, polling is worse than useless.
+            BUDGET_US.set(BUDGET_US.get() / 4);
+        } else if forgiven > 0 {
+            FORGIVEN.set(forgiven - 1);
+        } else {
+            BUDGET_US.set(BUDGET_US.get() / 2);
+        }
+    }
+
     /// Polling paid off.
     #[inline]
     pub(crate) fn paid(&self) {
-        if self.looks > 0 {
-            BUDGET_US.set((BUDGET_US.get() * 2 + 4).min(LONGEST_US));
+        if self.looks == 0 {
+            return;
+        }
+        FORGIVEN.set(FORGIVEN_MOST.min(FORGIVEN.get() + 1));
+        let budget = BUDGET_US.get();
+        if budget < LONGEST_US {
+            // Waits like this one are to be within the budget, however little it has become.
+            let took = sys::ticks().wrapping_sub(self.began) / sys::ticks_per_us();
+            let took = u32::try_from(took).map_or(LONGEST_US, |took| took.min(LONGEST_US));
+            BUDGET_US.set((budget * 2 + 4).max(took * 2).min(LONGEST_US));
         }
     }
 }
@@ -277,6 +298,18 @@ mod tests {
         assert!(spinner.again());
         assert!(spinner.is_long());
         assert!(!spinner.is_long());
+    }
+
+    #[test]
+    fn waits_that_paid_are_within_the_budget_again() {
+        BUDGET_US.set(0);
+        let spinner = Spinner {
+            looks: 1,
+            began: sys::ticks().wrapping_sub(30 * sys::ticks_per_us()),
+            ..spinner()
+        };
+        spinner.paid();
+        assert!(BUDGET_US.get() >= 60);
     }
 
     #[test]
