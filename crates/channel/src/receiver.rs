@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use crate::buffer::Dest;
 use crate::geometry::Geometry;
 use crate::layout::{LATER, LOGICAL, Lane, WORDS};
-use crate::sync::{AtomicU64, Pool, fence};
+use crate::sync::{AtomicU64, Pool, fence, store_and_fence};
 use crate::violation::Violation;
 
 /// The receiving side of a lane. One user at a time, but for [`has_bytes`](Self::has_bytes),
@@ -250,9 +250,8 @@ impl<'a> Receiver<'a> {
     #[inline]
     #[must_use = "bits taken must be answered with a bell"]
     pub fn take_credit_wait(&self) -> u32 {
-        // Pairs with the fence in `Sender::arm_credit`: either the sender's second look
-        // finds the blocks given before this fence, or the load below finds its bits.
-        fence(SeqCst);
+        // The fence of `give` pairs with that in `Sender::arm_credit`: either the sender's second
+        // look finds the blocks given before it, or the load below finds its bits.
         let wait = &self.lane.sender.credit_wait;
         match wait.load(Relaxed) {
             0 => 0,
@@ -330,8 +329,9 @@ impl<'a> Receiver<'a> {
     #[inline]
     fn give(&self, given: u64) {
         // Pairs with the acquire load in `Sender::pending`: the bytes of blocks given
-        // back have been read.
-        self.lane.receiver_own.credit_tail.store(given, Release);
+        // back have been read. And with the fence in `Sender::arm_credit`, before the load in
+        // `take_credit_wait`.
+        store_and_fence(&self.lane.receiver_own.credit_tail, given);
     }
 }
 

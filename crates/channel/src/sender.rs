@@ -9,6 +9,12 @@ use crate::segment::Segment;
 use crate::sync::{AtomicU64, Pool, fence, store_and_fence};
 use crate::violation::Violation;
 
+/// What is more than so many blocks is published before all of it has been copied.
+#[cfg(not(any(test, loom)))]
+const PIECE_BLOCKS: usize = 16;
+#[cfg(any(test, loom))]
+const PIECE_BLOCKS: usize = 3;
+
 /// The sending side of a lane. One user at a time, but for [`tail`](Self::tail),
 /// [`in_flight`](Self::in_flight), the bits and the words, which anyone may look at, and
 /// [`space`](Self::space), which to others is a hint.
@@ -35,11 +41,13 @@ impl<'a> Sender<'a> {
         }
     }
 
-    /// Appends bytes and publishes them. Returns how many went in: fewer than offered
+    /// Appends bytes and publishes them, many of them piece by piece, so that the receiver
+    /// begins while this side still copies. Returns how many went in: fewer than offered
     /// when the lane became full, 0 when it was.
     ///
     /// # Errors
-    /// [`Violation`] when the peer's words make no sense; nothing is published then.
+    /// [`Violation`] when the peer's words make no sense. Of what was offered nothing is
+    /// published then but pieces from before that was found out.
     #[inline(always)]
     pub fn append(&self, source: Source<'_>) -> Result<usize, Violation> {
         let tail = self.tail();
@@ -50,11 +58,11 @@ impl<'a> Sender<'a> {
         Ok(done)
     }
 
-    /// Appends several pieces and publishes them together. Returns how many bytes went
-    /// in; once one piece does not fit whole, later ones are left out.
+    /// The same with several sources, which are published together unless they are long.
+    /// Once one does not fit whole, later ones are left out.
     ///
     /// # Errors
-    /// [`Violation`] when the peer's words make no sense; nothing is published then.
+    /// As [`append`](Self::append).
     #[inline]
     pub fn append_many<'s>(&self, sources: impl IntoIterator<Item = Source<'s>>) -> Result<usize, Violation> {
         let tail = self.tail();
@@ -170,7 +178,7 @@ impl<'a> Sender<'a> {
     /// afterwards.
     pub fn arm_credit(&self, bits: u32) {
         self.lane.sender.credit_wait.fetch_or(bits, AcqRel);
-        // Pairs with the fence in `Receiver::take_credit_wait`.
+        // Pairs with the fence in `Receiver::give`.
         fence(SeqCst);
     }
 
@@ -205,8 +213,8 @@ impl<'a> Sender<'a> {
         store_and_fence(&self.lane.sender.tail, tail);
     }
 
-    /// Writes bytes from stream position `at` on without publishing them. Returns how
-    /// many found room.
+    /// Writes bytes from stream position `at` on and publishes only whole pieces. Returns how
+    /// many bytes found room.
     #[inline(always)]
     fn write(&self, at: u64, source: Source<'_>) -> Result<usize, Violation> {
         let offset = self.geometry.offset_of(at);
@@ -221,6 +229,7 @@ impl<'a> Sender<'a> {
     /// The same where blocks end and begin.
     #[inline(never)]
     fn write_across(&self, mut at: u64, source: Source<'_>) -> Result<usize, Violation> {
+        let piece = (PIECE_BLOCKS as u64) << self.geometry.block_shift();
         let mut done = 0;
         while done < source.len() {
             let rest = source.slice(done, usize::MAX);
@@ -238,6 +247,9 @@ impl<'a> Sender<'a> {
             let n = self.pool.write(block.into(), offset, rest);
             done += n;
             at = at.wrapping_add(n as u64);
+            if at.wrapping_sub(self.tail()) >= piece {
+                self.publish(at);
+            }
         }
         Ok(done)
     }
