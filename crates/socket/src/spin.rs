@@ -17,7 +17,7 @@ const LONGEST_US: u32 = 100;
 const FORGIVEN_MOST: u32 = 4;
 /// With a spent budget, one wait in this many tries again.
 const PROBE_EVERY: u32 = 16;
-/// A core is given up after so many microseconds of looking, where others want it or may want it,
+/// A core that nobody wanted when it was last given up is given up after so many microseconds of looking,
 const BURST_US: u64 = 1;
 /// and after so many where nobody has wanted it for a while: giving it up takes a good part of the shorter time by itself.
 const LONG_BURST_US: u64 = 8;
@@ -176,17 +176,27 @@ impl Spinner {
 
     fn pause(&mut self, before: u64) -> bool {
         raw::sched_yield();
-        let after = sys::ticks();
+        self.come_back(before, sys::ticks())
+    }
+
+    /// The core was given up from `before` to `after`, in ticks.
+    fn come_back(&mut self, before: u64, after: u64) -> bool {
         self.yielded = after;
+        self.looked = after;
         let away = after.saturating_sub(before);
-        // Whoever polls on the same core takes as long as a burst at least.
-        let alone = away < BURST_US * sys::ticks_per_us();
-        let patience = if alone {
-            LONG_BURST_US.min(PATIENCE_US.get() * 2)
+        // Whoever polls on the same core has used all that was left to it: what is waited for comes from there, most likely.
+        let contended = away > CONTENDED_US * sys::ticks_per_us();
+        let patience = if contended {
+            0
         } else {
-            BURST_US
+            (PATIENCE_US.get() * 2).clamp(BURST_US, LONG_BURST_US)
         };
         PATIENCE_US.set(patience);
+        if contended && !self.always {
+            self.contended += 1;
+            // Time in which somebody else ran was not spent polling.
+            self.began = self.began.wrapping_add(away);
+        }
         let left = self.budget.saturating_sub(after.wrapping_sub(self.began));
         self.patience = (patience * sys::ticks_per_us()).min(left);
         if self.always {
@@ -201,11 +211,6 @@ impl Spinner {
             NOT_BEFORE.set(after + away.min(STOPPED_US * sys::ticks_per_us()) * LOST_SHARE);
             self.budget = 0;
             return false;
-        }
-        if away > CONTENDED_US * sys::ticks_per_us() {
-            self.contended += 1;
-            // Time in which somebody else ran was not spent polling.
-            self.began = self.began.wrapping_add(away);
         }
         let go_on = after.wrapping_sub(self.began) < self.budget && self.contended < CONTENDED_MOST;
         if !go_on {
@@ -298,6 +303,19 @@ mod tests {
         assert!(spinner.again());
         assert!(spinner.is_long());
         assert!(!spinner.is_long());
+    }
+
+    #[test]
+    fn time_in_which_others_ran_makes_no_wait_long() {
+        let mut spinner = Spinner {
+            always: false,
+            ..spinner()
+        };
+        let now = sys::ticks();
+        assert!(spinner.come_back(now, now + 2 * LONG_US * sys::ticks_per_us()));
+        assert!(!spinner.is_long());
+        spinner.paid();
+        assert_eq!(FORGIVEN.get(), 0, "nothing was looked for");
     }
 
     #[test]
