@@ -165,7 +165,9 @@ impl<'a> Receiver<'a> {
                 given = self.prepare(given, logical);
             }
         }
-        self.give(given);
+        if given != before {
+            self.give(given);
+        }
         narrow(given.wrapping_sub(before))
     }
 
@@ -209,7 +211,7 @@ impl<'a> Receiver<'a> {
             // Whoever waits for more is woken too, and looks again.
             wait.fetch_and(!LATER, AcqRel);
         }
-        // Pairs with the fence in `Sender::take_wait`: either the sender finds these bits,
+        // Pairs with the fence in `Sender::publish`: either the sender finds these bits,
         // or the look at the tail after this fence finds what the sender published.
         fence(SeqCst);
     }

@@ -9,12 +9,6 @@ use crate::segment::Segment;
 use crate::sync::{AtomicU64, Pool, fence, store_and_fence};
 use crate::violation::Violation;
 
-/// What is more than so many blocks is published before all of it has been copied.
-#[cfg(not(any(test, loom)))]
-const PIECE_BLOCKS: usize = 16;
-#[cfg(any(test, loom))]
-const PIECE_BLOCKS: usize = 3;
-
 /// The sending side of a lane. One user at a time, but for [`tail`](Self::tail),
 /// [`in_flight`](Self::in_flight), the bits and the words, which anyone may look at, and
 /// [`space`](Self::space), which to others is a hint.
@@ -41,13 +35,11 @@ impl<'a> Sender<'a> {
         }
     }
 
-    /// Appends bytes and publishes them, many of them piece by piece, so that the receiver
-    /// begins while this side still copies. Returns how many went in: fewer than offered
+    /// Appends bytes and publishes them. Returns how many went in: fewer than offered
     /// when the lane became full, 0 when it was.
     ///
     /// # Errors
-    /// [`Violation`] when the peer's words make no sense. Of what was offered nothing is
-    /// published then but pieces from before that was found out.
+    /// [`Violation`] when the peer's words make no sense; nothing is published then.
     #[inline(always)]
     pub fn append(&self, source: Source<'_>) -> Result<usize, Violation> {
         let tail = self.tail();
@@ -58,11 +50,11 @@ impl<'a> Sender<'a> {
         Ok(done)
     }
 
-    /// The same with several sources, which are published together unless they are long.
-    /// Once one does not fit whole, later ones are left out.
+    /// Appends several pieces and publishes them together. Returns how many bytes went
+    /// in; once one piece does not fit whole, later ones are left out.
     ///
     /// # Errors
-    /// As [`append`](Self::append).
+    /// [`Violation`] when the peer's words make no sense; nothing is published then.
     #[inline]
     pub fn append_many<'s>(&self, sources: impl IntoIterator<Item = Source<'s>>) -> Result<usize, Violation> {
         let tail = self.tail();
@@ -213,8 +205,8 @@ impl<'a> Sender<'a> {
         store_and_fence(&self.lane.sender.tail, tail);
     }
 
-    /// Writes bytes from stream position `at` on and publishes only whole pieces. Returns how
-    /// many bytes found room.
+    /// Writes bytes from stream position `at` on without publishing them. Returns how
+    /// many found room.
     #[inline(always)]
     fn write(&self, at: u64, source: Source<'_>) -> Result<usize, Violation> {
         let offset = self.geometry.offset_of(at);
@@ -229,7 +221,6 @@ impl<'a> Sender<'a> {
     /// The same where blocks end and begin.
     #[inline(never)]
     fn write_across(&self, mut at: u64, source: Source<'_>) -> Result<usize, Violation> {
-        let piece = (PIECE_BLOCKS as u64) << self.geometry.block_shift();
         let mut done = 0;
         while done < source.len() {
             let rest = source.slice(done, usize::MAX);
@@ -247,9 +238,6 @@ impl<'a> Sender<'a> {
             let n = self.pool.write(block.into(), offset, rest);
             done += n;
             at = at.wrapping_add(n as u64);
-            if at.wrapping_sub(self.tail()) >= piece {
-                self.publish(at);
-            }
         }
         Ok(done)
     }

@@ -5,7 +5,7 @@
 use crate::conn::{self, Conn};
 use crate::receive::consume;
 use crate::receive_wait::begin_to_poll;
-use crate::send::{CHECK_US, PLAIN_FLAGS, sent_on_lane};
+use crate::send::{CHECK_US, PIECE, PLAIN_FLAGS, sent_on_lane};
 use crate::spin::Spinner;
 use crate::vector::is_nowhere;
 use libc::c_int;
@@ -19,7 +19,8 @@ const RECEIVE_FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_WAITALL | libc::MSG_
 /// Sends what there is room for. Answers how many bytes; 0: nothing has been done.
 #[inline(never)]
 pub(crate) fn send(conn: &'static Conn, id: u64, bytes: Bytes<'_>, flags: c_int) -> usize {
-    if flags & !PLAIN_FLAGS != 0 || bytes.is_empty() || is_nowhere(bytes.as_ptr()) {
+    let len = bytes.len();
+    if flags & !PLAIN_FLAGS != 0 || len == 0 || len > PIECE || is_nowhere(bytes.as_ptr()) {
         return 0;
     }
     let Some(guard) = conn.own_send(id) else { return 0 };

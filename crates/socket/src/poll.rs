@@ -129,18 +129,17 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
                 at_once(entries, shadow, how.mask)
             };
         }
-        if !spinner.again() {
+        // Each time that the core has been given up there is a look before it is again.
+        let mut stirred = false;
+        while !stirred && spinner.again() {
+            stirred = entries
+                .iter()
+                .any(|entry| attached(entry.fd).is_some_and(|conn| stirs(conn, entry.events)));
+        }
+        if !stirred {
             break;
         }
-        while spinner.again() {
-            if entries
-                .iter()
-                .any(|entry| attached(entry.fd).is_some_and(|conn| stirs(conn, entry.events)))
-            {
-                spinner.paid();
-                break;
-            }
-        }
+        spinner.paid();
     }
     loop {
         let by_mark = |conn: &&'static Conn| wait::bit_for(conn) == bell::BY_SOCKET;

@@ -21,6 +21,8 @@ pub(crate) const PLAIN_FLAGS: c_int =
 const MOVES: u32 = 4;
 /// Steps that these changes take at most, and some more.
 const ROUNDS: u32 = 32;
+/// What is longer is put on the lane in pieces of so many bytes, so that the receiver copies while the sender does.
+pub(crate) const PIECE: usize = 64 << 10;
 /// A sender that never reads looks this often, in microseconds, whether its peer is still there.
 pub(crate) const CHECK_US: u64 = 500;
 
@@ -205,17 +207,25 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
     if conn.flag(conn::DEAD) {
         return Err(broken(conn));
     }
-    let sent = match lane.append_many(vector.sources(skip, usize::MAX)) {
-        Ok(sent) => sent,
-        Err(_) => return Err(violated(conn)),
-    };
-    if sent > 0 {
-        sent_on_lane(conn, guard, &lane, sent);
-        if conn.flag(conn::PEER_FIN) {
-            // The peer has closed at least one direction. If both, the kernel answers this mark with RST, as it would
-            // have answered the bytes.
-            mark(conn, MARK_BELL)?;
+    let mut sent = 0;
+    // A receiver that keeps up makes room for ever. Others may want the direction, and there may be something else to do.
+    let most = lane.capacity();
+    while sent < most {
+        let Ok(piece) = lane.append_many(vector.sources(skip + sent, PIECE)) else {
+            return Err(violated(conn));
+        };
+        if piece > 0 {
+            sent_on_lane(conn, guard, &lane, piece);
         }
+        sent += piece;
+        if piece < PIECE {
+            break;
+        }
+    }
+    if sent > 0 && conn.flag(conn::PEER_FIN) {
+        // The peer has closed at least one direction. If both, the kernel answers this mark with RST, as it would
+        // have answered the bytes.
+        mark(conn, MARK_BELL)?;
     }
     Ok(sent)
 }

@@ -23,6 +23,7 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result
     let mut naps = Naps::new();
     let started = sys::now_ns();
     let bit = wait::bit_for(conn);
+    let mut polling = true;
     loop {
         let armed = {
             let Some(send) = conn.own_send(id) else {
@@ -41,7 +42,10 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result
             } else if lane.has_space() {
                 spinner.paid();
                 return Ok(Woken::Look);
-            } else if spinner.again() {
+            } else if polling {
+                // The core is given up without the direction.
+                drop(send);
+                polling = spinner.again();
                 continue;
             } else {
                 lane.arm_credit(bit);

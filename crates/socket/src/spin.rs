@@ -1,6 +1,6 @@
 //! How long a waiter polls before it sleeps.
 //!
-//! A thread keeps a budget that grows when polling paid off and shrinks when it did not more often than it did. Between short bursts it gives the core up:
+//! A thread keeps a budget of twice what the waits take that polling ends, and halves it where fewer than every third is one. Between short bursts it gives the core up:
 //! where both ends were put on one core, that is what lets the peer run at all. A yield that took long let somebody else run;
 //! when that happens again and again without anything arriving, there are more runnable threads than cores and the waiter sleeps. One that took
 //! as long as a turn of a busy program ends polling for a while.
@@ -12,7 +12,7 @@ use viaduct_control::policy::SpinPolicy;
 
 /// The budget never exceeds this many microseconds.
 const LONGEST_US: u32 = 100;
-/// So many waits that polling did not end shrink nothing if as many were ended by it before: a budget that is less than what most waits
+/// A wait that polling did not end shrinks nothing if one was ended by it before, and so many of them at most: a budget of less than most waits
 /// take is worth nothing.
 const FORGIVEN_MOST: u32 = 4;
 /// With a spent budget, one wait in this many tries again.
@@ -57,7 +57,7 @@ thread_local! {
 /// One wait's polling.
 #[derive(Debug)]
 pub(crate) struct Spinner {
-    /// When the wait began, in ticks. What has passed since is asked for by differences: a clock that was set back has gone far on.
+    /// When the wait began, in ticks, or as much later as others have run meanwhile. What has passed since is asked for by differences: a clock that was set back has gone far on.
     began: u64,
     /// How long it may last, in ticks; 0: no longer.
     budget: u64,
@@ -70,8 +70,8 @@ pub(crate) struct Spinner {
     always: bool,
     /// When the caller last looked, in ticks.
     looked: u64,
-    /// Whether it has been said that the wait is a long one.
-    told: bool,
+    /// The next time that it is said how long the wait has become, in ticks since it began.
+    long: u64,
 }
 
 impl Spinner {
@@ -101,7 +101,7 @@ impl Spinner {
             contended: 0,
             always: policy::policy().spin == SpinPolicy::Always,
             looked: now,
-            told: false,
+            long: LONG_US * sys::ticks_per_us(),
         }
     }
 
@@ -139,11 +139,15 @@ impl Spinner {
         }
     }
 
-    /// Once a wait, when it has lasted: what only the kernel knows is worth a system call, such as that the connection has ended.
+    /// Whether the wait has lasted, and then each time that it has lasted twice as long: what only the kernel knows is worth a system call,
+    /// such as that the connection has ended.
     #[inline]
     pub(crate) fn is_long(&mut self) -> bool {
-        let long = !self.told && self.looked.wrapping_sub(self.began) >= LONG_US * sys::ticks_per_us();
-        self.told |= long;
+        let lasted = self.looked.wrapping_sub(self.began);
+        let long = lasted >= self.long;
+        if long {
+            self.long = lasted.saturating_mul(2);
+        }
         long
     }
 
@@ -188,6 +192,9 @@ impl Spinner {
         let contended = away > CONTENDED_US * sys::ticks_per_us();
         let patience = if contended {
             0
+        } else if away > BURST_US * sys::ticks_per_us() {
+            // A slow yield, or somebody who had little to do.
+            BURST_US
         } else {
             (PATIENCE_US.get() * 2).clamp(BURST_US, LONG_BURST_US)
         };
@@ -235,7 +242,7 @@ impl Spinner {
     /// Polling paid off.
     #[inline]
     pub(crate) fn paid(&self) {
-        if self.looks == 0 {
+        if self.looks == 0 || self.budget == 0 {
             return;
         }
         FORGIVEN.set(FORGIVEN_MOST.min(FORGIVEN.get() + 1));
@@ -244,7 +251,7 @@ impl Spinner {
             // Waits like this one are to be within the budget, however little it has become.
             let took = sys::ticks().wrapping_sub(self.began) / sys::ticks_per_us();
             let took = u32::try_from(took).map_or(LONGEST_US, |took| took.min(LONGEST_US));
-            BUDGET_US.set((budget * 2 + 4).max(took * 2).min(LONGEST_US));
+            BUDGET_US.set(budget.max(took * 2 + 4).min(LONGEST_US));
         }
     }
 }
@@ -296,13 +303,14 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_is_long_once() {
+    fn a_wait_is_long_each_time_that_it_has_doubled() {
         let mut spinner = spinner();
-        assert!(!spinner.is_long());
-        spinner.began = sys::ticks().wrapping_sub(LONG_US * sys::ticks_per_us());
-        assert!(spinner.again());
-        assert!(spinner.is_long());
-        assert!(!spinner.is_long());
+        let long = LONG_US * sys::ticks_per_us();
+        let said = (0..=40).filter(|quarters| {
+            spinner.looked = spinner.began + quarters * long / 4;
+            spinner.is_long()
+        });
+        assert_eq!(said.collect::<Vec<_>>(), [4, 8, 16, 32]);
     }
 
     #[test]
@@ -311,11 +319,38 @@ mod tests {
             always: false,
             ..spinner()
         };
-        let now = sys::ticks();
+        let now = spinner.began;
         assert!(spinner.come_back(now, now + 2 * LONG_US * sys::ticks_per_us()));
         assert!(!spinner.is_long());
-        spinner.paid();
-        assert_eq!(FORGIVEN.get(), 0, "nothing was looked for");
+        assert!(spinner.contended == 1 && spinner.patience == 0);
+    }
+
+    #[test]
+    fn the_budget_is_what_waits_take_while_every_third_pays() {
+        let wait = |us: u64| {
+            let mut spinner = Spinner {
+                always: false,
+                looks: 1,
+                ..Spinner::new()
+            };
+            let budget = spinner.budget / sys::ticks_per_us();
+            let (pays, us) = (us < budget, us.min(budget));
+            spinner.began = sys::ticks().wrapping_sub(us * sys::ticks_per_us());
+            if pays {
+                spinner.paid();
+            } else if budget > 0 {
+                let now = spinner.began.wrapping_add(us * sys::ticks_per_us());
+                assert!(!spinner.come_back(now, now));
+            }
+            pays
+        };
+        BUDGET_US.set(0);
+        let most = (0..99).filter(|turn| wait(if turn % 3 == 0 { 30 } else { 1000 }));
+        assert!(most.count() > 24, "thirty waits or so could have been paid");
+        (0..9).for_each(|_| assert!(!wait(1000)));
+        assert_eq!(BUDGET_US.get(), 0, "none pays");
+        let rare = (0..160).filter(|turn| wait(if turn % 8 == 0 { 30 } else { 1000 }));
+        assert!(rare.count() < 15, "one in eight does not");
     }
 
     #[test]

@@ -73,21 +73,6 @@ fn pieces_are_published_together() {
 }
 
 #[test]
-fn long_ones_are_published_piece_by_piece() {
-    let (a, _) = Segment::heap(tiny());
-    let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
-    let bytes: Vec<u8> = (0..30).collect();
-    let mut found = Vec::new();
-    let sources = bytes.chunks(27).map(crate::Source::from).inspect(|_| {
-        found.push(rx.readable());
-    });
-    assert_eq!(tx.append_many(sources), Ok(30));
-    // Three blocks of eight bytes.
-    assert_eq!(found, [Ok(0), Ok(24)]);
-    assert_eq!(read(rx, 99), bytes);
-}
-
-#[test]
 fn blocks_released_in_the_middle_are_used_again_before_the_head_moves() {
     let (a, _) = Segment::heap(tiny());
     let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));

@@ -192,6 +192,7 @@ fn wait_for_news(conn: &'static Conn, id: u64, until: u64, queued: u64, deadline
     let mut spinner = Spinner::new();
     let bit = wait::bit_for(conn);
     let area = conn.area().ok_or(libc::EBADF)?;
+    let mut polling = true;
     let mark = loop {
         let guard = conn.own_searched(id).ok_or(libc::EBADF)?;
         let lane = conn.segment(&guard).ok_or(libc::EBADF)?.receiver(conn.side());
@@ -200,11 +201,13 @@ fn wait_for_news(conn: &'static Conn, id: u64, until: u64, queued: u64, deadline
             spinner.paid();
             return Ok(Woken::Look);
         }
-        if Incoming::new(lane).source() == Source::Lane && spinner.again() {
-            if spinner.is_long() && has_ended(conn.fd()) {
+        if polling && Incoming::new(lane).source() == Source::Lane {
+            // The core is given up without the direction.
+            drop(guard);
+            polling = spinner.again();
+            if polling && spinner.is_long() && has_ended(conn.fd()) {
                 return Ok(Woken::Look);
             }
-            drop(guard);
             spinner.rest(missing);
             continue;
         }

@@ -9,6 +9,8 @@ use viaduct_channel::{Segment, Side, Violation};
 
 /// Looks at a lane between two that let other threads run, lest both ends be on one processor.
 const LOOKS: u32 = 64;
+/// Bytes published at a time, as in the socket layer.
+const PIECE: usize = 64 << 10;
 
 /// A stream of bytes each way.
 pub(super) trait Wire {
@@ -97,7 +99,9 @@ impl Wire for Lanes {
         let sender = self.segment.sender(self.side);
         let mut done = 0;
         while let Some(rest @ [_, ..]) = bytes.get(done..) {
-            done += poll(|| sender.append(rest.into()))?;
+            // In pieces, so that both sides copy at the same time.
+            let piece = rest.get(..PIECE).unwrap_or(rest);
+            done += poll(|| sender.append(piece.into()))?;
         }
         Ok(())
     }
