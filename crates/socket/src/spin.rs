@@ -1,7 +1,7 @@
 //! How long a waiter polls before it sleeps.
 //!
-//! A thread keeps a budget of twice what the waits take that polling ends, and halves it where fewer than every third is one. Between short bursts it gives the core up:
-//! where both ends were put on one core, that is what lets the peer run at all. A yield that took long let somebody else run;
+//! A thread keeps a budget of twice what the waits take that polling ends, and halves it where fewer than every third is one. Between
+//! short bursts it gives the core up: where both ends were put on one core, that is what lets the peer run at all. A yield that took long let somebody else run;
 //! when that happens again and again without anything arriving, there are more runnable threads than cores and the waiter sleeps. One that took
 //! as long as a turn of a busy program ends polling for a while.
 
@@ -57,7 +57,8 @@ thread_local! {
 /// One wait's polling.
 #[derive(Debug)]
 pub(crate) struct Spinner {
-    /// When the wait began, in ticks, or as much later as others have run meanwhile. What has passed since is asked for by differences: a clock that was set back has gone far on.
+    /// When the wait began, in ticks, or as much later as others have run meanwhile. What has passed since is asked for by differences: a
+    /// clock that was set back has gone far on.
     began: u64,
     /// How long it may last, in ticks; 0: no longer.
     budget: u64,
@@ -247,12 +248,19 @@ impl Spinner {
         }
         FORGIVEN.set(FORGIVEN_MOST.min(FORGIVEN.get() + 1));
         let budget = BUDGET_US.get();
-        if budget < LONGEST_US {
-            // Waits like this one are to be within the budget, however little it has become.
-            let took = sys::ticks().wrapping_sub(self.began) / sys::ticks_per_us();
-            let took = u32::try_from(took).map_or(LONGEST_US, |took| took.min(LONGEST_US));
-            BUDGET_US.set(budget.max(took * 2 + 4).min(LONGEST_US));
+        // The last burst, of which nothing is known, as well.
+        let burst = LONG_BURST_US * sys::ticks_per_us();
+        let took = self.looked.wrapping_sub(self.began).saturating_add(burst);
+        if budget < LONGEST_US && took > u64::from(budget) * sys::ticks_per_us() / 2 {
+            Self::raise(took);
         }
+    }
+
+    /// Waits of so many ticks are to be within the budget, however little it has become.
+    #[cold]
+    fn raise(ticks: u64) {
+        let us = u32::try_from(ticks / sys::ticks_per_us()).map_or(LONGEST_US, |us| us.min(LONGEST_US));
+        BUDGET_US.set(LONGEST_US.min(us * 2));
     }
 }
 
@@ -335,11 +343,11 @@ mod tests {
             };
             let budget = spinner.budget / sys::ticks_per_us();
             let (pays, us) = (us < budget, us.min(budget));
-            spinner.began = sys::ticks().wrapping_sub(us * sys::ticks_per_us());
+            spinner.began = spinner.looked.wrapping_sub(us * sys::ticks_per_us());
             if pays {
                 spinner.paid();
             } else if budget > 0 {
-                let now = spinner.began.wrapping_add(us * sys::ticks_per_us());
+                let now = spinner.looked;
                 assert!(!spinner.come_back(now, now));
             }
             pays
@@ -356,13 +364,14 @@ mod tests {
     #[test]
     fn waits_that_paid_are_within_the_budget_again() {
         BUDGET_US.set(0);
-        let spinner = Spinner {
-            looks: 1,
-            began: sys::ticks().wrapping_sub(30 * sys::ticks_per_us()),
-            ..spinner()
-        };
+        let mut spinner = spinner();
+        spinner.looks = 1;
+        spinner.looked = spinner.began + 30 * sys::ticks_per_us();
         spinner.paid();
-        assert!(BUDGET_US.get() >= 60);
+        assert_eq!(BUDGET_US.get(), 2 * (30 + u32::try_from(LONG_BURST_US).unwrap()));
+        spinner.looked = spinner.began;
+        spinner.paid();
+        assert_eq!(BUDGET_US.get(), 76, "shorter waits have room");
     }
 
     #[test]
