@@ -74,7 +74,10 @@ pub(crate) fn ensure(dir: &Path, config: Option<&Path>) -> Result<()> {
         Answer::Failed(error) => bail!("viaductd in {}: {error}", dir.display()),
         Answer::Absent => {}
     }
-    let daemon = locate::daemon().context("viaductd is not installed beside viaduct")?;
+    let daemon = locate::daemon().with_context(|| match std::env::var(locate::DAEMON_VARIABLE) {
+        Ok(named) if !named.is_empty() => format!("{}: there is no file {named}", locate::DAEMON_VARIABLE),
+        _ => "viaductd is not installed beside viaduct".to_owned(),
+    })?;
     // Started from a process of its own that ends at once: viaductd becomes nobody's child, so that the program, into which
     // this process is about to turn, never reaps a stranger; and it inherits none of the descriptors open here.
     let mut launcher = Command::new(std::env::current_exe()?);
@@ -89,7 +92,9 @@ pub(crate) fn ensure(dir: &Path, config: Option<&Path>) -> Result<()> {
         .stdout(Stdio::null())
         .output()?;
     if !output.status.success() {
-        bail!("{}", String::from_utf8_lossy(&output.stderr).trim_end());
+        let said = String::from_utf8_lossy(&output.stderr);
+        // It is this program that said it, under its own name.
+        bail!("{}", said.trim_end().trim_start_matches("viaduct: "));
     }
     Ok(())
 }

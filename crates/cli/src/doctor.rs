@@ -5,7 +5,7 @@ use crate::proc::printable;
 use crate::terminal::{self, Style, styled};
 use crate::{config, locate};
 use anyhow::Result;
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{Access, MemfdFlags, SealFlags, access};
 use rustix::process::{Resource, geteuid, getrlimit};
 use serde::Serialize;
 use std::fs;
@@ -405,6 +405,18 @@ fn runtime_directory(dir: &Path) -> Vec<Check> {
     }
     let own = geteuid().as_raw();
     vec![match fs::metadata(dir) {
+        Ok(metadata) if !metadata.is_dir() => Check::new(
+            NAME,
+            Level::Fail,
+            format!("{} is no directory", dir.display()),
+            "No viaductd can listen there. Choose another directory.",
+        ),
+        Err(_) if !can_be_made(dir) => Check::new(
+            NAME,
+            Level::Fail,
+            format!("{} cannot be made by this user", dir.display()),
+            "No viaductd can listen there. Choose another directory, or have somebody make it for this user.",
+        ),
         Err(_) => Check::ok(NAME, format!("{} will be made by viaductd", dir.display())),
         Ok(metadata) if metadata.uid() == own || metadata.uid() == 0 => Check::ok(NAME, dir.display().to_string()),
         Ok(metadata) => Check::new(
@@ -414,6 +426,12 @@ fn runtime_directory(dir: &Path) -> Vec<Check> {
             "Programs would talk to that user's viaductd. Choose another directory.",
         ),
     }]
+}
+
+/// Whether this user may make the directory, and those above it that are missing.
+fn can_be_made(dir: &Path) -> bool {
+    let found = dir.ancestors().skip(1).find(|above| above.exists());
+    found.is_none_or(|above| above.is_dir() && access(above, Access::WRITE_OK | Access::EXEC_OK).is_ok())
 }
 
 fn viaductd(dir: &Path) -> Check {

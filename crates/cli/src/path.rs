@@ -46,7 +46,7 @@ EXAMPLES
 
 EXIT STATUS
     0   moved, or asked to with --no-wait
-    1   no such connection, or not allowed
+    1   no such connection, not allowed, or closed meanwhile
     2   the command line was not understood
     3   not moved within 2 seconds; the wish stands";
 
@@ -135,7 +135,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
                 println!("    {} {}", state.reason.text(), state.reason.advice());
                 println!("    The wish stands; an idle program moves at its next socket call.");
             }
-            None => println!("{name}: closed"),
+            None => {
+                outcome = ExitCode::FAILURE;
+                println!("{name}: closed");
+            }
         }
     }
     Ok(outcome)

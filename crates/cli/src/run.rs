@@ -15,11 +15,13 @@ use viaduct_control::runtime::DIR_VARIABLE;
 /// Run a program with its TCP connections accelerated
 ///
 /// Starts PROGRAM so that its TCP connections to other programs under Viaduct on this machine go through shared memory. Where
-/// no viaductd answers in the runtime directory, one is started for this user; it exits after a minute without programs.
+/// no viaductd answers in the runtime directory, one is started for this user; it exits after a minute in which no program
+/// had connections that it knew of. For services that may be idle for longer, have viaductd run for good (as a system service).
 ///
 /// The program is not changed, and neither is what it sees: a connection is made, accepted and closed by the kernel as ever.
 /// What cannot be accelerated runs as plain TCP; `viaduct explain` says why. A program that Viaduct cannot enter at all
-/// (statically linked, set-user-ID, written in Go) is announced once on standard error, and runs.
+/// (statically linked, set-user-ID, written in Go) is announced once on standard error, and runs; so is one for which no viaductd
+/// could be started.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "viaduct run [OPTIONS] [--] PROGRAM [ARGS]...", after_long_help = AFTER_HELP)]
 pub(crate) struct Args {
@@ -41,16 +43,11 @@ pub(crate) struct Args {
     /// Configuration file to read on top of the machine's and the user's
     #[arg(long, value_name = "FILE", env = config::CONFIG_VARIABLE)]
     config: Option<PathBuf>,
-    /// Say on standard error what is done, and why the program runs as plain TCP if it does
+    /// Say on standard error what is done
     #[arg(short, long)]
     verbose: bool,
     /// The program and its arguments
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "PROGRAM"
-    )]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
 
@@ -121,7 +118,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     command.arg0(program).args(arguments);
     match preload_for(&file) {
         Ok(library) => {
-            enter(&settings, &library, args.verbose);
+            enter(&settings, &library, program, args.verbose);
         }
         Err(why) => {
             eprintln!("viaduct: {} runs as plain TCP: {why}", program.display());
@@ -179,13 +176,16 @@ fn preload_for(file: &Path) -> Result<PathBuf, String> {
     Ok(library)
 }
 
-fn enter(settings: &Settings, library: &Path, verbose: bool) {
+fn enter(settings: &Settings, library: &Path, program: &OsStr, verbose: bool) {
     // A program that is to stay on TCP needs nobody to match it.
     if settings.path != PathChoice::Tcp
         && let Err(error) = daemon::ensure(&settings.dir, settings.config.as_deref())
-        && verbose
     {
-        eprintln!("viaduct: runs as plain TCP until a viaductd answers: {error:#}");
+        eprintln!(
+            "viaduct: {} runs as plain TCP until a viaductd answers in {}: {error:#}",
+            program.display(),
+            settings.dir.display()
+        );
     }
     for (name, value) in settings.variables() {
         inherit::set_variable(name, value);

@@ -4,7 +4,7 @@ use crate::counters::{self, End, Process};
 use crate::{config, terminal};
 use anyhow::Result;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
@@ -77,12 +77,11 @@ EXAMPLES
 
 /// Shows the table or the JSON.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
-    let instance = match args.all {
+    let dir = match args.all {
         true => None,
-        false => Some(instance_id(
-            config::runtime_dir(args.dir)?.as_os_str().as_encoded_bytes(),
-        )),
+        false => Some(config::runtime_dir(args.dir)?),
     };
+    let instance = dir.as_ref().map(|dir| instance_id(dir.as_os_str().as_encoded_bytes()));
     loop {
         let processes = counters::read_all(instance)?;
         let shown = |print: fn(&[Process]) -> String| match args.watch && terminal::is_terminal() {
@@ -96,10 +95,32 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
             (false, false) => shown(table),
         };
         terminal::print(&text)?;
+        if !args.watch
+            && !args.json
+            && terminal::is_terminal()
+            && processes.iter().all(|process| process.ends.is_empty())
+        {
+            eprintln!("{}", nothing(&processes, dir.as_deref()));
+        }
         if !args.watch {
             return Ok(ExitCode::SUCCESS);
         }
         thread::sleep(Duration::from_secs(1));
+    }
+}
+
+/// What an empty table means.
+fn nothing(processes: &[Process], dir: Option<&Path>) -> String {
+    let instance = dir.map_or_else(String::new, |dir| {
+        format!(
+            " in {}; `--all` shows those of other runtime directories",
+            dir.display()
+        )
+    });
+    match processes.len() {
+        0 => format!("No program under Viaduct has had a connection{instance}."),
+        1 => format!("One program has had connections, and none now{instance}."),
+        some => format!("{some} programs have had connections, and none now{instance}."),
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Guest, connection, stdout, succeed, viaduct};
+use common::{Dir, Guest, connection, stdout, succeed, viaduct};
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
@@ -376,6 +376,7 @@ fn watching_prints_one_document_a_line() {
 fn doctor_says_what_follows() {
     let guest = Guest::new();
     let mut command = viaduct(&guest.dir.path);
+    command.env("VIADUCT_DAEMON", "/nonexistent/viaductd");
     let output = command.args(["doctor", "--json"]).output().unwrap();
     let checks: Vec<serde_json::Value> = serde_json::from_str(&stdout(&output)).unwrap();
     let find = |name: &str| checks.iter().find(|check| check["check"] == name).unwrap();
@@ -403,6 +404,26 @@ fn doctor_says_what_follows() {
     for check in &checks {
         let ok = check["level"] == "ok";
         assert_eq!(ok, check["consequence"] == "", "{check}");
+    }
+}
+
+#[test]
+fn doctor_finds_directories_in_which_no_viaductd_can_listen() {
+    let home = Dir::new();
+    let file = home.file("file", "");
+    for (dir, level) in [
+        (home.path.as_path(), "ok"),
+        (&home.path.join("new"), "ok"),
+        (&file, "fail"),
+        (&file.join("below"), "fail"),
+    ] {
+        let output = viaduct(dir).args(["doctor", "--json"]).output().unwrap();
+        let checks: Vec<serde_json::Value> = serde_json::from_str(&stdout(&output)).unwrap();
+        let check = checks
+            .iter()
+            .find(|check| check["check"] == "runtime directory")
+            .unwrap();
+        assert_eq!(check["level"], level, "{}: {check}", dir.display());
     }
 }
 

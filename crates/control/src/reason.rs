@@ -41,7 +41,7 @@ reasons! {
     Offered = 2, "offered", "Offered to viaductd; the other end has not offered itself.",
         "Start the other end's program with `viaduct run` under the same runtime directory; a peer on another machine stays on TCP.";
     NoDaemon = 3, "no-daemon", "No viaductd answers in the runtime directory.",
-        "Start viaductd, or use `viaduct run`, which starts one.";
+        "Start viaductd, or use `viaduct run`, which starts one if it can; that one leaves after a minute in which no connection was offered to it or stood.";
     Version = 4, "version", "viaductd is of another version.", "Restart viaductd, then the program.";
     PolicyTcp = 5, "policy-tcp", "The policy says plain TCP.", "Remove `--path tcp` or VIADUCT_PATH=tcp.";
     RuleTcp = 6, "rule-tcp", "A rule keeps this connection on TCP.", "Look for the rule in the configuration file.";

@@ -49,8 +49,13 @@ pub(crate) fn viaduct(home: &Path) -> Command {
         .env("XDG_CONFIG_HOME", home)
         .env("VIADUCT_DIR", home)
         .env("VIADUCT_PRELOAD", some_library())
-        .env("VIADUCT_DAEMON", "/nonexistent/viaductd");
+        .env("VIADUCT_DAEMON", stand_in());
     command
+}
+
+/// A viaductd that is ready at once and does nothing.
+pub(crate) fn stand_in() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/common/viaductd")
 }
 
 /// A library that every process has anyway, to be preloaded in place of Viaduct's.
