@@ -10,7 +10,6 @@ bool is_near;
 int s = -1;
 volatile sig_atomic_t signals;
 bool fast_expected;
-bool is_moved;
 /* Out of the way of numbers that cases expect. */
 static int transcript = -1, other_end = -1;
 
@@ -181,7 +180,6 @@ int play(const struct scenario *all, size_t count, int argc, char **argv)
         else if (strncmp(argv[index], "only=", 5) == 0)
             only = 1;
     }
-    is_moved = seed != 0;
     transcript = fcntl(1, F_DUPFD_CLOEXEC, 901);
     if (!is_near) {
         listening = meet(argv[2], false);

@@ -12,8 +12,6 @@
 
 /* Which end this process plays, and its end of the connection that a JOINED case begins with. */
 extern bool is_near;
-/* The connections are moved between their paths while the case runs. */
-extern bool is_moved;
 extern int s;
 
 #define NEAR(...)                                                                                  \

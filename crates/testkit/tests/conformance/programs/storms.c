@@ -156,8 +156,7 @@ static void receive_here(int number)
 }
 
 /* Handlers interrupt receives of the stream that they receive from themselves, and wait as these do. Those that come while bytes are
- * being received or looked for may be refused, but not most of them: polls look for short moments only. Where the kernel carries the bytes
- * after a move, looking is a system call, at whose end handlers run. */
+ * being received or looked for may be refused, but not most of them. */
 static void handlers_receive_the_same(void)
 {
     struct sigaction action = {.sa_handler = receive_here, .sa_flags = SA_RESTART};
@@ -185,7 +184,7 @@ static void handlers_receive_the_same(void)
         setitimer(ITIMER_REAL, &never, NULL);
         signal(SIGALRM, SIG_DFL);
         alarm(8);
-        say("most refused %d, missing %ld", !is_moved && refused * 4 > handled * 3, (long)ask() - sum - by_handlers);
+        say("most refused %d, missing %ld", refused * 4 > handled * 3, (long)ask() - sum - by_handlers);
         R(close(s));
     }
     step();
