@@ -154,13 +154,17 @@ impl Settings {
         let variables = self.variables();
         Policy::parse(program, |name| {
             variables.iter().find(|(key, _)| *key == name).map(|(_, value)| *value)
-        })?;
-        Ok(())
+        })
+        .map(drop)
+        .map_err(|error| anyhow!("{error}"))
     }
 }
 
-/// Names a configuration file on top of the machine's and the user's.
-pub(crate) const CONFIG_VARIABLE: &str = "VIADUCT_CONFIG";
+/// The configuration file on top of the machine's and the user's that the environment names.
+pub(crate) fn named_file() -> Option<PathBuf> {
+    let named = env::var_os("VIADUCT_CONFIG").filter(|path| !path.is_empty())?;
+    Some(PathBuf::from(named))
+}
 
 /// The runtime directory, where only that is needed: `flag`, else as `viaduct run` without options finds it.
 ///
@@ -169,10 +173,7 @@ pub(crate) const CONFIG_VARIABLE: &str = "VIADUCT_CONFIG";
 pub(crate) fn runtime_dir(flag: Option<PathBuf>) -> Result<PathBuf> {
     match flag {
         Some(dir) => canonical(&dir),
-        None => {
-            let config = env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty());
-            Ok(Settings::resolve(Layer::default(), config.map(PathBuf::from))?.dir)
-        }
+        None => Ok(Settings::resolve(Layer::default(), named_file())?.dir),
     }
 }
 
@@ -294,8 +295,8 @@ fn rule_text(table: RuleTable) -> Result<String> {
 fn check_rules(rules: &str) -> Result<()> {
     // The name is one that no rule is written for, so that the limit of rules per program does not count here.
     Policy::parse("\u{1}", |name| (name == policy::RULES_VARIABLE).then_some(rules))
-        .map_err(|error| anyhow!("expected {}", error.expected))?;
-    Ok(())
+        .map(drop)
+        .map_err(|error| anyhow!("expected {}, found '{}'", error.expected, error.found))
 }
 
 fn environment() -> Result<Layer> {

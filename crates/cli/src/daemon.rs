@@ -74,9 +74,9 @@ pub(crate) fn ensure(dir: &Path, config: Option<&Path>) -> Result<()> {
         Answer::Failed(error) => bail!("viaductd in {}: {error}", dir.display()),
         Answer::Absent => {}
     }
-    let daemon = locate::daemon().with_context(|| match std::env::var(locate::DAEMON_VARIABLE) {
-        Ok(named) if !named.is_empty() => format!("{}: there is no file {named}", locate::DAEMON_VARIABLE),
-        _ => "viaductd is not installed beside viaduct".to_owned(),
+    let daemon = locate::daemon().with_context(|| {
+        locate::misnamed(locate::DAEMON_VARIABLE)
+            .unwrap_or_else(|| "viaductd is not installed beside viaduct".to_owned())
     })?;
     // Started from a process of its own that ends at once: viaductd becomes nobody's child, so that the program, into which
     // this process is about to turn, never reaps a stranger; and it inherits none of the descriptors open here.

@@ -52,6 +52,12 @@ pub(crate) fn daemon() -> Option<PathBuf> {
     })
 }
 
+/// What is wrong where the environment names a part that was not found.
+pub(crate) fn misnamed(variable: &str) -> Option<String> {
+    let named = env::var(variable).ok().filter(|named| !named.is_empty())?;
+    Some(format!("{variable}: there is no file {named}"))
+}
+
 fn first_file(variable: &str, places: impl Fn(&Path) -> Vec<PathBuf>) -> Option<PathBuf> {
     let candidates = match env::var_os(variable) {
         Some(path) if !path.is_empty() => vec![PathBuf::from(path)],

@@ -41,7 +41,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Configuration file to read on top of the machine's and the user's
-    #[arg(long, value_name = "FILE", env = config::CONFIG_VARIABLE)]
+    #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Say on standard error what is done
     #[arg(short, long)]
@@ -148,7 +148,7 @@ fn prepare(args: &Args) -> Result<Settings> {
             None => Vec::new(),
         },
     };
-    let settings = Settings::resolve(flags, args.config.clone())?;
+    let settings = Settings::resolve(flags, args.config.clone().or_else(config::named_file))?;
     let name = args.command.first().map(Path::new).and_then(Path::file_name);
     settings.check(&name.unwrap_or_default().to_string_lossy())?;
     Ok(settings)
@@ -160,12 +160,13 @@ fn preload_for(file: &Path) -> Result<PathBuf, String> {
     if let Ok(Some(obstacle)) = elf::obstacle(file) {
         return Err(obstacle.text().to_owned());
     }
-    let library = locate::preload().ok_or_else(|| match env::var(locate::PRELOAD_VARIABLE) {
-        Ok(named) if !named.is_empty() => format!("{}: there is no file {named}", locate::PRELOAD_VARIABLE),
-        _ => format!(
-            "{} was not found beside viaduct or where it is installed",
-            locate::PRELOAD_NAME
-        ),
+    let library = locate::preload().ok_or_else(|| {
+        locate::misnamed(locate::PRELOAD_VARIABLE).unwrap_or_else(|| {
+            format!(
+                "{} was not found beside viaduct or where it is installed",
+                locate::PRELOAD_NAME
+            )
+        })
     })?;
     if library.as_os_str().as_bytes().contains(&b':') || library.as_os_str().as_bytes().contains(&b' ') {
         return Err(format!(

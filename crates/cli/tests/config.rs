@@ -53,6 +53,33 @@ fn a_file_named_in_the_environment_counts_for_every_command() {
 }
 
 #[test]
+fn a_variable_that_names_no_file_is_none() {
+    let home = Dir::new();
+    let output = viaduct(&home.path)
+        .env("VIADUCT_CONFIG", "")
+        .args(["run", "--path", "tcp", "--", "true"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_rule_without_sense_is_told_with_its_place_and_value() {
+    let home = Dir::new();
+    let file = home.file("rules.toml", "\n[[rules]]\naction = 'tcp'\nprogram = '*sql'\n");
+    let output = viaduct(&home.path)
+        .args(["run", "--config", file.to_str().unwrap(), "--", "true"])
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(125));
+    assert!(
+        errors.contains("rules.toml:2:") && errors.contains("program=*sql"),
+        "{errors}"
+    );
+}
+
+#[test]
 fn a_higher_source_wins() {
     let home = Dir::new();
     let dir = home.path.to_str().unwrap();

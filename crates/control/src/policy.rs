@@ -91,20 +91,26 @@ impl Rule {
 
 /// A variable that does not parse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PolicyError {
+pub struct PolicyError<'a> {
     /// The variable's name.
     pub variable: &'static str,
     /// What was expected there.
     pub expected: &'static str,
+    /// What stands there instead.
+    pub found: &'a str,
 }
 
-impl core::fmt::Display for PolicyError {
+impl core::fmt::Display for PolicyError<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "{}: expected {}", self.variable, self.expected)
+        write!(
+            f,
+            "{}: expected {}, found '{}'",
+            self.variable, self.expected, self.found
+        )
     }
 }
 
-impl core::error::Error for PolicyError {}
+impl core::error::Error for PolicyError<'_> {}
 
 /// The policy of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,22 +151,22 @@ impl Policy {
     ///
     /// # Errors
     /// The first variable that does not parse.
-    pub fn parse<'a>(program: &str, lookup: impl Fn(&'static str) -> Option<&'a str>) -> Result<Self, PolicyError> {
+    pub fn parse<'a>(program: &str, lookup: impl Fn(&'static str) -> Option<&'a str>) -> Result<Self, PolicyError<'a>> {
         let path = match lookup(PATH_VARIABLE) {
             None | Some("" | "auto") => PathPolicy::Auto,
             Some("tcp") => PathPolicy::Tcp,
             Some("shm") => PathPolicy::Shm,
-            Some(_) => return Err(error(PATH_VARIABLE, "auto, tcp or shm")),
+            Some(other) => return Err(error(PATH_VARIABLE, "auto, tcp or shm", other)),
         };
         let spin = match lookup(SPIN_VARIABLE) {
             None | Some("" | "auto") => SpinPolicy::Auto,
             Some("never") => SpinPolicy::Never,
             Some("always") => SpinPolicy::Always,
-            Some(_) => return Err(error(SPIN_VARIABLE, "auto, never or always")),
+            Some(other) => return Err(error(SPIN_VARIABLE, "auto, never or always", other)),
         };
         let offer = match lookup(OFFER_VARIABLE) {
             None | Some("") => OfferPolicy::Auto,
-            Some(word) => parse_offer(word).ok_or_else(|| error(OFFER_VARIABLE, "auto, now or wait"))?,
+            Some(word) => parse_offer(word).ok_or_else(|| error(OFFER_VARIABLE, "auto, now or wait", word))?,
         };
         let mut policy = Self {
             path,
@@ -176,7 +182,7 @@ impl Policy {
             if let Some(rule) = parse_rule(program, text.trim())? {
                 let place = places
                     .next()
-                    .ok_or_else(|| error(RULES_VARIABLE, "at most 32 rules for one program"))?;
+                    .ok_or_else(|| error(RULES_VARIABLE, "at most 32 rules for one program", text.trim()))?;
                 *place = Some(rule);
                 policy.has_rules = true;
             }
@@ -205,8 +211,12 @@ impl Policy {
     }
 }
 
-fn error(variable: &'static str, expected: &'static str) -> PolicyError {
-    PolicyError { variable, expected }
+fn error<'a>(variable: &'static str, expected: &'static str, found: &'a str) -> PolicyError<'a> {
+    PolicyError {
+        variable,
+        expected,
+        found,
+    }
 }
 
 fn parse_offer(word: &str) -> Option<OfferPolicy> {
@@ -219,12 +229,13 @@ fn parse_offer(word: &str) -> Option<OfferPolicy> {
 }
 
 /// `Ok(None)`: a sound rule for other programs.
-fn parse_rule(program: &str, text: &str) -> Result<Option<Rule>, PolicyError> {
+fn parse_rule<'a>(program: &str, text: &'a str) -> Result<Option<Rule>, PolicyError<'a>> {
     let mut words = text.split(',').map(str::trim);
     let action = match words.next() {
         Some("tcp") => Action::Tcp,
         Some(word) => Action::Offer(
-            parse_offer(word).ok_or_else(|| error(RULES_VARIABLE, "a rule to begin with tcp, auto, now or wait"))?,
+            parse_offer(word)
+                .ok_or_else(|| error(RULES_VARIABLE, "a rule to begin with tcp, auto, now or wait", word))?,
         ),
         None => return Ok(None),
     };
@@ -237,25 +248,32 @@ fn parse_rule(program: &str, text: &str) -> Result<Option<Rule>, PolicyError> {
     let mut applies = true;
     for word in words {
         match word.split_once('=') {
-            Some(("program", pattern)) => applies &= program_matches(pattern, program),
+            Some(("program", pattern)) => {
+                applies &= program_matches(pattern, program)
+                    .ok_or_else(|| error(RULES_VARIABLE, "program=NAME or program=PREFIX*", word))?;
+            }
             Some(("addr", value)) => {
-                (rule.network, rule.bits) =
-                    parse_network(value).ok_or_else(|| error(RULES_VARIABLE, "addr=ADDRESS or addr=ADDRESS/BITS"))?;
+                (rule.network, rule.bits) = parse_network(value)
+                    .ok_or_else(|| error(RULES_VARIABLE, "addr=ADDRESS or addr=ADDRESS/BITS", word))?;
             }
             Some(("port", value)) => {
-                rule.ports = parse_ports(value).ok_or_else(|| error(RULES_VARIABLE, "port=NUMBER or port=LOW-HIGH"))?;
+                rule.ports =
+                    parse_ports(value).ok_or_else(|| error(RULES_VARIABLE, "port=NUMBER or port=LOW-HIGH", word))?;
             }
-            _ => return Err(error(RULES_VARIABLE, "program=, addr= or port= after the action")),
+            _ => return Err(error(RULES_VARIABLE, "program=, addr= or port= after the action", word)),
         }
     }
     Ok(applies.then_some(rule))
 }
 
-fn program_matches(pattern: &str, program: &str) -> bool {
-    match pattern.strip_suffix('*') {
-        Some(prefix) => program.starts_with(prefix),
-        None => program == pattern,
-    }
+/// `None`: the pattern matches nothing, having a `*` that is not its last character.
+fn program_matches(pattern: &str, program: &str) -> Option<bool> {
+    let (name, is_prefix) = match pattern.strip_suffix('*') {
+        Some(prefix) => (prefix, true),
+        None => (pattern, false),
+    };
+    let matches = program == name || is_prefix && program.starts_with(name);
+    (!name.contains('*')).then_some(matches)
 }
 
 fn parse_network(text: &str) -> Option<([u8; 16], u8)> {
@@ -286,7 +304,7 @@ mod tests {
     use super::*;
     use core::net::SocketAddr;
 
-    fn policy(program: &str, rules: &'static str) -> Result<Policy, PolicyError> {
+    fn policy(program: &str, rules: &'static str) -> Result<Policy, PolicyError<'static>> {
         Policy::parse(program, move |name| (name == RULES_VARIABLE).then_some(rules))
     }
 
@@ -317,18 +335,21 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_an_error_that_names_the_variable() {
-        for rules in [
-            "perhaps",
-            "tcp,colour=red",
-            "tcp,port=9-1",
-            "tcp,addr=10.0.0.0/33",
-            "tcp,addr=x",
+    fn nonsense_is_an_error_that_names_variable_and_value() {
+        for (rules, found) in [
+            ("perhaps", "perhaps"),
+            ("now;tcp,colour=red", "colour=red"),
+            ("tcp,port=9-1", "port=9-1"),
+            ("tcp,addr=10.0.0.0/33,port=1", "addr=10.0.0.0/33"),
+            ("tcp,addr=x", "addr=x"),
+            ("tcp,program=*sql", "program=*sql"),
+            ("tcp,program=a**", "program=a**"),
         ] {
-            assert_eq!(policy("p", rules).unwrap_err().variable, RULES_VARIABLE, "{rules}");
+            let error = policy("p", rules).unwrap_err();
+            assert_eq!((error.variable, error.found), (RULES_VARIABLE, found), "{rules}");
         }
-        let wrong = Policy::parse("p", |name| (name == SPIN_VARIABLE).then_some("sometimes"));
-        assert_eq!(wrong.unwrap_err().variable, SPIN_VARIABLE);
+        let wrong = Policy::parse("p", |name| (name == SPIN_VARIABLE).then_some("sometimes")).unwrap_err();
+        assert_eq!((wrong.variable, wrong.found), (SPIN_VARIABLE, "sometimes"));
     }
 
     #[test]

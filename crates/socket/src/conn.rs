@@ -57,6 +57,8 @@ pub struct Conn {
     pub(crate) segment: SegmentCell,
     /// How many connections the record has been.
     generation: AtomicU64,
+    /// The words in which a child to come was counted last, see `crate::forks`.
+    pub(crate) counted: AtomicPtr<Locks>,
     pub(crate) references: AtomicU32,
     /// Those of the direct receives that only peek.
     pub(crate) peeks: AtomicU32,
@@ -102,6 +104,7 @@ impl Conn {
             nonblocking: AtomicU8::new(0),
             reason: AtomicU16::new(0),
             flags: AtomicU32::new(0),
+            counted: AtomicPtr::new(core::ptr::null_mut()),
             references: AtomicU32::new(0),
             generation: AtomicU64::new(0),
             fd: AtomicI32::new(0),

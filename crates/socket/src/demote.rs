@@ -45,6 +45,8 @@ fn ban_with(conn: &'static Conn, reason: Reason, request: impl FnOnce(&Segment, 
     conn.set_reason(reason);
     // Marks that have served must not make the socket look readable to the kernel.
     let _ = receive::look(conn, id);
+    // The peer may sleep with nothing to send.
+    let _ = raw::eventfd_ring(conn.peer_bell());
 }
 
 /// Ends a lane stretch of the sending direction, if there is one.
@@ -133,10 +135,6 @@ pub(crate) fn begin_hand_over(conn: &'static Conn, reason: Reason) {
     }
     conn.set_flag(conn::GIVEN_AWAY, false);
     ban_with(conn, reason, |segment, incoming| recall::begin(conn, segment, incoming));
-    if conn.phase() == Phase::Attached {
-        // The peer may sleep with nothing to send.
-        let _ = raw::eventfd_ring(conn.peer_bell());
-    }
 }
 
 /// Does what can be done now to hand the connection over.

@@ -3,7 +3,7 @@
 use crate::conn::{Conn, FORKED, LEFT, Phase};
 use crate::lock::Locks;
 use crate::records::disclaim;
-use crate::{agent, bell, counters, epoll, lone, peer_bells, sys, table, worth};
+use crate::{agent, bell, counters, epoll, forks, lone, peer_bells, sys, table, worth};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 impl Conn {
@@ -29,6 +29,9 @@ impl Conn {
         } else {
             self.flags.fetch_or(LEFT, AcqRel)
         };
+        if before & LEFT == 0 {
+            forks::left(self);
+        }
         match self.locks() {
             Some(locks) if before & LEFT == 0 && alone => locks.holders.store(0, Release),
             Some(locks) if before & LEFT == 0 => drop(locks.holders.fetch_sub(1, AcqRel)),
@@ -64,6 +67,10 @@ impl Conn {
 
     fn end(&'static self, stale: bool) {
         let id = self.id();
+        if id == 0 {
+            // A child's copy of a table and of a record need not be of the same moment.
+            return;
+        }
         let index = self.index();
         let in_sets = self.memberships.load(Relaxed) != 0 || self.lone.was_registered();
         epoll::forget(self, stale);

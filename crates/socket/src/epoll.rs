@@ -20,7 +20,7 @@ pub(crate) use crate::epoll_set::{
 use crate::lock::Guard;
 use crate::pace::Bound;
 use crate::sys::{Errno, raw};
-use crate::{demote, lodgers, lone, ready, records, table};
+use crate::{demote, lodgers, lone, ready, table};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::fence;
 use libc::{EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP};
@@ -260,7 +260,7 @@ pub(crate) const MAY_BE_EXCLUSIVE: u32 =
 pub(crate) const OUR_EVENTS: u32 = (EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLPRI | EPOLLET).cast_unsigned();
 
 /// Changes what the kernel has of a member. The set is owned.
-fn register(set: &Set, member: &Member, events: u32, data: u64) -> Result<(), Errno> {
+pub(crate) fn register(set: &Set, member: &Member, events: u32, data: u64) -> Result<(), Errno> {
     let control = |operation| raw::epoll_ctl(set.fd(), operation, member.fd.load(Relaxed), events, data);
     match control(libc::EPOLL_CTL_MOD) {
         // What is exclusive is not changed, nor made so.
@@ -348,7 +348,7 @@ pub(crate) fn descriptor_gone(conn: &'static Conn, fd: i32, stale: bool) {
     });
 }
 
-fn for_each_membership(conn: &'static Conn, mut visit: impl FnMut(&'static Set, u32, &'static Member)) {
+pub(crate) fn for_each_membership(conn: &'static Conn, mut visit: impl FnMut(&'static Set, u32, &'static Member)) {
     for (number, member) in memberships(conn) {
         if let Some(set) = member.set()
             && let Some(_owner) = set.own()
@@ -360,7 +360,7 @@ fn for_each_membership(conn: &'static Conn, mut visit: impl FnMut(&'static Set, 
 }
 
 /// What the program has registered the connection with, the registrations that it has taken back left out.
-fn registrations(conn: &Conn) -> impl Iterator<Item = &'static Member> {
+pub(crate) fn registrations(conn: &Conn) -> impl Iterator<Item = &'static Member> {
     memberships(conn)
         .map(|(_, member)| member)
         .filter(|member| !member.has(PARKED))
@@ -388,58 +388,6 @@ pub(crate) fn bell_of(conn: &Conn) -> Option<&'static Bell> {
     // Another thread may have closed it meanwhile, and its place be another's.
     let still = its_set().is_some_and(|of| core::ptr::eq(of, set));
     if still { set.ensure_bell() } else { None }
-}
-
-/// The set is waited for in a way that Viaduct cannot look into (through another set, or by poll): its members stay on TCP.
-pub fn nest(index: usize) {
-    let Some(set) = set(index) else { return };
-    if set.nested.swap(true, AcqRel) {
-        return;
-    }
-    records::all()
-        .filter(|conn| conn.lone.may_be_in(set))
-        .for_each(|conn| _ = lone::settle(conn));
-    let Some(_owner) = set.own() else { return };
-    for member in set.members.iter(set_links).filter_map(member) {
-        if member.has(PARKED) {
-            unregister(set, member);
-            continue;
-        }
-        hand_back(set, member);
-        if let Some(conn) = member.conn() {
-            demote::ban(conn, Reason::UnseenWait);
-        }
-    }
-}
-
-/// The kernel has the program's registration again. The set is owned.
-fn hand_back(set: &Set, member: &Member) {
-    if member.change(EMULATED, 0) & EMULATED != 0 {
-        set.emulated.fetch_sub(1, Relaxed);
-        let events = if member.has(FIRED) {
-            EPOLLONESHOT.cast_unsigned()
-        } else {
-            member.events.load(Relaxed)
-        };
-        // If it fails, the kernel has lost it: the descriptor was closed unseen.
-        let _ = register(set, member, events, member.data());
-    }
-}
-
-/// The connection ends, and its socket goes on without: only the kernel has its registrations from now on. Answers whether there are any.
-pub(crate) fn leave(conn: &'static Conn) -> bool {
-    let lone = conn.lone.is_registered();
-    let _ = lone::settle(conn);
-    let any = lone || registrations(conn).next().is_some();
-    for_each_membership(conn, |set, number, member| {
-        if member.has(PARKED) {
-            unregister(set, member);
-        } else {
-            hand_back(set, member);
-        }
-        remove(set, number);
-    });
-    any
 }
 
 /// Notes what the kernel said of a member. The set is owned.

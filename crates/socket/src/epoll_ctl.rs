@@ -9,7 +9,7 @@ pub use crate::lone::Change;
 use crate::epoll::{self, EMULATED, MAY_BE_EXCLUSIVE, Member, OUR_EVENTS, PARKED, Set};
 use crate::lone::{self, Busy};
 use crate::sys::{self, raw};
-use crate::{demote, lifecycle, table};
+use crate::{demote, epoll_back, lifecycle, table};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::EPOLLEXCLUSIVE;
 use viaduct_control::Reason;
@@ -106,7 +106,7 @@ fn control_foreign(asked: Asked, direct: impl Fn() -> i32 + Copy) -> i32 {
         && asked.operation == libc::EPOLL_CTL_ADD
         && let Some(inner) = table::epoll_set(asked.fd)
     {
-        epoll::nest(inner);
+        epoll_back::nest(inner);
     }
     result
 }

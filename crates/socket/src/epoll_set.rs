@@ -16,6 +16,9 @@ use libc::{EPOLLET, EPOLLIN, EPOLLPRI};
 pub(crate) const SETS: usize = 4096;
 pub(crate) const MEMBERS: u32 = 1 << 17;
 
+/// Lower half of a tag of ours that is no member's.
+pub(crate) const NOBODY: u64 = u32::MAX as u64;
+
 /// [`Member::flags`]: the kernel registration is ours.
 pub(crate) const EMULATED: u32 = 1 << 0;
 /// [`Member::flags`]: in the hot list.

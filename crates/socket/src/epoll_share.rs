@@ -3,7 +3,7 @@
 //! Their registrations are the kernel's, and so common to all; our records are each process's own.
 
 use crate::epoll::unregister;
-use crate::epoll_set::{PARKED, SET, Set, member, set_links};
+use crate::epoll_set::{PARKED, SET, Set, member, set_links, tag};
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
 fn all_sets() -> impl Iterator<Item = &'static Set> {
@@ -31,6 +31,8 @@ fn share(set: &Set) {
 
 /// Before a fork: shares the sets and keeps other threads from changing their lists, of which the child is to get whole copies.
 pub(crate) fn before_fork() {
+    // Both processes are to know each other's tags.
+    tag();
     for set in all_sets() {
         if let Some(owner) = set.own()
             // It may have been closed meanwhile.

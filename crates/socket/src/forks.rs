@@ -1,10 +1,68 @@
 //! What `fork` does to the records of connections.
+//!
+//! Other threads open and close connections until the child is made. So the parent notes for whom it counts the child among the holders, and the
+//! child goes by that note, not by what it finds: it gives the count back for what is not what was counted or has no descriptor any more, and
+//! forgets what nobody counted.
 
-use crate::conn::{ASKED, BANNED, FORKED, Phase, READY_OWED};
-use crate::records::all;
-use crate::{epoll_share, lone, sys};
+use crate::conn::{ASKED, BANNED, Conn, FORKED, LEFT, Phase, READY_OWED};
+use crate::lifecycle::owns_records;
+use crate::lock::Locks;
+use crate::records::{self, RECORDS, all};
+use crate::{epoll_share, lone, sys, table};
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, SeqCst};
-use core::sync::atomic::fence;
+use core::sync::atomic::{AtomicU32, AtomicU64, fence};
+use viaduct_control::Reason;
+
+/// One bit a record: the child to come has been counted among the holders of [`Conn::counted`].
+static COUNTED: [AtomicU64; RECORDS / 64] = [const { AtomicU64::new(0) }; RECORDS / 64];
+
+/// Forks that have begun: more than one where a handler of the thread that forks forks as well.
+static BEGUN: AtomicU32 = AtomicU32::new(0);
+
+fn place(conn: &Conn) -> (&'static AtomicU64, u64) {
+    let index = records::place_of(conn) % RECORDS;
+    (&COUNTED[index / 64], 1 << (index % 64))
+}
+
+/// Counts the child to come among the connection's holders. `within`: another fork has begun, which goes by what is noted already.
+fn count(conn: &Conn, within: bool) {
+    let Some(locks) = conn.locks().filter(|_| !within || was_counted(conn)) else {
+        return;
+    };
+    let (word, bit) = place(conn);
+    locks.holders.fetch_add(1, AcqRel);
+    conn.counted.store(core::ptr::from_ref(locks).cast_mut(), Relaxed);
+    word.fetch_or(bit, Relaxed);
+    conn.set_flag(FORKED, true);
+}
+
+/// The process has let go of the connection. In a child whose own handlers run before ours, this was its count.
+pub(crate) fn left(conn: &Conn) {
+    let (word, bit) = place(conn);
+    if word.load(Relaxed) & bit != 0 && !owns_records() {
+        word.fetch_and(!bit, Relaxed);
+    }
+}
+
+/// The records counted, and the words they were counted in.
+fn counted() -> impl Iterator<Item = (&'static Conn, &'static Locks)> {
+    records::marked(&COUNTED).filter_map(|conn| Some((conn, sys::leaked_record(conn.counted.load(Relaxed))?)))
+}
+
+/// Whether the record is the connection that was counted.
+fn was_counted(conn: &Conn) -> bool {
+    let (word, bit) = place(conn);
+    // The words are nobody else's as long as the child counts.
+    word.load(Relaxed) & bit != 0 && core::ptr::eq(conn.counted.load(Relaxed), conn.locks.load(Relaxed))
+}
+
+fn forget_counts() {
+    for word in &COUNTED {
+        if word.load(Relaxed) != 0 {
+            word.store(0, Relaxed);
+        }
+    }
+}
 
 /// Before a fork: there will be one more process that holds each connection.
 pub(crate) fn before_fork() {
@@ -15,16 +73,51 @@ pub(crate) fn before_fork() {
     // What either process will search later, both must see.
     crate::search::area::share();
     crate::worth::share();
-    for conn in all() {
-        if let Some(locks) = conn.locks() {
-            locks.holders.fetch_add(1, AcqRel);
+    let within = BEGUN.fetch_add(1, Relaxed) != 0;
+    all().for_each(|conn| count(conn, within));
+}
+
+/// There is no child after all.
+pub(crate) fn failed() {
+    for (_, locks) in counted() {
+        locks.holders.fetch_sub(1, AcqRel);
+    }
+}
+
+/// A descriptor that leads to the connection, as far as the table says.
+fn descriptor(conn: &'static Conn) -> Option<i32> {
+    let known = |fd: &i32| table::connection(*fd).is_some_and(|found| core::ptr::eq(found, conn));
+    Some(conn.fd()).filter(known).or_else(|| table::find(conn))
+}
+
+/// In a forked child: see the module's description.
+fn go_by_counts() {
+    for (conn, locks) in counted() {
+        // A thread of the parent has closed it meanwhile, or is about to.
+        if conn.id() == 0 || !was_counted(conn) || descriptor(conn).is_none() {
+            locks.holders.fetch_sub(1, AcqRel);
+            forget(conn);
+        } else {
+            // The parent is about to become another program, or to end; not this process.
+            conn.set_flag(LEFT, false);
         }
     }
+    all().filter(|conn| !was_counted(conn)).for_each(forget);
+}
+
+fn forget(conn: &'static Conn) {
+    while let Some(fd) = descriptor(conn) {
+        table::take(fd);
+    }
+    records::forget(conn);
 }
 
 /// In a forked child: every record is a copy, offers belong to the parent.
 pub(crate) fn after_fork_in_child() {
     lone::after_fork();
+    go_by_counts();
+    forget_counts();
+    BEGUN.store(0, Relaxed);
     for conn in all() {
         conn.set_flag(FORKED, true);
         let changing = conn.lone.disown();
@@ -51,9 +144,20 @@ pub(crate) fn after_fork_in_parent() {
     epoll_share::after_fork_in_parent();
     for conn in all() {
         conn.set_flag(FORKED, true);
+        if !was_counted(conn) {
+            // The child may have it, and does not know of it. It is not on a lane yet: who forks keeps viaductd's messages to itself.
+            conn.set_flag(BANNED, true);
+            conn.set_reason(Reason::SharedEnd);
+        }
         if conn.phase() == Phase::Offered {
             conn.end_offer();
             conn.retry_at_ns.store(sys::now_ns() + 20_000_000, Relaxed);
         }
+    }
+    // Saturating: a thread may have asked to be told of forks amidst one.
+    let begun = BEGUN.load(Relaxed).saturating_sub(1);
+    BEGUN.store(begun, Relaxed);
+    if begun == 0 {
+        forget_counts();
     }
 }

@@ -28,6 +28,7 @@ mod demote;
 mod direct;
 mod ending;
 pub mod epoll;
+mod epoll_back;
 pub mod epoll_ctl;
 mod epoll_set;
 mod epoll_share;

@@ -6,8 +6,8 @@ use crate::search::streams;
 use crate::sys::{self, raw};
 use crate::table::{self, Entry};
 use crate::{
-    agent, asleep, bell, counters, demote, direct, epoll, epoll_share, forks, kernel, lock, lodgers, options, policy,
-    send, thread, worth,
+    agent, asleep, bell, counters, demote, direct, epoll, epoll_back, epoll_share, forks, kernel, lock, lodgers,
+    options, policy, send, thread, worth,
 };
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
@@ -214,7 +214,7 @@ pub fn disconnecting(fd: c_int) {
     if on_lanes && !conn.flag(conn::HANDED_OVER) {
         options::give_back(conn);
     }
-    let in_sets = epoll::leave(conn);
+    let in_sets = epoll_back::leave(conn);
     let copied = conn.references.load(Relaxed) != 1;
     let simple = !in_sets && !copied && conn.alone() && !conn.flag(conn::HANDED_OVER);
     let mut heir: Option<&'static Conn> = None;
@@ -381,6 +381,9 @@ pub fn forking(call: impl FnOnce() -> isize) -> isize {
         return 0;
     }
     let errno = sys::errno();
+    if child < 0 {
+        forks::failed();
+    }
     after_fork_in_parent();
     sys::set_errno(errno);
     child

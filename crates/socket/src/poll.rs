@@ -5,7 +5,7 @@ use crate::lock::Guard;
 use crate::pace::{Bound, Naps};
 use crate::spin::Spinner;
 use crate::sys::{self, raw};
-use crate::{agent, announce, asleep, bell, cancel, epoll, marks, ready, real, recall, send, table, wait};
+use crate::{agent, announce, asleep, bell, cancel, epoll_back, marks, ready, real, recall, send, table, wait};
 use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM, c_int, pollfd};
 use viaduct_stream::Outgoing;
 
@@ -32,7 +32,7 @@ pub fn concerns(fds: impl Iterator<Item = c_int>) -> bool {
     let mut attached = false;
     for fd in fds {
         if let Some(index) = table::epoll_set(fd) {
-            epoll::nest(index);
+            epoll_back::nest(index);
         } else if let Some(conn) = table::connection(fd) {
             attached |= conn.phase() == Phase::Attached;
         }

@@ -1,6 +1,6 @@
 //! The static array of connection records.
 
-use crate::conn::{Conn, EARLY};
+use crate::conn::{Conn, EARLY, Phase};
 use crate::{lock, table};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -20,7 +20,12 @@ pub(crate) fn record(index: usize) -> Option<&'static Conn> {
 
 /// The records in use.
 pub(crate) fn all() -> impl Iterator<Item = &'static Conn> {
-    USED.iter()
+    marked(&USED).filter(|conn| conn.id() != 0)
+}
+
+/// The records whose bits are set.
+pub(crate) fn marked(bits: &'static [AtomicU64; RECORDS / 64]) -> impl Iterator<Item = &'static Conn> {
+    bits.iter()
         .enumerate()
         .flat_map(|(word, bits)| {
             let mut bits = bits.load(Acquire);
@@ -33,7 +38,6 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Conn> {
             })
         })
         .filter_map(record)
-        .filter(|conn| conn.id() != 0)
 }
 
 /// What names the connection that is the record's `generation`th.
@@ -71,6 +75,18 @@ fn claim() -> Option<usize> {
 pub(crate) fn disclaim(index: usize) {
     if let Some(word) = USED.get(index / 64) {
         word.fetch_and(!(1 << (index % 64)), AcqRel);
+    }
+}
+
+/// Where the record stands, whatever connection it is.
+pub(crate) fn place_of(conn: &Conn) -> usize {
+    core::ptr::from_ref(conn).addr().wrapping_sub(RECORD.as_ptr().addr()) / size_of::<Conn>()
+}
+
+/// In a forked child: the record is a copy of what is not this process's. One with a segment is given up.
+pub(crate) fn forget(conn: &Conn) {
+    if conn.id.swap(0, AcqRel) != 0 && conn.phase() == Phase::Plain {
+        disclaim(place_of(conn));
     }
 }
 

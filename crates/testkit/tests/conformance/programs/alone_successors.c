@@ -165,6 +165,61 @@ static void forks_beside_new_connections(void)
         pthread_join(threads[index], NULL);
 }
 
+static struct pair amidst;
+static int begins_amidst;
+
+static void before_a_fork(void)
+{
+    if (begins_amidst)
+        amidst = connect_pair();
+    begins_amidst = 0;
+}
+
+/* Earlier than any connection: handlers run in the reverse order, so that this one comes last before the fork. */
+__attribute__((constructor)) static void ask_for_forks(void)
+{
+    pthread_atfork(before_a_fork, NULL, NULL);
+}
+
+static int exchanges(struct pair p)
+{
+    char bytes[4];
+    return send(p.near, "ping", 4, 0) == 4 && receive_all(p.far, bytes, 4) && !memcmp(bytes, "ping", 4) &&
+           send(p.far, "pong", 4, 0) == 4 && receive_all(p.near, bytes, 4) && !memcmp(bytes, "pong", 4);
+}
+
+/* A connection that is there only when everything is ready for a fork is its child's as well. */
+static void connection_begun_amidst_a_fork(void)
+{
+    char byte;
+
+    close_pair(make_pair());
+    begins_amidst = 1;
+    for (int round = 0; round < 4; round++) {
+        int over[2];
+        pid_t child;
+
+        EXPECT(pipe(over) == 0);
+        child = fork();
+        if (child == 0) {
+            close(over[1]);
+            read(over[0], &byte, 1);
+            _exit(exchanges(amidst) ? 0 : 1);
+        }
+        for (int more = 0; more < 20; more++) {
+            warm_up(amidst.near, amidst.far);
+            EXPECT(exchanges(amidst));
+        }
+        close(over[1]);
+        EXPECT(exited_well(child));
+        close(over[0]);
+        EXPECT(exchanges(amidst));
+    }
+    EXPECT(shutdown(amidst.near, SHUT_WR) == 0);
+    EXPECT(recv(amidst.far, &byte, 1, 0) == 0);
+    close_pair(amidst);
+}
+
 static int pass_many(int channel, int fd)
 {
     char control[CMSG_SPACE(sizeof fd)] = {0}, byte = 'f';
@@ -256,4 +311,4 @@ static void passed_among_several_messages(void)
 
 MAIN(ALONE(a_successor_under_viaduct), ALONE(a_foreign_successor), ALONE(a_spawned_successor),
      ALONE(a_spawned_foreign_successor), ALONE(successors_by_every_call), ALONE(forks_beside_new_connections),
-     ALONE(passed_to_another_process), ALONE(passed_among_several_messages))
+     ALONE(connection_begun_amidst_a_fork), ALONE(passed_to_another_process), ALONE(passed_among_several_messages))

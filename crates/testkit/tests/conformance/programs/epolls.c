@@ -233,6 +233,30 @@ static void nested(void)
     step();
 }
 
+/* Some wait in the set already. */
+static void nested_under_waiters(void)
+{
+    int inner = epoll_create1(0), outer = epoll_create1(0);
+    pthread_t threads[2];
+    void *first, *second;
+
+    if (is_near) {
+        step();
+        R(send(s, "a", 1, 0));
+    } else {
+        R(watch(inner, s, EPOLLIN | EPOLLONESHOT));
+        threads[0] = in_thread(wait_once, &inner);
+        threads[1] = in_thread(wait_once, &inner);
+        sleep_ms(25);
+        R(watch(outer, inner, EPOLLIN));
+        step();
+        pthread_join(threads[0], &first);
+        pthread_join(threads[1], &second);
+        say("woken %ld", (long)first + (long)second);
+    }
+    step();
+}
+
 static void nested_edge(void)
 {
     int inner = epoll_create1(0), outer = epoll_create1(0);
@@ -440,7 +464,8 @@ static void a_receiver_beside_a_sleeper_without_room(void)
 
 MAIN(JOINED(level), JOINED(edge), JOINED(edge_read_until_empty), JOINED(edge_while_waiting), JOINED(edge_for_both),
      JOINED(room), JOINED(room_by_level), JOINED(one_shot), JOINED(one_shot_edge), JOINED(one_shot_at_the_end),
-     JOINED(exclusive), JOINED(waiting_threads_share_a_set), JOINED(nested), JOINED(nested_edge), JOINED(nested_exclusive),
+     JOINED(exclusive), JOINED(waiting_threads_share_a_set), JOINED(nested), JOINED(nested_under_waiters),
+     JOINED(nested_edge), JOINED(nested_exclusive),
      JOINED(set_polled_and_selected), JOINED(closed_in_a_set), JOINED(closed_but_for_a_copy),
      JOINED(number_taken_over_by_a_pipe), JOINED(copies_in_one_set), JOINED(in_two_sets), JOINED(errors_of_control),
      JOINED(errors_of_waits), JOINED(a_receiver_beside_a_sleeper),
