@@ -427,7 +427,7 @@ fn attach(pair: &Pair, segment: Option<std::os::fd::BorrowedFd<'_>>, bell: i32) 
         conn.refused(Reason::NotYet, 1000);
         return false;
     }
-    let attached = conn.attach(segment, pair.segment, side, bell, pair.peer_pid);
+    let attached = conn.attach(pair, segment, side, bell);
     if attached {
         counters::add_total(layout::PAIRS, 1);
         epoll::attached(conn);

@@ -301,7 +301,9 @@ pub(crate) fn attached(conn: &'static Conn) {
     }
     for_each_membership(conn, |set, number, member| {
         let oneshot = member.events.load(Relaxed) & EPOLLONESHOT.cast_unsigned() != 0;
-        if !oneshot && !member.has(PARKED) && !set.nested.load(Relaxed) {
+        // Another thread may have closed it meanwhile: then the record may be that of a connection without a lane, of which only the kernel knows.
+        let still = conn.phase() == Phase::Attached;
+        if still && !oneshot && !member.has(PARKED) && !set.nested.load(Relaxed) {
             emulate(set, number, member);
         }
     });
@@ -444,4 +446,30 @@ pub(crate) fn arm_for_others(set: &Set, owner: &Guard<'_>) -> bool {
             .is_some_and(|conn| ready::arm(set, owner, member, conn, &mut bound) || ready::is_due(owner, member, conn))
     });
     due || bound != Bound::Program
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::records;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_connection_that_came_in_the_place_of_the_attached_one_stays_the_kernels() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let fd = stream.as_raw_fd();
+        let conn = records::begin(fd, 0).unwrap();
+        // No other test uses it. It has no kernel set, so that to take anything over there would fail, and end the membership.
+        let index = crate::epoll_set::SETS - 4;
+        let set = &SET[index];
+        set.used.store(true, Relaxed);
+        set.fd.store(-1, Relaxed);
+        let (number, member) = record(set, index, conn, fd).unwrap();
+        begin(set, number, member, EPOLLIN.cast_unsigned(), 0);
+        attached(conn);
+        assert_eq!(conn.phase(), Phase::Plain);
+        assert!(find(conn, index, fd).is_some_and(|(_, member)| !member.has(EMULATED)));
+    }
 }

@@ -8,6 +8,7 @@ use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use viaduct_channel::{Segment, Side};
 use viaduct_control::Reason;
 use viaduct_control::counters::{Wanted, slot};
+use viaduct_control::message::Pair;
 use viaduct_control::policy::{OfferPolicy, PathPolicy};
 use viaduct_stream::Incoming;
 
@@ -112,10 +113,9 @@ impl Conn {
         self.set_reason(reason);
     }
 
-    /// The pair stands: takes the segment in.
-    pub(crate) fn attach(&self, segment: Segment, name: u64, side: Side, peer_bell: i32, peer_pid: u32) -> bool {
-        let id = self.id();
-        let (Some(send), Some(receive)) = (self.own_send(id), self.own_receive(id)) else {
+    /// The pair stands: takes the segment in. False if the connection is not the one offered any more, or is not to have a lane.
+    pub(crate) fn attach(&self, pair: &Pair, segment: Segment, side: Side, peer_bell: i32) -> bool {
+        let (Some(send), Some(receive)) = (self.own_send(pair.offer), self.own_receive(pair.offer)) else {
             return false;
         };
         if !self.may_attach() {
@@ -123,7 +123,7 @@ impl Conn {
         }
         self.side.store(u8::from(side == Side::Second), Relaxed);
         self.segment.fill(segment);
-        self.segment_name.store(name, Relaxed);
+        self.segment_name.store(pair.segment, Relaxed);
         self.peer_bell.store(peer_bell, Relaxed);
         self.set_flag(READY_OWED, true);
         let (offered, attached) = (Phase::Offered as u8, Phase::Attached as u8);
@@ -138,7 +138,7 @@ impl Conn {
         let _ = raw::setsockopt(self.fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, &one);
         options::limit_lane(self, &send);
         if let Some(words) = counters::slot_of(self) {
-            words[slot::PEER_PID].store(peer_pid.into(), Relaxed);
+            words[slot::PEER_PID].store(pair.peer_pid.into(), Relaxed);
         }
         self.pay_ready(&receive);
         self.set_reason(Reason::Pairing);
