@@ -8,6 +8,9 @@ pub const DIR_VARIABLE: &str = "VIADUCT_DIR";
 /// File name of viaductd's socket inside the runtime directory.
 pub const SOCKET_NAME: &str = "viaductd.sock";
 
+/// File inside the runtime directory that programs under Viaduct hold a shared lock on (`flock`) as long as they run.
+pub const PROGRAMS_NAME: &str = "programs.lock";
+
 /// The runtime directory where none is given: `/run/viaduct` for root, else `$XDG_RUNTIME_DIR/viaduct`, else a directory of
 /// the user's under `/tmp`.
 ///

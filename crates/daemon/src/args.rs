@@ -23,7 +23,7 @@ pub(crate) struct Args {
     #[arg(long, env = "VIADUCT_DIR")]
     pub(crate) dir: Option<PathBuf>,
 
-    /// Exit when no program has been connected for this long
+    /// Exit when for so long no program has been connected, and none runs under Viaduct that might
     #[arg(long, value_name = "SECONDS")]
     pub(crate) idle_exit: Option<u64>,
 

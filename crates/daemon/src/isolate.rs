@@ -30,6 +30,8 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_recvmsg,
     libc::SYS_sendmsg,
     libc::SYS_close,
+    // Programs without connections.
+    libc::SYS_flock,
     // Counters, segments and bells.
     libc::SYS_memfd_create,
     libc::SYS_ftruncate,

@@ -1,7 +1,7 @@
 //! The runtime directory: one viaductd in it, its socket, and word that it is ready.
 
 use anyhow::{Context, bail};
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock, open};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, sendto,
@@ -27,6 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Place {
     socket_path: PathBuf,
+    programs: OwnedFd,
     _lock: OwnedFd,
 }
 
@@ -65,9 +66,17 @@ pub(crate) fn take(dir: &Path, uid: u32) -> anyhow::Result<Taken> {
     let listener = open_listener(&socket_path, uid).with_context(|| socket_path.display().to_string())?;
     let place = Place {
         socket_path,
+        programs: open_programs(dir, uid)?,
         _lock: lock,
     };
     Ok(Taken::Ours(place, listener))
+}
+
+impl Place {
+    /// Whether programs run that were started with this directory. If not, none can hold [`runtime::PROGRAMS_NAME`] from now on.
+    pub(crate) fn has_programs(&self) -> bool {
+        flock(&self.programs, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK)
+    }
 }
 
 impl Drop for Place {
@@ -119,7 +128,19 @@ fn prepare(dir: &Path, uid: u32) -> anyhow::Result<()> {
 }
 
 fn is_ours(name: &OsStr) -> bool {
-    name == runtime::SOCKET_NAME || name == LOCK_NAME
+    [runtime::SOCKET_NAME, runtime::PROGRAMS_NAME, LOCK_NAME]
+        .iter()
+        .any(|ours| name == *ours)
+}
+
+/// The file that programs lock. It stays, as the other does.
+fn open_programs(dir: &Path, uid: u32) -> anyhow::Result<OwnedFd> {
+    let path = dir.join(runtime::PROGRAMS_NAME);
+    let mode = if uid == 0 { 0o644 } else { 0o600 };
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    open(&path, flags, Mode::from_raw_mode(mode))
+        .and_then(|file| fchmod(&file, Mode::from_raw_mode(mode)).map(|()| file))
+        .with_context(|| path.display().to_string())
 }
 
 fn open_listener(path: &Path, uid: u32) -> anyhow::Result<OwnedFd> {

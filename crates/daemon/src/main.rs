@@ -53,7 +53,7 @@ fn run(args: &args::Args) -> anyhow::Result<()> {
         .dir
         .clone()
         .unwrap_or_else(|| runtime::default_dir(uid, |name| std::env::var_os(name)));
-    let (_place, listener) = match listen::take(&dir, uid)? {
+    let (place, listener) = match listen::take(&dir, uid)? {
         listen::Taken::Ours(place, listener) => (place, listener),
         listen::Taken::Served => {
             tracing::warn!("{}: another viaductd serves it already", dir.display());
@@ -82,7 +82,7 @@ fn run(args: &args::Args) -> anyhow::Result<()> {
     listen::announce(args.ready_fd);
     tracing::info!("serving {}", dir.display());
     isolate::isolate(server.tickets.as_mut().ok());
-    server.run().context("epoll")
+    server.run(|| place.has_programs()).context("epoll")
 }
 
 /// A descriptor that becomes readable at SIGTERM or SIGINT.

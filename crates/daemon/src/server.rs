@@ -107,8 +107,8 @@ impl Server {
         })
     }
 
-    /// Serves until told to stop or idle for too long.
-    pub(crate) fn run(&mut self) -> Result<(), Errno> {
+    /// Serves until told to stop, or idle for too long while `has_programs` says that none runs which may yet connect.
+    pub(crate) fn run(&mut self, has_programs: impl Fn() -> bool) -> Result<(), Errno> {
         let mut events = Vec::with_capacity(256);
         loop {
             events.clear();
@@ -131,7 +131,9 @@ impl Server {
             self.resume_accepting();
             self.flush_starved();
             let idle = self.introduced == 0 && self.settings.idle_exit.is_some_and(|s| self.idle_since.elapsed() >= s);
-            if idle {
+            if idle && has_programs() {
+                self.idle_since = Instant::now();
+            } else if idle {
                 tracing::info!("idle, exiting");
                 return Ok(());
             }

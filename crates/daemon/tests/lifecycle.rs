@@ -2,6 +2,7 @@
 
 mod support;
 
+use rustix::fs::{FlockOperation, flock};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -11,7 +12,7 @@ use std::path::Path;
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 use support::{Daemon, Guest, command, connect, connection, is_root, listener, run, until};
-use viaduct_control::runtime::socket_path;
+use viaduct_control::runtime::{PROGRAMS_NAME, socket_path};
 
 /// Killed when the test ends, however it ends.
 struct Running(Child);
@@ -106,6 +107,18 @@ fn it_exits_when_idle_and_not_before() {
     assert!(daemon.exit_status().success());
     assert!(since.elapsed() > Duration::from_millis(900), "{:?}", since.elapsed());
     drop(onlooker);
+}
+
+#[test]
+fn programs_that_may_yet_connect_keep_it() {
+    let mut daemon = Daemon::start(&["--same-user", "--idle-exit", "1"]);
+    let program = std::fs::File::open(daemon.dir().join(PROGRAMS_NAME)).unwrap();
+    flock(&program, FlockOperation::NonBlockingLockShared).unwrap();
+    std::thread::sleep(Duration::from_millis(2500));
+    assert!(daemon.child.try_wait().unwrap().is_none());
+    assert!(connect(daemon.dir()).is_ok());
+    drop(program);
+    assert!(daemon.exit_status().success());
 }
 
 #[test]

@@ -184,6 +184,7 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
 /// Runs when the library is loaded.
 extern "C" fn loaded() {
     viaduct_socket::remember_environment();
+    viaduct_socket::hold_instance();
     real::prepare();
     lifecycle::prepare();
     // SAFETY: a function that lives as long as the process.

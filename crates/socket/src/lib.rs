@@ -83,7 +83,7 @@ mod worth;
 
 pub use conn::Conn;
 pub use jump::jumping;
-pub use policy::remember_environment;
+pub use policy::{hold_instance, remember_environment};
 pub use receive::receive;
 pub use send::{send, send_with_control};
 pub use vector::{Vector, is_nowhere};

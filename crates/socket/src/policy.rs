@@ -1,9 +1,11 @@
 //! What `viaduct run` said in the environment.
 
-use crate::{counters, sys};
+use crate::counters;
+use crate::sys::{self, raw};
 use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Release};
-use viaduct_control::policy::{OFFER_VARIABLE, PATH_VARIABLE, Policy, RULES_VARIABLE, SPIN_VARIABLE};
+use std::ffi::CString;
+use viaduct_control::policy::{OFFER_VARIABLE, PATH_VARIABLE, PathPolicy, Policy, RULES_VARIABLE, SPIN_VARIABLE};
 use viaduct_control::runtime;
 
 static POLICY: AtomicPtr<Policy> = AtomicPtr::new(core::ptr::null_mut());
@@ -56,6 +58,22 @@ pub fn remember_environment() {
     parse_policy();
     if let Some(dir) = sys::environment(c"VIADUCT_DIR").filter(|dir| !dir.is_empty()) {
         DIRECTORY.store(Box::leak(Box::new(dir.to_owned())), Release);
+    }
+}
+
+/// Tells viaductd that this process and the children that it forks are there, so that it stays though they may have no connections for long. By a
+/// lock rather than a word: it needs no answer, no descriptor, and ends with the last of them however that ends. Without viaductd it is in vain.
+pub fn hold_instance() {
+    if policy().path == PathPolicy::Tcp {
+        return;
+    }
+    let Ok(path) = CString::new(format!("{}/{}", directory(), runtime::PROGRAMS_NAME)) else {
+        return;
+    };
+    if let Ok(fd) = raw::open_file(&path) {
+        // If either fails, connections still say that the process is there.
+        let _ = raw::lock_shared(fd).and_then(|()| raw::keep_open(fd));
+        raw::close(fd);
     }
 }
 

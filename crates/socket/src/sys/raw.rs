@@ -86,6 +86,27 @@ pub fn open_file(path: &core::ffi::CStr) -> Result<c_int, Errno> {
     unsafe { call(libc::SYS_openat, [libc::AT_FDCWD as usize, place, flags, 0, 0, 0]) }.map(|fd| fd as c_int)
 }
 
+/// Holds a shared lock on an open file from now until the last that refers to it is gone, if nobody holds it alone.
+pub fn lock_shared(fd: c_int) -> Result<(), Errno> {
+    let operation = (libc::LOCK_SH | libc::LOCK_NB) as usize;
+    // SAFETY: no pointers.
+    unsafe { call(libc::SYS_flock, [fd as usize, operation, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Keeps a file open without a descriptor until this process and all children that it forks have ended or begun other programs.
+pub fn keep_open(fd: c_int) -> Result<(), Errno> {
+    let page = [
+        0,
+        1,
+        libc::PROT_NONE as usize,
+        libc::MAP_PRIVATE as usize,
+        fd as usize,
+        0,
+    ];
+    // SAFETY: a new mapping where the kernel likes, which nobody may touch.
+    unsafe { call(libc::SYS_mmap, page) }.map(drop)
+}
+
 /// Opens a directory for reading.
 pub fn open_directory(path: &core::ffi::CStr) -> Result<c_int, Errno> {
     let flags = (libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) as usize;

@@ -1,10 +1,12 @@
 //! viaductd killed and restarted: what runs goes on, and what comes later is accelerated again.
 
 use crate::{PATIENCE, moment, settle};
+use std::path::Path;
 use std::time::Duration;
+use viaduct_control::runtime::socket_path;
 use viaduct_testkit::pattern::Random;
 use viaduct_testkit::processes::{free_port, holdings, wait_until};
-use viaduct_testkit::{Instance, Mode, Server};
+use viaduct_testkit::{Instance, Launch, Mode, Server, can_run};
 
 const ROUNDS: u64 = 60;
 
@@ -83,4 +85,26 @@ fn programs_started_before_viaductd_are_accelerated_once_it_is_there() {
     });
     assert!(fast.is_ok(), "{fast:#?}");
     assert!(holdings(server.program.pid()).descriptors > 0);
+}
+
+/// A program that only waits leaves a child behind, which has neither run another program nor kept any descriptor of its parent's.
+#[test]
+fn viaductd_stays_as_long_as_programs_run_without_connections() {
+    if !can_run(true, &["bash", "mkfifo"]) {
+        return;
+    }
+    let instance = Instance::start_with(&["--idle-exit", "1"]);
+    let never = instance.scratch("never");
+    let script = r#"mkfifo "$0"; (exec 1>&- 2>&-; read -t 3.5 <>"$0") & exit 0"#;
+    let arguments = ["-c", script, never.to_str().unwrap()];
+    Launch::new(Mode::Accelerated(&instance), Path::new("bash"), arguments)
+        .run(PATIENCE)
+        .success();
+    let serves = || socket_path(instance.dir()).exists();
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(serves(), "viaductd has left a program alone");
+    assert!(
+        wait_until(Duration::from_secs(5), || !serves()),
+        "viaductd stays though nobody is left"
+    );
 }
