@@ -3,6 +3,7 @@
 //! * [`Instance`]: a viaductd with its own runtime directory.
 //! * [`Launch`], [`Program`]: real programs, native or accelerated, whose output is kept and who never outlive their test.
 //! * [`Host`]: a network namespace, joined to others by virtual cables.
+//! * [`Container`]: an OCI container on such a host.
 //! * [`Server`], [`peer`]: `viaduct-testpeer`, which checks every byte of its streams.
 //! * [`status`], [`Instance::totals`], [`Instance::stats`]: proof of which path carried the bytes.
 //! * [`Counters`]: a process's own counters, to move its connections many times a second.
@@ -13,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod binaries;
+pub mod container;
 pub mod counters;
 pub mod host;
 pub mod instance;
@@ -23,6 +25,7 @@ pub mod program;
 pub mod status;
 
 pub use binaries::can_run;
+pub use container::Container;
 pub use counters::Counters;
 pub use host::Host;
 pub use instance::Instance;

@@ -123,6 +123,11 @@ impl<'a> Launch<'a> {
         words
     }
 
+    /// The environment variables that are set.
+    pub(crate) fn variables(&self) -> impl Iterator<Item = &(OsString, OsString)> {
+        self.variables.iter()
+    }
+
     fn command(&self) -> Command {
         let words = self.words();
         let mut command = match self.host {
