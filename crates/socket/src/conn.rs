@@ -12,7 +12,7 @@ use crate::lock::{self, Guard, Locks};
 use crate::lone::Lone;
 use crate::records::{id_of, index_of};
 use crate::sys::{self, Errno, SegmentCell, raw};
-use crate::{agent, counters};
+use crate::{agent, counters, receive, send};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 use viaduct_channel::{Segment, Side};
@@ -275,26 +275,48 @@ impl Conn {
     /// Owns the sending direction; `None` if this thread owns it already, or the connection is closed.
     #[inline]
     pub(crate) fn own_send(&self, id: u64) -> Option<Guard<'static>> {
-        self.own(id, |locks| &locks.send)
+        let word = &self.locks()?.send;
+        let guard = lock::try_acquire(word).or_else(|| self.await_word(id, word, send::ring_for_killed))?;
+        (self.id() == id && id != 0).then_some(guard)
     }
 
     /// Owns the receiving direction; `None` if this thread owns it already, or the connection is closed.
     #[inline]
     pub(crate) fn own_receive(&self, id: u64) -> Option<Guard<'static>> {
-        self.own(id, |locks| &locks.receive)
+        self.own_receive_by(id, lock::try_acquire)
     }
 
     /// The same where it most likely has been searched.
     #[inline]
     pub(crate) fn own_searched(&self, id: u64) -> Option<Guard<'static>> {
-        let guard = lock::acquire_searched(&self.locks()?.receive)?;
-        if self.id() == id && id != 0 { Some(guard) } else { None }
+        self.own_receive_by(id, lock::try_acquire_searched)
     }
 
     #[inline]
-    fn own(&self, id: u64, word: impl FnOnce(&'static Locks) -> &'static AtomicU32) -> Option<Guard<'static>> {
-        let guard = lock::acquire(word(self.locks()?))?;
+    fn own_receive_by(
+        &self,
+        id: u64,
+        take: impl FnOnce(&'static AtomicU32) -> Option<Guard<'static>>,
+    ) -> Option<Guard<'static>> {
+        let word = &self.locks()?.receive;
+        let guard = take(word).or_else(|| self.await_word(id, word, receive::ring_for_killed))?;
         (self.id() == id && id != 0).then_some(guard)
+    }
+
+    /// Owns a direction that was not free at once. An owner that was killed may have taken the peer's wait bits and rung for none, so
+    /// `ring` does.
+    #[cold]
+    fn await_word(
+        &self,
+        id: u64,
+        word: &'static AtomicU32,
+        ring: fn(&Self, &Guard<'static>),
+    ) -> Option<Guard<'static>> {
+        let awaited = lock::acquire_contended(word)?;
+        if awaited.orphaned && self.id() == id {
+            ring(self, &awaited.guard);
+        }
+        Some(awaited.guard)
     }
 
     /// Owns the sending direction if nobody does.
@@ -430,5 +452,40 @@ impl Conn {
             _ => {}
         }
         words[slot::STATE].store(state.pack(), Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::records;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+    use viaduct_channel::Geometry;
+
+    #[test]
+    fn who_takes_a_direction_over_from_the_killed_rings_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let conn = records::begin(stream.as_raw_fd(), 0).unwrap();
+        let bell = raw::eventfd().unwrap();
+        conn.segment.fill(Segment::heap(Geometry::DEFAULT).0);
+        conn.peer_bell.store(bell, Relaxed);
+        let rung = || {
+            let rung = raw::poll_now(bell, libc::POLLIN) != 0;
+            raw::eventfd_reset(bell);
+            rung
+        };
+        let id = conn.id();
+        for own in [Conn::own_send, Conn::own_receive, Conn::own_searched] {
+            std::thread::spawn(move || own(conn, id).unwrap().keep())
+                .join()
+                .unwrap();
+            assert!(!rung(), "the first owner");
+            assert!(own(conn, id).is_some());
+            assert!(rung(), "the killed one's successor");
+            assert!(own(conn, id).is_some());
+            assert!(!rung(), "and the next");
+        }
     }
 }

@@ -229,7 +229,7 @@ impl Drop for Guard<'_> {
 /// Takes a word; `None` if this very thread holds it already.
 #[inline]
 pub(crate) fn acquire(word: &'static AtomicU32) -> Option<Guard<'static>> {
-    acquire_idle(word, 0).or_else(|| acquire_contended(word))
+    acquire_idle(word, 0).or_else(|| Some(acquire_contended(word)?.guard))
 }
 
 /// Takes a word that only this process has, as [`acquire`] does.
@@ -255,13 +255,13 @@ pub(crate) fn acquire_local(word: &'static AtomicU32) -> Option<Guard<'static>> 
         });
     }
     own.strike_off(before);
-    acquire_contended(word)
+    Some(acquire_contended(word)?.guard)
 }
 
-/// Takes the word of a direction that has been searched, most likely; `None` if this very thread holds it already.
+/// Takes the word of a direction that has been searched, if nobody owns it.
 #[inline]
-pub(crate) fn acquire_searched(word: &'static AtomicU32) -> Option<Guard<'static>> {
-    acquire_idle(word, SEARCHED).or_else(|| acquire_contended(word))
+pub(crate) fn try_acquire_searched(word: &'static AtomicU32) -> Option<Guard<'static>> {
+    acquire_idle(word, SEARCHED)
 }
 
 /// Takes a word if it is free.
@@ -296,8 +296,17 @@ fn take(own: &'static Own, word: &'static AtomicU32, seen: u32, idle: u32) -> Op
     None
 }
 
+/// A word that was not free at once.
+#[derive(Debug)]
+pub(crate) struct Awaited {
+    pub(crate) guard: Guard<'static>,
+    /// Whether its owner went without giving it up.
+    pub(crate) orphaned: bool,
+}
+
+/// Takes a word when its owner gives it up or is gone; `None` if this very thread holds it already.
 #[cold]
-fn acquire_contended(word: &'static AtomicU32) -> Option<Guard<'static>> {
+pub(crate) fn acquire_contended(word: &'static AtomicU32) -> Option<Awaited> {
     let own = &thread::this().locks;
     let name = own.name();
     let mut rounds = 0_u32;
@@ -312,7 +321,10 @@ fn acquire_contended(word: &'static AtomicU32) -> Option<Guard<'static>> {
         if (owner == 0 || ask && !lives(owner))
             && let Some(guard) = take(own, word, seen, idle)
         {
-            return Some(guard);
+            return Some(Awaited {
+                guard,
+                orphaned: owner != 0,
+            });
         }
         rounds = rounds.wrapping_add(1);
         if rounds < 64 {

@@ -2,6 +2,7 @@
 
 use crate::conn::{self, Conn, Phase};
 use crate::direct::DirectCall;
+use crate::lock::Guard;
 use crate::marks::{Marks, look_past_bells};
 use crate::peek::Peek;
 use crate::receive_raw::{behind_urgent_data, end_of_raw, low_water, raw_receive};
@@ -412,6 +413,12 @@ pub(crate) fn ring_for_credit(conn: &Conn, bits: u32) {
     {
         send::ring_without_bytes(conn, &send, &Outgoing::new(segment.sender(conn.side())));
     }
+}
+
+/// The direction's owner was killed: wakes the peer's senders, whose wait bits it may have taken.
+pub(crate) fn ring_for_killed(conn: &Conn, _receive: &Guard<'_>) {
+    ring_for_credit(conn, bell::BY_BELL);
+    ring_for_credit(conn, bell::BY_SOCKET);
 }
 
 /// Bytes that receives would find.

@@ -320,6 +320,14 @@ pub(crate) fn ring_without_bytes(conn: &Conn, send: &Guard<'_>, out: &Outgoing<'
     }
 }
 
+/// The direction's owner was killed: wakes the peer's receivers, whose wait bits it may have taken.
+pub(crate) fn ring_for_killed(conn: &Conn, send: &Guard<'_>) {
+    let _ = raw::eventfd_ring(conn.peer_bell());
+    if let Some(segment) = conn.segment(send) {
+        ring_without_bytes(conn, send, &Outgoing::new(segment.sender(conn.side())));
+    }
+}
+
 /// Moves the direction onto the lane if that is possible now.
 #[cold]
 fn promote(conn: &Conn, out: &Outgoing<'_>) -> bool {
