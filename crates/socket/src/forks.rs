@@ -19,6 +19,13 @@ static COUNTED: [AtomicU64; RECORDS / 64] = [const { AtomicU64::new(0) }; RECORD
 /// Forks that have begun: more than one where a handler of the thread that forks forks as well.
 static BEGUN: AtomicU32 = AtomicU32::new(0);
 
+/// Forks between whose beginnings sockets are told apart: of this process, and of those it descends from.
+static SO_FAR: AtomicU32 = AtomicU32::new(0);
+
+pub(crate) fn so_far() -> u32 {
+    SO_FAR.load(Relaxed)
+}
+
 fn place(conn: &Conn) -> (&'static AtomicU64, u64) {
     let index = records::place_of(conn) % RECORDS;
     (&COUNTED[index / 64], 1 << (index % 64))
@@ -66,6 +73,7 @@ fn forget_counts() {
 
 /// Before a fork: there will be one more process that holds each connection.
 pub(crate) fn before_fork() {
+    SO_FAR.fetch_add(1, Relaxed);
     epoll_share::before_fork();
     // Pairs with `lone::begin`: either it sees that the set is kept, or we see an owner.
     fence(SeqCst);

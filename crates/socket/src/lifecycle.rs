@@ -29,6 +29,7 @@ pub fn fresh(fd: c_int) {
 pub fn made_socket(fd: c_int, for_search: bool) {
     fresh(fd);
     if fd >= 0 && !lodgers::has_own_table() {
+        start();
         table::set_socket(fd);
         if for_search {
             streams::set(fd);
@@ -354,7 +355,7 @@ fn shutting_plain(conn: &'static Conn) {
     }
 }
 
-/// The process whose connections the records are; 0 before the first record.
+/// The process whose connections the records are; 0 before the first socket or record.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Whether the records are the calling process's, which may be a child on the memory of another.
@@ -362,7 +363,7 @@ pub(crate) fn owns_records() -> bool {
     PROCESS.load(Relaxed) == raw::getpid()
 }
 
-/// Before the first record: has `fork` tell us.
+/// Before the first socket or record: has `fork` tell us.
 pub(crate) fn start() {
     if PROCESS.load(Relaxed) == 0 && PROCESS.swap(raw::getpid(), Relaxed) == 0 {
         crate::sys::at_fork(before_fork, after_fork_in_parent, after_fork_in_child);

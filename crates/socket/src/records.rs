@@ -1,9 +1,10 @@
 //! The static array of connection records.
 
-use crate::conn::{Conn, EARLY, Phase};
+use crate::conn::{BANNED, Conn, EARLY, Phase};
 use crate::{lock, table};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use viaduct_control::Reason;
 
 /// Connections that have a record at one time. Later ones stay plain.
 pub(crate) const RECORDS: usize = 1 << 16;
@@ -118,6 +119,11 @@ pub(crate) fn begin(fd: i32, flags: u32) -> Option<&'static Conn> {
         conn.leave();
         disclaim(index);
         return table::connection(fd);
+    }
+    if table::is_older_than_a_fork(before) {
+        // The other process does not know of the connection.
+        conn.set_flag(BANNED, true);
+        conn.set_reason(Reason::SharedEnd);
     }
     Some(conn)
 }

@@ -1,8 +1,8 @@
 //! What each descriptor number of the process is to Viaduct.
 
 use crate::conn::Conn;
-use crate::records;
 use crate::sys::listing;
+use crate::{forks, records};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU32};
 
@@ -16,7 +16,7 @@ const EPOLL: u32 = 2;
 const PRIVATE: u32 = 3;
 const SOCKET: u32 = 4;
 
-/// One word a descriptor: the kind in the upper bits, an index in the lower. Untouched pages cost nothing.
+/// One word a descriptor: the kind in the upper bits, an index in the lower, or of a socket the forks so far. Untouched pages cost nothing.
 static TABLE: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 
 /// Whether a descriptor of Viaduct's own has had a number beyond those of ordinary sets.
@@ -129,7 +129,12 @@ pub(crate) fn become_connection(fd: i32, before: u32, index: usize) -> bool {
 
 /// Notes that `fd` is a TCP socket that is not known to have been connected.
 pub(crate) fn set_socket(fd: i32) {
-    set(fd, SOCKET, 0);
+    set(fd, SOCKET, forks::so_far() as usize);
+}
+
+/// Whether what is kept says that a socket is older than a fork, so that another process may have it.
+pub(crate) fn is_older_than_a_fork(word: u32) -> bool {
+    word >> KIND_SHIFT == SOCKET && word & INDEX != forks::so_far() & INDEX
 }
 
 /// Forgets `fd`; answers what it was.

@@ -220,6 +220,39 @@ static void connection_begun_amidst_a_fork(void)
     close_pair(amidst);
 }
 
+/* A socket that is older than a fork is its child's as well, though only the parent connects it, and only then. */
+static void connected_after_a_fork(void)
+{
+    struct sockaddr_storage address;
+    int port, far_door = listener(AF_INET, &port), over[2];
+    socklen_t length = loopback(AF_INET, port, &address);
+    struct pair p = {.near = socket(AF_INET, SOCK_STREAM, 0)};
+    char bytes[4];
+    pid_t child;
+
+    EXPECT(pipe(over) == 0);
+    child = fork();
+    if (child == 0) {
+        close(over[1]);
+        read(over[0], bytes, 1);
+        _exit(receive_all(p.near, bytes, 4) && !memcmp(bytes, "ping", 4) && send_all(p.near, "pong", 4) ? 0 : 1);
+    }
+    EXPECT(connect(p.near, (void *)&address, length) == 0);
+    p.far = accept(far_door, NULL, NULL);
+    for (int round = 0; round < 50; round++) {
+        warm_up(p.near, p.far);
+        EXPECT(exchanges(p));
+    }
+    EXPECT(close(over[1]) == 0);
+    EXPECT(send_all(p.far, "ping", 4));
+    EXPECT(receive_all(p.far, bytes, 4) && !memcmp(bytes, "pong", 4));
+    EXPECT(exited_well(child));
+    EXPECT(exchanges(p));
+    close(over[0]);
+    close(far_door);
+    close_pair(p);
+}
+
 static int pass_many(int channel, int fd)
 {
     char control[CMSG_SPACE(sizeof fd)] = {0}, byte = 'f';
@@ -311,4 +344,4 @@ static void passed_among_several_messages(void)
 
 MAIN(ALONE(a_successor_under_viaduct), ALONE(a_foreign_successor), ALONE(a_spawned_successor),
      ALONE(a_spawned_foreign_successor), ALONE(successors_by_every_call), ALONE(forks_beside_new_connections),
-     ALONE(connection_begun_amidst_a_fork), ALONE(passed_to_another_process), ALONE(passed_among_several_messages))
+     ALONE(connection_begun_amidst_a_fork), ALONE(connected_after_a_fork), ALONE(passed_to_another_process), ALONE(passed_among_several_messages))
