@@ -15,8 +15,8 @@ use viaduct_control::runtime::DIR_VARIABLE;
 /// Run a program with its TCP connections accelerated
 ///
 /// Starts PROGRAM so that its TCP connections to other programs under Viaduct on this machine go through shared memory. Where
-/// no viaductd answers in the runtime directory, one is started for this user; it exits a minute after the last program under
-/// Viaduct has ended.
+/// no viaductd answers in the runtime directory, one is started for this user; it exits within a minute of the end of the last
+/// program under Viaduct.
 ///
 /// The program is not changed, and neither is what it sees: a connection is made, accepted and closed by the kernel as ever.
 /// What cannot be accelerated runs as plain TCP; `viaduct explain` says why. A program that Viaduct cannot enter at all

@@ -63,10 +63,12 @@ pub(crate) fn take(dir: &Path, uid: u32) -> anyhow::Result<Taken> {
         }
         _ => {}
     }
+    // Before anybody is served, since programs look for it once.
+    let programs = open_programs(dir, uid)?;
     let listener = open_listener(&socket_path, uid).with_context(|| socket_path.display().to_string())?;
     let place = Place {
         socket_path,
-        programs: open_programs(dir, uid)?,
+        programs,
         _lock: lock,
     };
     Ok(Taken::Ours(place, listener))

@@ -313,7 +313,7 @@ impl Conn {
         ring: fn(&Self, &Guard<'static>),
     ) -> Option<Guard<'static>> {
         let awaited = lock::acquire_contended(word)?;
-        if awaited.orphaned && self.id() == id {
+        if awaited.orphaned && self.id() == id && id != 0 {
             ring(self, &awaited.guard);
         }
         Some(awaited.guard)
@@ -322,6 +322,15 @@ impl Conn {
     /// Owns the sending direction if nobody does.
     pub(crate) fn try_own_send(&self) -> Option<Guard<'static>> {
         lock::try_acquire(&self.locks()?.send)
+    }
+
+    /// Owns the sending direction if nobody does who lives: for who will sleep for what comes after it.
+    pub(crate) fn try_own_or_inherit_send(&self) -> Option<Guard<'static>> {
+        self.try_own_send().or_else(|| {
+            let guard = lock::take_over(&self.locks()?.send)?;
+            send::ring_for_killed(self, &guard);
+            Some(guard)
+        })
     }
 
     #[inline]
@@ -487,5 +496,12 @@ mod tests {
             assert!(own(conn, id).is_some());
             assert!(!rung(), "and the next");
         }
+        std::thread::spawn(move || conn.own_send(id).unwrap().keep())
+            .join()
+            .unwrap();
+        send::serve(conn);
+        assert!(rung(), "who only receives");
+        send::serve(conn);
+        assert!(!rung(), "and again");
     }
 }

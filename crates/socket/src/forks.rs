@@ -19,7 +19,7 @@ static COUNTED: [AtomicU64; RECORDS / 64] = [const { AtomicU64::new(0) }; RECORD
 /// Forks that have begun: more than one where a handler of the thread that forks forks as well.
 static BEGUN: AtomicU32 = AtomicU32::new(0);
 
-/// Forks between whose beginnings sockets are told apart: of this process, and of those it descends from.
+/// Forks of this process and of those it descends from, twice: a socket that is made amidst one differs from those before and after.
 static SO_FAR: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) fn so_far() -> u32 {
@@ -122,6 +122,7 @@ fn forget(conn: &'static Conn) {
 
 /// In a forked child: every record is a copy, offers belong to the parent.
 pub(crate) fn after_fork_in_child() {
+    SO_FAR.fetch_add(1, Relaxed);
     lone::after_fork();
     go_by_counts();
     forget_counts();
@@ -149,6 +150,7 @@ pub(crate) fn after_fork_in_child() {
 
 /// In a process that has forked: offers are taken back, since the child may be the one to use the socket.
 pub(crate) fn after_fork_in_parent() {
+    SO_FAR.fetch_add(1, Relaxed);
     epoll_share::after_fork_in_parent();
     for conn in all() {
         conn.set_flag(FORKED, true);

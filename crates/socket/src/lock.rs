@@ -270,6 +270,17 @@ pub(crate) fn try_acquire(word: &'static AtomicU32) -> Option<Guard<'static>> {
     acquire_idle(word, 0)
 }
 
+/// Takes a word whose owner is gone; `None` if it has none, or one that lives.
+#[cold]
+pub(crate) fn take_over(word: &'static AtomicU32) -> Option<Guard<'static>> {
+    let seen = word.load(Relaxed);
+    let (owner, idle) = (seen & !SEARCHED, seen & SEARCHED);
+    if owner == 0 || lives(owner) {
+        return None;
+    }
+    take(&thread::this().locks, word, seen, idle)
+}
+
 /// Takes a word that is `idle` when nobody owns it, if nobody does.
 #[inline]
 fn acquire_idle(word: &'static AtomicU32, idle: u32) -> Option<Guard<'static>> {

@@ -417,7 +417,7 @@ pub(crate) fn ring_for_credit(conn: &Conn, bits: u32) {
 
 /// The direction's owner was killed: wakes the peer's senders, whose wait bits it may have taken.
 pub(crate) fn ring_for_killed(conn: &Conn, _receive: &Guard<'_>) {
-    ring_for_credit(conn, bell::BY_BELL);
+    let _ = raw::eventfd_ring(conn.peer_bell());
     ring_for_credit(conn, bell::BY_SOCKET);
 }
 

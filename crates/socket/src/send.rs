@@ -417,7 +417,9 @@ pub(crate) fn finish(conn: &Conn, until: u64) -> bool {
 
 /// Does what the peer has asked for, if this end's direction is on the lane: for ends that wait and do not send.
 pub(crate) fn serve(conn: &Conn) {
-    let Some(guard) = conn.try_own_send() else { return };
+    let Some(guard) = conn.try_own_or_inherit_send() else {
+        return;
+    };
     let Some(segment) = conn.segment(&guard) else { return };
     let out = Outgoing::new(segment.sender(conn.side()));
     if out.peer_wants_raw() {

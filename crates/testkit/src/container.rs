@@ -1,4 +1,4 @@
-//! Containers as their engines make them: by an OCI runtime, confined as by default.
+//! Containers as engines make them: by an OCI runtime, confined much as they do.
 
 use crate::host::Host;
 use crate::program::{Launch, Mode, Program};

@@ -78,10 +78,10 @@ pub fn sched_yield() {
     let _ = unsafe { call(libc::SYS_sched_yield, [0; 6]) };
 }
 
-/// Opens a file for reading.
+/// Opens a file for reading: not what a link leads to, and without waiting, whatever it is.
 pub fn open_file(path: &core::ffi::CStr) -> Result<c_int, Errno> {
     let place = path.as_ptr().expose_provenance();
-    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
+    let flags = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_NOCTTY) as usize;
     // SAFETY: a C string.
     unsafe { call(libc::SYS_openat, [libc::AT_FDCWD as usize, place, flags, 0, 0, 0]) }.map(|fd| fd as c_int)
 }
