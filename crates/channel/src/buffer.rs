@@ -14,6 +14,15 @@ pub struct Source<'a> {
     life: PhantomData<&'a [u8]>,
 }
 
+/// How bytes are put into a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stores {
+    /// By plain stores, which leave them in the sender's cache.
+    Cached,
+    /// By stores that go past the cache, where the processor has any.
+    PastCache,
+}
+
 /// Room for received bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Dest<'a> {

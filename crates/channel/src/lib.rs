@@ -37,7 +37,7 @@ mod sender;
 mod sync;
 mod violation;
 
-pub use buffer::{Dest, Source};
+pub use buffer::{Dest, Source, Stores};
 pub use geometry::Geometry;
 #[cfg(not(loom))]
 pub use mapping::{MapError, Mapping};

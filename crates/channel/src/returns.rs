@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 
-use crate::buffer::{Dest, Source};
+use crate::buffer::{Dest, Source, Stores};
 use crate::geometry::Geometry;
 use crate::mapping::Mapping;
 use crate::sync::Pool;
@@ -80,7 +80,9 @@ impl Returns<'_> {
                 break;
             }
             let part = from.slice(done, room);
-            done += self.pool().write(self.block(at), self.geometry.offset_of(at), part);
+            done += self
+                .pool()
+                .write(self.block(at), self.geometry.offset_of(at), part, Stores::Cached);
         }
         done
     }

@@ -2,11 +2,11 @@
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
-use crate::buffer::Source;
+use crate::buffer::{Source, Stores};
 use crate::geometry::Geometry;
 use crate::layout::{LATER, LOGICAL, Lane, MAX_BLOCKS, WORDS};
 use crate::segment::Segment;
-use crate::sync::{AtomicU64, Pool, fence, store_and_fence};
+use crate::sync::{AtomicU64, Pool, fence, order_past_cache, store_and_fence};
 use crate::violation::Violation;
 
 /// The sending side of a lane. One user at a time, but for [`tail`](Self::tail),
@@ -43,7 +43,7 @@ impl<'a> Sender<'a> {
     #[inline(always)]
     pub fn append(&self, source: Source<'_>) -> Result<usize, Violation> {
         let tail = self.tail();
-        let done = self.write(tail, source)?;
+        let done = self.write(tail, source, Stores::Cached)?;
         if done != 0 {
             self.publish(tail.wrapping_add(done as u64));
         }
@@ -56,15 +56,22 @@ impl<'a> Sender<'a> {
     /// # Errors
     /// [`Violation`] when the peer's words make no sense; nothing is published then.
     #[inline]
-    pub fn append_many<'s>(&self, sources: impl IntoIterator<Item = Source<'s>>) -> Result<usize, Violation> {
+    pub fn append_many<'s>(
+        &self,
+        sources: impl IntoIterator<Item = Source<'s>>,
+        stores: Stores,
+    ) -> Result<usize, Violation> {
         let tail = self.tail();
         let mut done = 0;
         for source in sources {
-            let n = self.write(tail.wrapping_add(done as u64), source)?;
+            let n = self.write(tail.wrapping_add(done as u64), source, stores)?;
             done += n;
             if n < source.len() {
                 break;
             }
+        }
+        if stores == Stores::PastCache {
+            order_past_cache();
         }
         if done != 0 {
             self.publish(tail.wrapping_add(done as u64));
@@ -208,19 +215,19 @@ impl<'a> Sender<'a> {
     /// Writes bytes from stream position `at` on without publishing them. Returns how
     /// many found room.
     #[inline(always)]
-    fn write(&self, at: u64, source: Source<'_>) -> Result<usize, Violation> {
+    fn write(&self, at: u64, source: Source<'_>, stores: Stores) -> Result<usize, Violation> {
         let offset = self.geometry.offset_of(at);
         if offset != 0 && source.len() <= self.geometry.block_size() - offset {
             let block = self.lane.table(self.geometry.block_of(at)).get();
-            Ok(self.pool.write(block.into(), offset, source))
+            Ok(self.pool.write(block.into(), offset, source, stores))
         } else {
-            self.write_across(at, source)
+            self.write_across(at, source, stores)
         }
     }
 
     /// The same where blocks end and begin.
     #[inline(never)]
-    fn write_across(&self, mut at: u64, source: Source<'_>) -> Result<usize, Violation> {
+    fn write_across(&self, mut at: u64, source: Source<'_>, stores: Stores) -> Result<usize, Violation> {
         let mut done = 0;
         while done < source.len() {
             let rest = source.slice(done, usize::MAX);
@@ -235,7 +242,7 @@ impl<'a> Sender<'a> {
                 self.lane.table(logical).set(block);
                 block
             };
-            let n = self.pool.write(block.into(), offset, rest);
+            let n = self.pool.write(block.into(), offset, rest, stores);
             done += n;
             at = at.wrapping_add(n as u64);
         }

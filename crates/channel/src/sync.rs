@@ -29,6 +29,16 @@ pub(crate) fn store_and_fence(word: &AtomicU64, value: u64) {
     }
 }
 
+/// After stores past the cache, which no other order holds for: whoever sees a store made after this sees them.
+#[inline(always)]
+pub(crate) fn order_past_cache() {
+    #[cfg(all(not(loom), target_arch = "x86_64"))]
+    // SAFETY: a fence touches no memory; each processor of the architecture has it.
+    unsafe {
+        core::arch::x86_64::_mm_sfence();
+    }
+}
+
 #[cfg(not(loom))]
 mod imp {
     use core::marker::PhantomData;
@@ -39,7 +49,7 @@ mod imp {
     pub(crate) use core::sync::atomic::{AtomicU32, fence};
     pub(crate) use std::sync::Arc;
 
-    use crate::buffer::{Dest, Source};
+    use crate::buffer::{Dest, Source, Stores};
     use crate::geometry::Geometry;
 
     macro_rules! plain {
@@ -81,6 +91,46 @@ mod imp {
     // SAFETY: as above.
     unsafe impl Sync for Pool<'_> {}
 
+    /// Bytes of a cache line, which are stored past the cache whole or not at all.
+    #[cfg(target_arch = "x86_64")]
+    const LINE: usize = 64;
+
+    /// Copies whole lines of the destination past the cache, what is before and behind them as usual.
+    ///
+    /// # Safety
+    /// As of [`ptr::copy_nonoverlapping`] for bytes.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(never)]
+    unsafe fn copy_past_cache(from: *const u8, to: *mut u8, len: usize) {
+        use core::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+        let before = to.align_offset(LINE).min(len);
+        let whole = (len - before) / LINE * LINE;
+        // SAFETY: all offsets are at most `len`; `to + before` is aligned to a line where there is a whole one, and so
+        // to each vector in it. Reads need no alignment.
+        unsafe {
+            ptr::copy_nonoverlapping(from, to, before);
+            for line in (before..before + whole).step_by(LINE) {
+                let (source, target) = (from.add(line).cast::<__m128i>(), to.add(line).cast::<__m128i>());
+                let vectors = [0, 1, 2, 3].map(|i| _mm_loadu_si128(source.add(i)));
+                for (i, vector) in vectors.into_iter().enumerate() {
+                    _mm_stream_si128(target.add(i), vector);
+                }
+            }
+            let behind = before + whole;
+            ptr::copy_nonoverlapping(from.add(behind), to.add(behind), len - behind);
+        }
+    }
+
+    /// Where the processor has no such stores: as usual.
+    ///
+    /// # Safety
+    /// As of [`ptr::copy_nonoverlapping`] for bytes.
+    #[cfg(not(target_arch = "x86_64"))]
+    unsafe fn copy_past_cache(from: *const u8, to: *mut u8, len: usize) {
+        // SAFETY: by this function's contract.
+        unsafe { ptr::copy_nonoverlapping(from, to, len) };
+    }
+
     impl Pool<'_> {
         /// # Safety
         /// `geometry.capacity()` bytes at `base` must stay mapped for the life of the
@@ -105,14 +155,20 @@ mod imp {
             (at, self.geometry.block_size() - offset)
         }
 
-        /// Copies into a block, up to its end. Returns the bytes copied.
+        /// Copies into a block, up to its end. Returns the bytes copied. After stores past the cache
+        /// [`order_past_cache`](super::order_past_cache) is due before anybody is told of the bytes.
         #[inline(always)]
-        pub(crate) fn write(&self, block: usize, offset: usize, from: Source<'_>) -> usize {
+        pub(crate) fn write(&self, block: usize, offset: usize, from: Source<'_>, stores: Stores) -> usize {
             let (at, room) = self.locate(block, offset);
             let n = from.len().min(room);
             // SAFETY: `n` bytes are readable by the contract of `Source` and lie in the
             // block by `locate`; the caller's memory and the pool are different mappings.
-            unsafe { ptr::copy_nonoverlapping(from.as_ptr(), at, n) };
+            unsafe {
+                match stores {
+                    Stores::Cached => ptr::copy_nonoverlapping(from.as_ptr(), at, n),
+                    Stores::PastCache => copy_past_cache(from.as_ptr(), at, n),
+                }
+            }
             n
         }
 
@@ -153,7 +209,7 @@ mod imp {
     pub use loom::sync::atomic::AtomicU64;
     pub(crate) use loom::sync::atomic::{AtomicU32, fence};
 
-    use crate::buffer::{Dest, Source};
+    use crate::buffer::{Dest, Source, Stores};
     use crate::geometry::Geometry;
 
     macro_rules! plain {
@@ -201,7 +257,8 @@ mod imp {
             (at, self.geometry.block_size() - offset)
         }
 
-        pub(crate) fn write(&self, block: usize, offset: usize, from: Source<'_>) -> usize {
+        /// Loom knows one kind of stores.
+        pub(crate) fn write(&self, block: usize, offset: usize, from: Source<'_>, _stores: Stores) -> usize {
             let (at, room) = self.locate(block, offset);
             let n = from.len().min(room);
             for i in 0..n {

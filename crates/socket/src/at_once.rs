@@ -5,8 +5,9 @@
 use crate::conn::{self, Conn};
 use crate::receive::consume;
 use crate::receive_wait::begin_to_poll;
-use crate::send::{CHECK_US, PIECE, PLAIN_FLAGS, sent_on_lane};
+use crate::send::{CHECK_US, PLAIN_FLAGS, sent_on_lane};
 use crate::spin::Spinner;
+use crate::stores::LONG;
 use crate::vector::is_nowhere;
 use libc::c_int;
 use viaduct_channel::{Dest, Source as Bytes};
@@ -20,7 +21,7 @@ const RECEIVE_FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_WAITALL | libc::MSG_
 #[inline(never)]
 pub(crate) fn send(conn: &'static Conn, id: u64, bytes: Bytes<'_>, flags: c_int) -> usize {
     let len = bytes.len();
-    if flags & !PLAIN_FLAGS != 0 || len == 0 || len > PIECE || is_nowhere(bytes.as_ptr()) {
+    if flags & !PLAIN_FLAGS != 0 || len == 0 || len >= LONG || is_nowhere(bytes.as_ptr()) {
         return 0;
     }
     let Some(guard) = conn.own_send(id) else { return 0 };

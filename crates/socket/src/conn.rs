@@ -12,7 +12,7 @@ use crate::lock::{self, Guard, Locks};
 use crate::lone::Lone;
 use crate::records::{id_of, index_of};
 use crate::sys::{self, Errno, SegmentCell, raw};
-use crate::{agent, counters, receive, send};
+use crate::{agent, counters, receive, send, stores};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 use viaduct_channel::{Segment, Side};
@@ -70,6 +70,7 @@ pub struct Conn {
     pub(crate) unchecked: AtomicU32,
     /// Receives since the last send, both on the lane.
     pub(crate) streak: AtomicU32,
+    pub(crate) stores: stores::Choice,
     /// See `crate::announce`.
     pub(crate) announcer: AtomicU32,
     pub(crate) stalled_at: AtomicU64,
@@ -119,6 +120,7 @@ impl Conn {
             checked_at: AtomicU64::new(0),
             unchecked: AtomicU32::new(0),
             streak: AtomicU32::new(0),
+            stores: stores::Choice::new(),
             announcer: AtomicU32::new(0),
             stalled_at: AtomicU64::new(0),
             stuck_at: AtomicU64::new(0),
@@ -145,6 +147,7 @@ impl Conn {
         self.flags.store(flags, Relaxed);
         self.references.store(1, Relaxed);
         self.fd.store(fd, Relaxed);
+        self.stores.reset();
         for word in [
             &self.direct_receives,
             &self.direct_sends,

@@ -64,6 +64,7 @@ mod send;
 mod send_wait;
 pub mod signals;
 mod spin;
+mod stores;
 pub mod successors;
 #[expect(unsafe_code, reason = "the system-call corner")]
 #[expect(

@@ -7,9 +7,9 @@ use crate::send_wait::wait_for_space;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, at_once, bell, cancel, counters, epoll, kernel, marks, recall, wish};
+use crate::{agent, at_once, bell, cancel, counters, epoll, kernel, marks, recall, stores, wish};
 use libc::c_int;
-use viaduct_channel::{Segment, Sender};
+use viaduct_channel::{Segment, Sender, Stores};
 use viaduct_control::Reason;
 use viaduct_control::counters::{Path, slot};
 use viaduct_stream::{MARK_BACK, MARK_BELL, Mode, Outgoing};
@@ -210,12 +210,17 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
     let mut sent = 0;
     // A receiver that keeps up makes room for ever. Others may want the direction, and there may be something else to do.
     let most = lane.capacity();
+    let long = vector.len().saturating_sub(skip) >= stores::LONG;
     while sent < most {
-        let Ok(piece) = lane.append_many(vector.sources(skip + sent, PIECE)) else {
+        let kind = if long { conn.stores.stores() } else { Stores::Cached };
+        let Ok(piece) = lane.append_many(vector.sources(skip + sent, PIECE), kind) else {
             return Err(violated(conn));
         };
         if piece > 0 {
             sent_on_lane(conn, guard, &lane, piece);
+        }
+        if long {
+            conn.stores.count(piece);
         }
         sent += piece;
         if piece < PIECE {

@@ -1,6 +1,6 @@
 //! One lane, step by step.
 
-use crate::{Geometry, Receiver, Segment, Sender, Side};
+use crate::{Geometry, Receiver, Segment, Sender, Side, Source, Stores};
 
 fn tiny() -> Geometry {
     Geometry::new(3, 4).expect("tests allow tiny blocks")
@@ -68,8 +68,25 @@ fn pieces_are_published_together() {
     let sources = pieces.map(crate::Source::from).into_iter().inspect(|_| {
         assert_eq!(rx.readable(), Ok(0));
     });
-    assert_eq!(tx.append_many(sources), Ok(23));
+    assert_eq!(tx.append_many(sources, Stores::Cached), Ok(23));
     assert_eq!(read(rx, 99), b"some more than a block!");
+}
+
+#[test]
+fn stores_past_the_cache_bring_the_same_bytes_from_and_to_any_alignment() {
+    let (a, _) = Segment::heap(Geometry::new(12, 8).expect("permitted"));
+    let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
+    let bytes: Vec<u8> = (0..20_000u32).map(|i| ((i * 7919) >> 5).to_le_bytes()[0]).collect();
+    for (from, len) in (0..130)
+        .flat_map(|from| [from % 7, 15, 16, 63, 64, 65, 127, 128, 129, 4095 + from, 9000].map(|len| (from, len)))
+    {
+        let piece = &bytes[from..from + len];
+        assert_eq!(tx.append_many([Source::from(piece)], Stores::PastCache), Ok(len));
+        // Not before and not behind: the neighbours came by plain stores.
+        assert_eq!(append(tx, b"edge"), 4);
+        assert!(read(rx, len) == piece, "{len} bytes from {from} on");
+        assert_eq!(read(rx, 9), b"edge");
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::layout::LOGICAL;
-use crate::{Geometry, Receiver, Segment, Sender, Side, Source};
+use crate::{Geometry, Receiver, Segment, Sender, Side, Source, Stores};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -73,7 +73,10 @@ impl Model {
         });
         let done = match pieces {
             [_] => tx.append(bytes.as_slice().into()),
-            _ => tx.append_many(sources.collect::<Vec<_>>()),
+            _ => tx.append_many(
+                sources.collect::<Vec<_>>(),
+                [Stores::Cached, Stores::PastCache][total % 2],
+            ),
         };
         assert_eq!(done, Ok(total.min(space)));
         let done = total.min(space);

@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 
 use script::Script;
-use viaduct_channel::{Geometry, Mapping, Receiver, Segment, Sender, Side, Source};
+use viaduct_channel::{Geometry, Mapping, Receiver, Segment, Sender, Side, Source, Stores};
 
 /// Bytes before the first pool, as in docs/memory-layout.md.
 const HEADER: usize = 4096;
@@ -86,7 +86,10 @@ impl Lane<'_> {
             7 => {
                 let bytes = vec![0x5A; script.short() % BUFFER];
                 let pieces = bytes.chunks(1 + script.short()).map(Source::from);
-                if let Ok(done) = self.tx.append_many(pieces) {
+                if let Ok(done) = self
+                    .tx
+                    .append_many(pieces, [Stores::Cached, Stores::PastCache][bytes.len() % 2])
+                {
                     assert!(done <= bytes.len());
                 }
             }
