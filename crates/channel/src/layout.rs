@@ -14,7 +14,7 @@ pub(crate) const HEADER_BYTES: usize = 4096;
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"viaductS");
 /// Version of the layout and of the rules for it.
 #[cfg(not(loom))]
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// Words a side's signal line has for the layer above.
 pub(crate) const WORDS: usize = 4;
 
@@ -56,7 +56,7 @@ pub(crate) struct Lane {
     /// Physical block of each logical block, by number modulo its length. Written by the
     /// sender before the tail that covers it, read by the receiver after that tail.
     pub(crate) table: [PlainU8; LOGICAL],
-    /// Free physical blocks, last in first out. Sender's own.
+    /// Free physical blocks, the next to be used last. Sender's own.
     pub(crate) free: [PlainU8; MAX_BLOCKS],
     /// Physical blocks on their way back. Written by the receiver before `credit_tail`,
     /// read by the sender after it.
@@ -80,12 +80,11 @@ pub(crate) struct SenderSignal {
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub(crate) struct SenderOwn {
-    /// Credits taken since the lane began.
-    pub(crate) credit_head: PlainU64,
+    /// Entries of the free stack, and above them, modulo 2^32, the credits taken since the
+    /// lane began: one word, so that a credit is never without its block.
+    pub(crate) stock: PlainU64,
     /// A logical block that the head is known to have reached.
     pub(crate) known_head: PlainU64,
-    /// Entries of the free stack.
-    pub(crate) free_count: PlainU32,
     /// Physical blocks that have ever been in use; those from here on are untouched.
     pub(crate) grown: PlainU32,
     /// Not zero: the system had no memory when the pool last tried to grow.
@@ -198,12 +197,11 @@ const _: () = {
     assert!(offset_of!(SenderSignal, words) == 8);
     assert!(offset_of!(SenderSignal, credit_wait) == 40);
     assert!(offset_of!(Lane, sender_own) == 64);
-    assert!(offset_of!(SenderOwn, credit_head) == 0);
+    assert!(offset_of!(SenderOwn, stock) == 0);
     assert!(offset_of!(SenderOwn, known_head) == 8);
-    assert!(offset_of!(SenderOwn, free_count) == 16);
-    assert!(offset_of!(SenderOwn, grown) == 20);
-    assert!(offset_of!(SenderOwn, starved) == 24);
-    assert!(offset_of!(SenderOwn, spared) == 28);
+    assert!(offset_of!(SenderOwn, grown) == 16);
+    assert!(offset_of!(SenderOwn, starved) == 20);
+    assert!(offset_of!(SenderOwn, spared) == 24);
     assert!(offset_of!(Lane, receiver) == 128);
     assert!(offset_of!(ReceiverSignal, wait) == 0);
     assert!(offset_of!(ReceiverSignal, words) == 8);

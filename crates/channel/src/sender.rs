@@ -268,7 +268,7 @@ impl<'a> Sender<'a> {
             return Ok(None);
         };
         // Killed after this store, the block is lost to the lane, not used twice.
-        self.set_free_count(top);
+        self.set_stock(self.taken(), top);
         Ok(self.lane.free.get(top).map(|block| block.get()))
     }
 
@@ -288,34 +288,34 @@ impl<'a> Sender<'a> {
         Ok(LOGICAL.saturating_sub(ahead))
     }
 
-    /// Moves returned blocks onto the free stack, which is empty. Returns how many it
-    /// holds then.
+    /// Moves returned blocks onto the free stack, which is empty. Returns how many it holds
+    /// then. They will be used in the order of their return, in which they were read:
+    /// neighbours stay together, and the processor foresees where bytes go and come from.
     fn collect(&self) -> Result<usize, Violation> {
-        let own = &self.lane.sender_own;
-        let taken = own.credit_head.get();
+        let pending = self.pending()?;
+        let taken = self.taken();
         let mut count = 0;
-        for i in 0..self.pending()? {
-            let number = taken.wrapping_add(i as u64);
-            let block = self.lane.credit(number).get();
-            // The credit is struck off before the block is free: killed in between, the
-            // block is lost to the lane, not used twice.
-            own.credit_head.set(number.wrapping_add(1));
+        for i in (0..pending).rev() {
+            let block = self.lane.credit(u64::from(taken.wrapping_add(narrow(i)))).get();
             if usize::from(block) < self.geometry.blocks() {
-                count = self.push_free(count, block);
+                count = self.put_free(count, block);
             }
         }
+        self.set_stock(taken.wrapping_add(narrow(pending)), count);
         Ok(count)
     }
 
     /// Credits given and not yet taken.
     fn pending(&self) -> Result<usize, Violation> {
-        let taken = self.lane.sender_own.credit_head.get();
+        let taken = self.taken();
         // Pairs with the release store in `Receiver::give`: the receiver has done with the
         // bytes of the blocks that it gave back before.
-        let given = self.lane.receiver_own.credit_tail.load(Acquire);
-        match usize::try_from(given.wrapping_sub(taken)) {
-            Ok(pending) if pending <= self.geometry.blocks() => Ok(pending),
-            _ => Err(Violation::Credits { taken, given }),
+        let given = lowest(self.lane.receiver_own.credit_tail.load(Acquire));
+        let pending = given.wrapping_sub(taken) as usize;
+        if pending <= self.geometry.blocks() {
+            Ok(pending)
+        } else {
+            Err(Violation::Credits { taken, given })
         }
     }
 
@@ -346,9 +346,10 @@ impl<'a> Sender<'a> {
         let mut count = 0;
         for block in (grown..grown + step).rev() {
             if let Ok(block) = u8::try_from(block) {
-                count = self.push_free(count, block);
+                count = self.put_free(count, block);
             }
         }
+        self.set_stock(self.taken(), count);
         count
     }
 
@@ -365,23 +366,41 @@ impl<'a> Sender<'a> {
         (self.lane.sender_own.grown.get() as usize).min(self.geometry.blocks())
     }
 
+    /// The physical block of a logical one.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn physical(&self, logical: u64) -> usize {
+        self.lane.table(logical).get().into()
+    }
+
     fn free_count(&self) -> usize {
-        (self.lane.sender_own.free_count.get() as usize).min(self.geometry.blocks())
+        (lowest(self.lane.sender_own.stock.get()) as usize).min(self.geometry.blocks())
     }
 
-    fn set_free_count(&self, count: usize) {
-        self.lane.sender_own.free_count.set(narrow(count));
+    /// Credits taken since the lane began, modulo 2^32.
+    fn taken(&self) -> u32 {
+        lowest(self.lane.sender_own.stock.get() >> 32)
     }
 
-    /// Puts a block on top of the free stack of `count`. Returns the new count.
-    fn push_free(&self, count: usize, block: u8) -> usize {
+    fn set_stock(&self, taken: u32, free: usize) {
+        let stock = u64::from(taken) << 32 | free as u64;
+        self.lane.sender_own.stock.set(stock);
+    }
+
+    /// Writes a block on top of `count` free ones. Returns their number, which is not yet
+    /// in the lane's words.
+    fn put_free(&self, count: usize, block: u8) -> usize {
         let Some(top) = self.lane.free.get(count) else {
             return count;
         };
         top.set(block);
-        self.set_free_count(count + 1);
         count + 1
     }
+}
+
+/// The lower half of a word.
+#[expect(clippy::cast_possible_truncation, reason = "that is what it is for")]
+const fn lowest(word: u64) -> u32 {
+    word as u32
 }
 
 /// A number of blocks as it is stored.

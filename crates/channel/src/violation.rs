@@ -23,10 +23,10 @@ pub enum Violation {
     },
     /// The receiver has given back more blocks than there are.
     Credits {
-        /// Credits taken so far, as this side has it.
-        taken: u64,
-        /// Credits given so far, as the receiver has it.
-        given: u64,
+        /// Credits taken so far, modulo 2^32, as this side has it.
+        taken: u32,
+        /// Credits given so far, modulo 2^32, as the receiver has it.
+        given: u32,
     },
 }
 
@@ -40,7 +40,7 @@ impl fmt::Display for Violation {
                 write!(f, "peer's head {head} is out of reach of tail {tail}")
             }
             Self::Credits { taken, given } => {
-                write!(f, "peer gave {given} credits, of which {taken} were taken")
+                write!(f, "peer gave {given} credits modulo 2^32, of which {taken} were taken")
             }
         }
     }

@@ -136,6 +136,21 @@ fn released_blocks_let_the_sender_run_ahead_as_far_as_the_table_reaches() {
 }
 
 #[test]
+fn blocks_are_filled_in_the_order_in_which_they_were_read() {
+    let (a, _) = Segment::heap(tiny());
+    let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
+    for round in 0..5 {
+        assert_eq!(append(tx, &[7; 32]), 32);
+        let filled: Vec<_> = (4 * round..4 * round + 4).map(|n| tx.physical(n)).collect();
+        assert_eq!(filled, [0, 1, 2, 3]);
+        // Given back one by one, and all at once.
+        for _ in 0..if round % 2 == 0 { 4 } else { 1 } {
+            read(rx, if round % 2 == 0 { 8 } else { 32 });
+        }
+    }
+}
+
+#[test]
 fn a_limited_lane_holds_less() {
     let (a, _) = Segment::heap(tiny());
     let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
