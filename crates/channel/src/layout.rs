@@ -5,10 +5,15 @@
 //! line too: what one side writes often never shares a pair with what the other side
 //! reads often, except where reading it is the purpose.
 
-use crate::sync::{AtomicU32, AtomicU64, PlainU8, PlainU32, PlainU64};
+use crate::numbers::{Edge, Small};
+use crate::sync::{AtomicU32, AtomicU64, PlainU32, PlainU64};
 
-/// Bytes before the first pool.
+/// Bytes of the header page.
 pub(crate) const HEADER_BYTES: usize = 4096;
+/// Bytes before the pools: the header page and each lane's larger tables.
+pub(crate) const HEAD_BYTES: usize = HEADER_BYTES + 2 * LARGE_BYTES;
+/// Bytes of a lane's larger tables, whole pages.
+pub(crate) const LARGE_BYTES: usize = 8192;
 /// Marks a segment: `viaductS`, read as little-endian.
 #[cfg(not(loom))]
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"viaductS");
@@ -18,16 +23,23 @@ pub(crate) const VERSION: u32 = 3;
 /// Words a side's signal line has for the layer above.
 pub(crate) const WORDS: usize = 4;
 
-/// Most blocks of a pool; block numbers fit a byte.
-#[cfg(not(loom))]
-pub(crate) const MAX_BLOCKS: usize = 256;
+/// Most blocks of a pool.
+#[cfg(not(any(test, loom)))]
+pub(crate) const MAX_BLOCKS: usize = 1024;
+/// Most blocks whose numbers are kept in the header page; each fits a byte.
+#[cfg(not(any(test, loom)))]
+pub(crate) const SMALL_BLOCKS: usize = 256;
+// So few that tests go from one kind of tables to the other all the time.
+#[cfg(all(test, not(loom)))]
+pub(crate) const MAX_BLOCKS: usize = 16;
+#[cfg(all(test, not(loom)))]
+pub(crate) const SMALL_BLOCKS: usize = 4;
 #[cfg(loom)]
 pub(crate) const MAX_BLOCKS: usize = 4;
-/// Logical blocks that can be between head and tail. Twice the pool, so that blocks
-/// released in the middle of the stream are of use to a sender before the head moves.
-pub(crate) const LOGICAL: usize = 2 * MAX_BLOCKS;
+#[cfg(loom)]
+pub(crate) const SMALL_BLOCKS: usize = 2;
 /// Words of the bitmap of released logical blocks.
-pub(crate) const RELEASED_WORDS: usize = LOGICAL.div_ceil(64);
+const RELEASED_WORDS: usize = (2 * MAX_BLOCKS).div_ceil(64);
 
 /// The header page. Atomics throughout, so that a reference to it is sound whoever writes.
 #[derive(Debug)]
@@ -50,17 +62,12 @@ pub(crate) struct Lane {
     pub(crate) sender: SenderSignal,
     pub(crate) sender_own: SenderOwn,
     pub(crate) receiver: ReceiverSignal,
+    pub(crate) edges: Edges,
+    pub(crate) receiver_own: ReceiverOwn,
     /// Logical blocks given back before the head reached them. Receiver's own.
     pub(crate) released: Released,
-    pub(crate) receiver_own: ReceiverOwn,
-    /// Physical block of each logical block, by number modulo its length. Written by the
-    /// sender before the tail that covers it, read by the receiver after that tail.
-    pub(crate) table: [PlainU8; LOGICAL],
-    /// Free physical blocks, the next to be used last. Sender's own.
-    pub(crate) free: [PlainU8; MAX_BLOCKS],
-    /// Physical blocks on their way back. Written by the receiver before `credit_tail`,
-    /// read by the sender after it.
-    pub(crate) credits: [PlainU8; MAX_BLOCKS],
+    /// Block numbers as long as there are few.
+    pub(crate) small: Small,
 }
 
 /// Written by the sender, polled by the receiver.
@@ -106,10 +113,22 @@ pub(crate) struct ReceiverSignal {
     pub(crate) until: AtomicU64,
 }
 
+/// Where the larger tables begin. Written once each and looked at all the time, so it stays
+/// in both caches.
+#[derive(Debug)]
+#[cfg_attr(loom, derive(Default))]
+#[repr(C, align(64))]
+pub(crate) struct Edges {
+    /// The first logical block in the larger table. Written by the sender.
+    pub(crate) blocks: Edge,
+    /// The first credit in the larger ring. Written by the receiver.
+    pub(crate) credits: Edge,
+}
+
 /// Among the bits of a receiver that waits: they are not to be taken before the tail has come as far as it says.
 pub(crate) const LATER: u32 = 1 << 31;
 
-/// One bit a logical block, by number modulo [`LOGICAL`].
+/// One bit a logical block, by number modulo twice [`MAX_BLOCKS`].
 #[derive(Debug)]
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
@@ -127,20 +146,6 @@ pub(crate) struct ReceiverOwn {
     pub(crate) credit_tail: AtomicU64,
     /// The tail as the receiver last found it, checked then.
     pub(crate) seen: PlainU64,
-}
-
-impl Lane {
-    /// Table entry of a logical block.
-    #[inline(always)]
-    pub(crate) fn table(&self, logical: u64) -> &PlainU8 {
-        &self.table[index(logical, LOGICAL)]
-    }
-
-    /// Credit ring entry of a credit.
-    #[inline(always)]
-    pub(crate) fn credit(&self, number: u64) -> &PlainU8 {
-        &self.credits[index(number, MAX_BLOCKS)]
-    }
 }
 
 impl Released {
@@ -168,7 +173,7 @@ impl Released {
 
     #[inline]
     fn locate(&self, logical: u64) -> (&PlainU64, u64) {
-        let at = index(logical, LOGICAL);
+        let at = index(logical, 2 * MAX_BLOCKS);
         (&self.0[at / 64], 1 << (at % 64))
     }
 }
@@ -176,16 +181,18 @@ impl Released {
 /// `number` modulo a power of two.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "only the lowest bits are used")]
-const fn index(number: u64, len: usize) -> usize {
+pub(crate) const fn index(number: u64, len: usize) -> usize {
     number as usize & (len - 1)
 }
 
-#[cfg(not(loom))]
+#[cfg(not(any(test, loom)))]
 const _: () = {
+    use crate::numbers::Large;
     use core::mem::{offset_of, size_of};
     assert!(size_of::<Header>() <= HEADER_BYTES);
-    assert!(size_of::<Header>() == 2944);
-    assert!(size_of::<Lane>() == 1408);
+    assert!(size_of::<Header>() == 3456);
+    assert!(size_of::<Lane>() == 1664);
+    assert!(size_of::<Large>() == LARGE_BYTES);
     assert!(offset_of!(Header, magic) == 0);
     assert!(offset_of!(Header, version) == 8);
     assert!(offset_of!(Header, block_shift) == 12);
@@ -206,12 +213,19 @@ const _: () = {
     assert!(offset_of!(ReceiverSignal, wait) == 0);
     assert!(offset_of!(ReceiverSignal, words) == 8);
     assert!(offset_of!(ReceiverSignal, until) == 40);
-    assert!(offset_of!(Lane, released) == 192);
+    assert!(offset_of!(Lane, edges) == 192);
+    assert!(offset_of!(Edges, blocks) == 0);
+    assert!(offset_of!(Edges, credits) == 8);
     assert!(offset_of!(Lane, receiver_own) == 256);
     assert!(offset_of!(ReceiverOwn, head) == 0);
     assert!(offset_of!(ReceiverOwn, credit_tail) == 8);
     assert!(offset_of!(ReceiverOwn, seen) == 16);
-    assert!(offset_of!(Lane, table) == 384);
-    assert!(offset_of!(Lane, free) == 896);
-    assert!(offset_of!(Lane, credits) == 1152);
+    assert!(offset_of!(Lane, released) == 384);
+    assert!(offset_of!(Lane, small) == 640);
+    assert!(offset_of!(Small, table) == 0);
+    assert!(offset_of!(Small, free) == 512);
+    assert!(offset_of!(Small, credits) == 768);
+    assert!(offset_of!(Large, table) == 0);
+    assert!(offset_of!(Large, free) == 4096);
+    assert!(offset_of!(Large, credits) == 6144);
 };

@@ -29,6 +29,7 @@ mod geometry;
 mod layout;
 #[cfg(not(loom))]
 mod mapping;
+mod numbers;
 mod receiver;
 #[cfg(not(loom))]
 mod returns;

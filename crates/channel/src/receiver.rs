@@ -4,7 +4,9 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 use crate::buffer::Dest;
 use crate::geometry::Geometry;
-use crate::layout::{LATER, LOGICAL, Lane, WORDS};
+use crate::layout::{LATER, Lane, WORDS};
+use crate::numbers::Numbers;
+use crate::segment::Segment;
 use crate::sync::{AtomicU64, Pool, fence, store_and_fence};
 use crate::violation::Violation;
 
@@ -17,14 +19,20 @@ use crate::violation::Violation;
 #[derive(Clone, Copy, Debug)]
 pub struct Receiver<'a> {
     lane: &'a Lane,
+    numbers: Numbers<'a>,
     pool: Pool<'a>,
     geometry: Geometry,
 }
 
 impl<'a> Receiver<'a> {
     #[inline]
-    pub(crate) fn new(lane: &'a Lane, pool: Pool<'a>, geometry: Geometry) -> Self {
-        Self { lane, pool, geometry }
+    pub(crate) fn new(segment: &'a Segment, lane: &'a Lane, pool: Pool<'a>, number: usize) -> Self {
+        Self {
+            lane,
+            numbers: Numbers::new(segment, lane, number),
+            pool,
+            geometry: segment.geometry(),
+        }
     }
 
     /// Bytes published and not yet consumed, counted from the head, with what has been
@@ -97,8 +105,8 @@ impl<'a> Receiver<'a> {
     /// many bytes there were.
     #[inline(always)]
     fn read_block(&self, at: u64, dest: Dest<'_>) -> usize {
-        let block = self.lane.table(self.geometry.block_of(at)).get();
-        self.pool.read(block.into(), self.geometry.offset_of(at), dest)
+        let block = self.numbers.block(self.geometry.block_of(at));
+        self.pool.read(block, self.geometry.offset_of(at), dest)
     }
 
     /// Fills all of `dest`.
@@ -120,10 +128,8 @@ impl<'a> Receiver<'a> {
         let mut done = 0;
         while done < want {
             let at = head.wrapping_add((offset + done) as u64);
-            let block = self.lane.table(self.geometry.block_of(at)).get();
-            done += self
-                .pool
-                .prefetch(block.into(), self.geometry.offset_of(at), want - done);
+            let block = self.numbers.block(self.geometry.block_of(at));
+            done += self.pool.prefetch(block, self.geometry.offset_of(at), want - done);
         }
     }
 
@@ -183,7 +189,7 @@ impl<'a> Receiver<'a> {
         if blocks <= self.geometry.blocks() as u64 {
             return true;
         }
-        if blocks > LOGICAL as u64 || self.lane.released.is_empty() {
+        if blocks > self.geometry.logical() as u64 || self.lane.released.is_empty() {
             return false;
         }
         let kept = (first..first.wrapping_add(blocks)).filter(|logical| !self.lane.released.contains(*logical));
@@ -323,7 +329,7 @@ impl<'a> Receiver<'a> {
     /// credits with it.
     #[inline]
     fn prepare(&self, given: u64, logical: u64) -> u64 {
-        self.lane.credit(given).set(self.lane.table(logical).get());
+        self.numbers.set_credit(given, logical);
         given.wrapping_add(1)
     }
 
@@ -339,7 +345,7 @@ impl<'a> Receiver<'a> {
 
 /// A number of bytes or blocks that has been checked to be at most a lane's span.
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "at most 2^25")]
+#[expect(clippy::cast_possible_truncation, reason = "at most 2^27")]
 const fn narrow(number: u64) -> usize {
     number as usize
 }

@@ -21,9 +21,9 @@ pub struct Returns<'a> {
 }
 
 impl Returns<'_> {
-    /// From byte `from` of a mapping on, which must hold as much as a pool behind it.
+    /// From byte `from` of a mapping on, which must hold all places of a pool behind it.
     pub(crate) fn mapped(mapping: Mapping, from: usize, geometry: Geometry) -> Self {
-        debug_assert!(from + geometry.capacity() <= mapping.len());
+        debug_assert!(from + geometry.place(usize::MAX) + geometry.block_size() <= mapping.len());
         Self {
             // SAFETY: inside the mapping.
             base: unsafe { mapping.base().add(from) },
@@ -33,7 +33,7 @@ impl Returns<'_> {
         }
     }
 
-    /// At an address of a heap segment that has as much as a pool there.
+    /// At an address of a heap segment that has all places of a pool there.
     pub(crate) fn on_heap(base: NonNull<u8>, geometry: Geometry) -> Self {
         Self {
             base,
@@ -44,7 +44,7 @@ impl Returns<'_> {
     }
 
     fn pool(&self) -> Pool<'_> {
-        // SAFETY: a pool's capacity lies behind `base`, in a mapping that this value owns or on a heap that it borrows; it is only
+        // SAFETY: all places of a pool lie behind `base`, in a mapping that this value owns or on a heap that it borrows; it is only
         // reached through `Pool`.
         unsafe { Pool::new(self.base.as_ptr(), self.geometry) }
     }
@@ -64,7 +64,7 @@ impl Returns<'_> {
     /// Takes memory for a block. `false` when the system has none.
     fn populate(&self, block: usize) -> bool {
         self.mapping.as_ref().is_none_or(|(mapping, from)| {
-            let from = from + (block << self.geometry.block_shift());
+            let from = from + self.geometry.place(block);
             mapping.populate(from..from + self.geometry.block_size())
         })
     }

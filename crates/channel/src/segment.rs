@@ -6,7 +6,10 @@ pub use mapped::SegmentError;
 use core::fmt;
 
 use crate::geometry::Geometry;
+#[cfg(not(loom))]
+use crate::layout::{HEAD_BYTES, HEADER_BYTES, LARGE_BYTES};
 use crate::layout::{Header, Lane};
+use crate::numbers::Large;
 use crate::receiver::Receiver;
 #[cfg(not(loom))]
 use crate::returns::Returns;
@@ -79,7 +82,7 @@ impl Segment {
     #[inline]
     pub fn receiver(&self, side: Side) -> Receiver<'_> {
         let lane = side.other().lane();
-        Receiver::new(self.lane(lane), self.pool(lane), self.geometry)
+        Receiver::new(self, self.lane(lane), self.pool(lane), lane)
     }
 
     /// The room for bytes of the lane that `side` sends on which its receiver gives back.
@@ -87,7 +90,7 @@ impl Segment {
     /// `None` if the process has no address space left: only who uses it maps it.
     #[cfg(not(loom))]
     pub fn returns(&self, side: Side) -> Option<Returns<'_>> {
-        let from = pool_offset(self.geometry, RETURNS + side.lane());
+        let from = pool_offset(self.geometry, RETURNS, side.lane());
         Some(match &self.memory {
             Memory::Mapped(mapping) => {
                 Returns::mapped(mapping.again(self.geometry.segment_len())?, from, self.geometry)
@@ -124,6 +127,25 @@ impl Segment {
         }
     }
 
+    /// A lane's larger tables.
+    #[cfg(not(loom))]
+    #[inline]
+    pub(crate) fn large(&self, lane: usize) -> &Large {
+        let base = match &self.memory {
+            Memory::Mapped(mapping) => mapping.base(),
+            Memory::Heap(heap) => heap.base(),
+        };
+        // SAFETY: both kinds of memory are longer than what is before the pools, of which
+        // this is inside and a multiple of the page size; they are atomics throughout.
+        unsafe { base.add(large_offset(lane)).cast().as_ref() }
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn large(&self, lane: usize) -> &Large {
+        let Memory::Heap(heap) = &self.memory;
+        heap.large(lane)
+    }
+
     #[cfg(not(loom))]
     #[inline]
     fn pool(&self, lane: usize) -> Pool<'_> {
@@ -131,10 +153,10 @@ impl Segment {
             Memory::Mapped(mapping) => mapping.base(),
             Memory::Heap(heap) => heap.base(),
         };
-        // SAFETY: both kinds of memory have the geometry's segment length, of which this
-        // is inside; pools are only ever reached through `Pool`.
+        // SAFETY: both kinds of memory have the geometry's segment length, of which all
+        // places of a pool are inside; pools are only ever reached through `Pool`.
         unsafe {
-            let base = base.as_ptr().add(pool_offset(self.geometry, lane));
+            let base = base.as_ptr().add(pool_offset(self.geometry, LANES, lane));
             Pool::new(base, self.geometry)
         }
     }
@@ -161,11 +183,30 @@ impl Segment {
         match &self.memory {
             #[cfg(not(loom))]
             Memory::Mapped(mapping) => {
-                let size = self.geometry.block_size();
-                let from = pool_offset(self.geometry, lane) + first * size;
-                mapping.populate(from..from + count * size)
+                let pool = pool_offset(self.geometry, LANES, lane);
+                let mut rest = first..first + count;
+                while !rest.is_empty() {
+                    let beside = self.geometry.chunk() - rest.start % self.geometry.chunk();
+                    let from = pool + self.geometry.place(rest.start);
+                    let count = beside.min(rest.len());
+                    if !mapping.populate(from..from + count * self.geometry.block_size()) {
+                        return false;
+                    }
+                    rest.start += count;
+                }
+                true
             }
             Memory::Heap(heap) => heap.populate(lane, first, count),
+        }
+    }
+
+    /// Takes memory for a lane's larger tables. `false` when the system has none.
+    pub(crate) fn populate_large(&self, lane: usize) -> bool {
+        match &self.memory {
+            #[cfg(not(loom))]
+            Memory::Mapped(mapping) => mapping.populate(large_offset(lane)..large_offset(lane + 1)),
+            // As if they lay with the first block that needs them.
+            Memory::Heap(heap) => heap.populate(lane, crate::layout::SMALL_BLOCKS, 1),
         }
     }
 }
@@ -179,14 +220,23 @@ impl fmt::Debug for Segment {
     }
 }
 
-/// Number of the first pool that holds returns; those of the lanes come before.
+/// The pair of pools that are the lanes'.
 #[cfg(not(loom))]
-const RETURNS: usize = 2;
+const LANES: usize = 0;
+/// The pair of pools that hold returns.
+#[cfg(not(loom))]
+const RETURNS: usize = 1;
 
-/// Where a pool begins in its segment.
+/// Where a lane's pool of a pair begins in its segment.
 #[cfg(not(loom))]
-const fn pool_offset(geometry: Geometry, pool: usize) -> usize {
-    crate::layout::HEADER_BYTES + pool * geometry.capacity()
+const fn pool_offset(geometry: Geometry, pair: usize, lane: usize) -> usize {
+    HEAD_BYTES + pair * 2 * geometry.capacity() + lane * geometry.chunk() * geometry.block_size()
+}
+
+/// Where a lane's larger tables begin.
+#[cfg(not(loom))]
+const fn large_offset(lane: usize) -> usize {
+    HEADER_BYTES + lane * LARGE_BYTES
 }
 
 #[cfg(not(loom))]
@@ -196,7 +246,7 @@ mod mapped {
     use std::io;
     use std::os::fd::{BorrowedFd, OwnedFd};
 
-    use super::{Geometry, Memory, Segment};
+    use super::{Geometry, HEAD_BYTES, HEADER_BYTES, Memory, Segment};
     use crate::layout::{MAGIC, VERSION};
     use crate::mapping::{MapError, Mapping};
 
@@ -228,7 +278,7 @@ mod mapped {
         /// What the system calls report: no descriptors, address space or memory left.
         pub fn create(id: u64, geometry: Geometry) -> io::Result<OwnedFd> {
             let (mapping, fd) = Mapping::create(c"viaduct-segment", geometry.segment_len())?;
-            if !mapping.populate(0..crate::layout::HEADER_BYTES) {
+            if !mapping.populate(0..HEADER_BYTES) {
                 return Err(io::ErrorKind::OutOfMemory.into());
             }
             let segment = Self {
@@ -251,10 +301,10 @@ mod mapped {
         /// # Errors
         /// [`SegmentError`] says what is wrong with the descriptor.
         pub fn map(fd: BorrowedFd<'_>) -> Result<Self, SegmentError> {
-            // The header and the lanes, without the returns; whether they are, the geometry will tell.
-            let used = |len: usize| len - len.saturating_sub(crate::layout::HEADER_BYTES) / 2;
+            // All before the returns; whether they are, the geometry will tell.
+            let used = |len: usize| len - len.saturating_sub(HEAD_BYTES) / 2;
             let (mapping, len) = Mapping::first_of(fd, used).map_err(SegmentError::Map)?;
-            if mapping.len() < crate::layout::HEADER_BYTES {
+            if mapping.len() < HEAD_BYTES {
                 return Err(SegmentError::NotASegment);
             }
             let mut segment = Self {
@@ -384,11 +434,13 @@ mod heap {
 mod heap {
     use crate::geometry::Geometry;
     use crate::layout::Header;
+    use crate::numbers::Large;
     use crate::sync::PlainU8;
 
     /// A segment's memory made of what loom watches.
     pub(super) struct Heap {
         header: Header,
+        large: [Large; 2],
         pools: [Vec<PlainU8>; 2],
     }
 
@@ -397,12 +449,17 @@ mod heap {
             let pool = || (0..geometry.capacity()).map(|_| PlainU8::default()).collect();
             Self {
                 header: Header::default(),
+                large: Default::default(),
                 pools: [pool(), pool()],
             }
         }
 
         pub(super) fn header(&self) -> &Header {
             &self.header
+        }
+
+        pub(super) fn large(&self, lane: usize) -> &Large {
+            &self.large[lane]
         }
 
         pub(super) fn pool(&self, lane: usize) -> &[PlainU8] {

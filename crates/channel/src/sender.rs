@@ -4,7 +4,8 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
 use crate::buffer::{Source, Stores};
 use crate::geometry::Geometry;
-use crate::layout::{LATER, LOGICAL, Lane, MAX_BLOCKS, WORDS};
+use crate::layout::{LATER, Lane, SMALL_BLOCKS, WORDS};
+use crate::numbers::Numbers;
 use crate::segment::Segment;
 use crate::sync::{AtomicU64, Pool, fence, order_past_cache, store_and_fence};
 use crate::violation::Violation;
@@ -17,6 +18,7 @@ use crate::violation::Violation;
 #[derive(Clone, Copy, Debug)]
 pub struct Sender<'a> {
     lane: &'a Lane,
+    numbers: Numbers<'a>,
     pool: Pool<'a>,
     geometry: Geometry,
     number: usize,
@@ -28,6 +30,7 @@ impl<'a> Sender<'a> {
     pub(crate) fn new(segment: &'a Segment, lane: &'a Lane, pool: Pool<'a>, number: usize) -> Self {
         Self {
             lane,
+            numbers: Numbers::new(segment, lane, number),
             pool,
             geometry: segment.geometry(),
             number,
@@ -90,13 +93,21 @@ impl<'a> Sender<'a> {
             0 => (0, self.geometry.block_of(tail)),
             _ => (self.geometry.block_size() - offset, self.geometry.block_of(tail) + 1),
         };
-        let blocks = self.free_count() + self.pending().unwrap_or(MAX_BLOCKS) + self.growable();
+        let pending = self
+            .pending()
+            .map_or_else(|_| self.geometry.blocks(), |(_, pending)| pending);
+        let blocks = self.free_count() + pending + self.growable();
         let blocks = blocks.min(self.geometry.blocks());
         let ahead = next.wrapping_sub(own.known_head.get());
-        let window = if ahead <= (LOGICAL - blocks.min(LOGICAL)) as u64 {
+        let reach = if self.starved() {
+            self.numbers.reach()
+        } else {
+            self.geometry.logical()
+        };
+        let window = if ahead <= reach.saturating_sub(blocks) as u64 {
             blocks
         } else {
-            self.window(tail, next).unwrap_or(LOGICAL)
+            self.window(tail, next, reach).unwrap_or(reach)
         };
         rest + (blocks.min(window) << self.geometry.block_shift())
     }
@@ -218,8 +229,8 @@ impl<'a> Sender<'a> {
     fn write(&self, at: u64, source: Source<'_>, stores: Stores) -> Result<usize, Violation> {
         let offset = self.geometry.offset_of(at);
         if offset != 0 && source.len() <= self.geometry.block_size() - offset {
-            let block = self.lane.table(self.geometry.block_of(at)).get();
-            Ok(self.pool.write(block.into(), offset, source, stores))
+            let block = self.numbers.block(self.geometry.block_of(at));
+            Ok(self.pool.write(block, offset, source, stores))
         } else {
             self.write_across(at, source, stores)
         }
@@ -234,15 +245,15 @@ impl<'a> Sender<'a> {
             let logical = self.geometry.block_of(at);
             let offset = self.geometry.offset_of(at);
             let block = if offset != 0 {
-                self.lane.table(logical).get()
+                self.numbers.block(logical)
             } else {
                 let Some(block) = self.take_block(at, rest.len())? else {
                     break;
                 };
-                self.lane.table(logical).set(block);
+                self.numbers.set_block(logical, block);
                 block
             };
-            let n = self.pool.write(block.into(), offset, rest, stores);
+            let n = self.pool.write(block, offset, rest, stores);
             done += n;
             at = at.wrapping_add(n as u64);
         }
@@ -251,10 +262,10 @@ impl<'a> Sender<'a> {
 
     /// A physical block for the logical block that begins at stream position `at`, when
     /// there is one. `want` bytes are about to be written.
-    fn take_block(&self, at: u64, want: usize) -> Result<Option<u8>, Violation> {
-        let own = &self.lane.sender_own;
+    fn take_block(&self, at: u64, want: usize) -> Result<Option<usize>, Violation> {
         let logical = self.geometry.block_of(at);
-        if logical.wrapping_sub(own.known_head.get()) >= LOGICAL as u64 && self.window(at, logical)? == 0 {
+        let ahead = logical.wrapping_sub(self.lane.sender_own.known_head.get());
+        if ahead >= self.numbers.reach() as u64 && !self.reaches(at, logical)? {
             return Ok(None);
         }
         let mut count = self.free_count();
@@ -262,20 +273,45 @@ impl<'a> Sender<'a> {
             count = self.collect()?;
         }
         if count == 0 {
-            count = self.grow(want);
+            count = self.grow(at, want);
         }
         let Some(top) = count.checked_sub(1) else {
             return Ok(None);
         };
         // Killed after this store, the block is lost to the lane, not used twice.
         self.set_stock(self.taken(), top);
-        Ok(self.lane.free.get(top).map(|block| block.get()))
+        Ok(Some(self.numbers.free(top)))
     }
 
-    /// Logical blocks that the table has room for from block `next` on, after a look at
-    /// the peer's head. `tail` is any position between the lane's tail and `next`.
+    /// Whether the table has room for a logical block, which begins at stream position
+    /// `at`, after a look at the peer's head and, if need be, in the larger table.
     #[cold]
-    fn window(&self, tail: u64, next: u64) -> Result<usize, Violation> {
+    fn reaches(&self, at: u64, logical: u64) -> Result<bool, Violation> {
+        if self.window(at, logical, self.numbers.reach())? != 0 {
+            return Ok(true);
+        }
+        Ok(self.window(at, logical, self.geometry.logical())? != 0 && self.enlarge(at, self.free_count()))
+    }
+
+    /// Goes on in larger tables, while bytes are written at stream position `at` and
+    /// `free` blocks are on the stack. `false` when there are none or no memory for them.
+    #[cold]
+    fn enlarge(&self, at: u64, free: usize) -> bool {
+        if self.geometry.blocks() <= SMALL_BLOCKS {
+            return false;
+        }
+        let begun = self.tail().saturating_add(self.geometry.block_size() as u64 - 1);
+        let (first, next) = (self.geometry.block_of(begun), self.geometry.block_of(at));
+        let done = self.numbers.enlarge(first, next, free);
+        self.lane.sender_own.starved.set(u32::from(!done));
+        done
+    }
+
+    /// Logical blocks that a table for `reach` of them has room for from block `next` on,
+    /// after a look at the peer's head. `tail` is any position between the lane's tail and
+    /// `next`.
+    #[cold]
+    fn window(&self, tail: u64, next: u64, reach: usize) -> Result<usize, Violation> {
         // Pairs with the release store of the head in `Receiver::consume`: the receiver
         // has read the table entries that this side may overwrite from now on.
         let head = self.lane.receiver_own.head.load(Acquire);
@@ -284,36 +320,36 @@ impl<'a> Sender<'a> {
         }
         let reached = self.geometry.block_of(head);
         self.lane.sender_own.known_head.set(reached);
-        let ahead = usize::try_from(next.wrapping_sub(reached)).unwrap_or(LOGICAL);
-        Ok(LOGICAL.saturating_sub(ahead))
+        let ahead = usize::try_from(next.wrapping_sub(reached)).unwrap_or(reach);
+        Ok(reach.saturating_sub(ahead))
     }
 
     /// Moves returned blocks onto the free stack, which is empty. Returns how many it holds
     /// then. They will be used in the order of their return, in which they were read:
     /// neighbours stay together, and the processor foresees where bytes go and come from.
     fn collect(&self) -> Result<usize, Violation> {
-        let pending = self.pending()?;
-        let taken = self.taken();
+        let (given, pending) = self.pending()?;
         let mut count = 0;
-        for i in (0..pending).rev() {
-            let block = self.lane.credit(u64::from(taken.wrapping_add(narrow(i)))).get();
-            if usize::from(block) < self.geometry.blocks() {
-                count = self.put_free(count, block);
+        for back in 1..=pending as u64 {
+            let block = self.numbers.credit(given.wrapping_sub(back));
+            if block < self.geometry.blocks() {
+                self.numbers.set_free(count, block);
+                count += 1;
             }
         }
-        self.set_stock(taken.wrapping_add(narrow(pending)), count);
+        self.set_stock(lowest(given), count);
         Ok(count)
     }
 
-    /// Credits given and not yet taken.
-    fn pending(&self) -> Result<usize, Violation> {
+    /// Credits given since the lane began, and how many of them are not yet taken.
+    fn pending(&self) -> Result<(u64, usize), Violation> {
         let taken = self.taken();
         // Pairs with the release store in `Receiver::give`: the receiver has done with the
         // bytes of the blocks that it gave back before.
-        let given = lowest(self.lane.receiver_own.credit_tail.load(Acquire));
-        let pending = given.wrapping_sub(taken) as usize;
+        let given = self.lane.receiver_own.credit_tail.load(Acquire);
+        let pending = lowest(given).wrapping_sub(taken) as usize;
         if pending <= self.geometry.blocks() {
-            Ok(pending)
+            Ok((given, pending))
         } else {
             Err(Violation::Credits { taken, given })
         }
@@ -323,7 +359,7 @@ impl<'a> Sender<'a> {
     /// Returns how many it holds then. Grows by what is wanted now or by half, so that a
     /// busy lane takes few steps and an idle one little memory.
     #[cold]
-    fn grow(&self, want: usize) -> usize {
+    fn grow(&self, at: u64, want: usize) -> usize {
         let own = &self.lane.sender_own;
         let grown = self.grown();
         let room = self.blocks().saturating_sub(grown);
@@ -332,6 +368,12 @@ impl<'a> Sender<'a> {
         }
         let wanted = want.div_ceil(self.geometry.block_size());
         let mut step = wanted.max(grown / 2).clamp(1, room);
+        if grown + step > SMALL_BLOCKS && !self.numbers.is_large() && !self.enlarge(at, 0) {
+            if grown >= SMALL_BLOCKS {
+                return 0;
+            }
+            step = SMALL_BLOCKS - grown;
+        }
         if !self.segment.populate(self.number, grown, step) {
             step = 1;
             if !self.segment.populate(self.number, grown, step) {
@@ -343,14 +385,11 @@ impl<'a> Sender<'a> {
         // Out of the untouched first, on the free stack second: killed in between, blocks
         // are lost to the lane, not used twice.
         own.grown.set(narrow(grown + step));
-        let mut count = 0;
-        for block in (grown..grown + step).rev() {
-            if let Ok(block) = u8::try_from(block) {
-                count = self.put_free(count, block);
-            }
+        for (place, block) in (grown..grown + step).rev().enumerate() {
+            self.numbers.set_free(place, block);
         }
-        self.set_stock(self.taken(), count);
-        count
+        self.set_stock(self.taken(), step);
+        step
     }
 
     /// Blocks that can still be taken into use.
@@ -369,7 +408,7 @@ impl<'a> Sender<'a> {
     /// The physical block of a logical one.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn physical(&self, logical: u64) -> usize {
-        self.lane.table(logical).get().into()
+        self.numbers.block(logical)
     }
 
     fn free_count(&self) -> usize {
@@ -385,16 +424,6 @@ impl<'a> Sender<'a> {
         let stock = u64::from(taken) << 32 | free as u64;
         self.lane.sender_own.stock.set(stock);
     }
-
-    /// Writes a block on top of `count` free ones. Returns their number, which is not yet
-    /// in the lane's words.
-    fn put_free(&self, count: usize, block: u8) -> usize {
-        let Some(top) = self.lane.free.get(count) else {
-            return count;
-        };
-        top.set(block);
-        count + 1
-    }
 }
 
 /// The lower half of a word.
@@ -404,7 +433,7 @@ const fn lowest(word: u64) -> u32 {
 }
 
 /// A number of blocks as it is stored.
-#[expect(clippy::cast_possible_truncation, reason = "at most 256")]
+#[expect(clippy::cast_possible_truncation, reason = "at most 1024")]
 const fn narrow(blocks: usize) -> u32 {
     blocks as u32
 }

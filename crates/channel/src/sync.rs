@@ -14,7 +14,7 @@
 //!   interpreted in place.
 
 pub use imp::AtomicU64;
-pub(crate) use imp::{Arc, AtomicU32, PlainU8, PlainU32, PlainU64, Pool, fence};
+pub(crate) use imp::{Arc, AtomicU32, PlainU8, PlainU16, PlainU32, PlainU64, Pool, fence};
 
 /// A release store, then a full fence.
 #[inline(always)]
@@ -43,7 +43,7 @@ pub(crate) fn order_past_cache() {
 mod imp {
     use core::marker::PhantomData;
     use core::ptr;
-    use core::sync::atomic::{AtomicU8, Ordering};
+    use core::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 
     pub use core::sync::atomic::AtomicU64;
     pub(crate) use core::sync::atomic::{AtomicU32, fence};
@@ -75,6 +75,7 @@ mod imp {
         };
     }
     plain!(PlainU8, AtomicU8, u8);
+    plain!(PlainU16, AtomicU16, u16);
     plain!(PlainU32, AtomicU32, u32);
     plain!(PlainU64, AtomicU64, u64);
 
@@ -133,7 +134,7 @@ mod imp {
 
     impl Pool<'_> {
         /// # Safety
-        /// `geometry.capacity()` bytes at `base` must stay mapped for the life of the
+        /// All places of the geometry ([`Geometry::place`]) from `base` on must stay mapped for the life of the
         /// value, and no reference to them may exist.
         #[inline(always)]
         pub(crate) const unsafe fn new(base: *mut u8, geometry: Geometry) -> Self {
@@ -147,11 +148,9 @@ mod imp {
         /// Address of a byte and the number of bytes from there to the end of its block.
         #[inline(always)]
         fn locate(&self, block: usize, offset: usize) -> (*mut u8, usize) {
-            let block = block & (self.geometry.blocks() - 1);
             let offset = offset & (self.geometry.block_size() - 1);
-            let at = (block << self.geometry.block_shift()) | offset;
-            // SAFETY: both indices are masked, so `at` is below the pool's capacity.
-            let at = unsafe { self.base.add(at) };
+            // SAFETY: `place` masks the block, so this is in one of the pool's.
+            let at = unsafe { self.base.add(self.geometry.place(block) + offset) };
             (at, self.geometry.block_size() - offset)
         }
 
@@ -235,6 +234,7 @@ mod imp {
         };
     }
     plain!(PlainU8, u8);
+    plain!(PlainU16, u16);
     plain!(PlainU32, u32);
     plain!(PlainU64, u64);
 

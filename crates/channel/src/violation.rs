@@ -25,8 +25,8 @@ pub enum Violation {
     Credits {
         /// Credits taken so far, modulo 2^32, as this side has it.
         taken: u32,
-        /// Credits given so far, modulo 2^32, as the receiver has it.
-        given: u32,
+        /// Credits given so far, as the receiver has it.
+        given: u64,
     },
 }
 
@@ -40,7 +40,10 @@ impl fmt::Display for Violation {
                 write!(f, "peer's head {head} is out of reach of tail {tail}")
             }
             Self::Credits { taken, given } => {
-                write!(f, "peer gave {given} credits modulo 2^32, of which {taken} were taken")
+                write!(
+                    f,
+                    "peer gave {given} credits, of which {taken} (modulo 2^32) were taken"
+                )
             }
         }
     }

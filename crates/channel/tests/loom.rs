@@ -208,32 +208,69 @@ fn a_block_released_in_the_middle_is_used_again_and_nothing_garbled() {
     });
 }
 
-/// The table has eight entries here and the first block stays unread, so the sender may
-/// not go beyond the eighth block however many come back, and goes on when the head moves.
-#[test]
-fn the_table_is_not_overrun_by_blocks_released_in_the_middle() {
-    check(|| {
-        let (a, b) = Segment::heap(geometry(2));
+/// The first block stays unread, so the sender may not go beyond the table's last entry
+/// however many blocks come back, and goes on when the head moves.
+fn the_table_is_not_overrun(blocks: u32, entries: usize) {
+    check(move || {
+        let (a, b) = Segment::heap(geometry(blocks));
         let bells = Bells::new();
         let tx = a.sender(Side::First);
         let rx = b.receiver(Side::Second);
         bells.send(tx, b"aa");
-        for n in 1..8 {
+        for n in 1..entries {
             bells.send(tx, b"..");
             bells.await_bytes(rx, 2 * (n + 1));
             assert_eq!(rx.release(2 * n as u64, 2 * n as u64 + 2), 1);
         }
+        assert!(!tx.has_space());
         let sender = {
             let bells = bells.clone();
             thread::spawn(move || {
-                assert!(a.sender(Side::First).tail() == 16);
+                assert!(a.sender(Side::First).tail() == 2 * entries as u64);
                 bells.send(a.sender(Side::First), b"bb");
             })
         };
         let rx = b.receiver(Side::Second);
         assert_eq!(bells.receive(rx, 2), b"aa");
-        bells.gained(rx, rx.consume(14));
+        bells.gained(rx, rx.consume(2 * entries - 2));
         assert_eq!(bells.receive(rx, 2), b"bb");
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn the_table_is_not_overrun_by_blocks_released_in_the_middle() {
+    the_table_is_not_overrun(2, 4);
+}
+
+/// Here the table's last entry is reached twice: first the small one's.
+#[test]
+fn the_larger_table_is_not_overrun_by_blocks_released_in_the_middle() {
+    the_table_is_not_overrun(4, 8);
+}
+
+/// Two blocks fit the small tables here.
+#[test]
+fn a_lane_goes_on_in_larger_tables_while_both_sides_work() {
+    check(|| {
+        let (a, b) = Segment::heap(geometry(4));
+        let bells = Bells::new();
+        bells.send(a.sender(Side::First), b"abc");
+        let sender = {
+            let bells = bells.clone();
+            thread::spawn(move || {
+                bells.send(a.sender(Side::First), b"defgh");
+                bells.send(a.sender(Side::First), b"ijkl");
+            })
+        };
+        let rx = b.receiver(Side::Second);
+        assert_eq!(bells.receive(rx, 3), b"abc");
+        bells.await_bytes(rx, 3);
+        // Block 2, of which the larger table tells.
+        bells.gained(rx, rx.release(4, 6));
+        assert_eq!(bells.receive(rx, 1), b"d");
+        bells.gained(rx, rx.consume(2));
+        assert_eq!(bells.receive(rx, 6), b"ghijkl");
         sender.join().unwrap();
     });
 }

@@ -17,13 +17,13 @@ fn taken(fd: &OwnedFd) -> u64 {
 
 #[test]
 fn geometries_out_of_range_are_refused() {
-    for (shift, blocks) in [(11, 256), (17, 256), (12, 4), (12, 512), (12, 100), (0, 0)] {
+    for (shift, blocks) in [(11, 256), (17, 256), (12, 4), (12, 2048), (12, 100), (0, 0)] {
         assert_eq!(Geometry::new(shift, blocks), None, "2^{shift} x {blocks}");
     }
     let least = Geometry::new(12, 8).expect("permitted");
-    assert_eq!((least.capacity(), least.segment_len()), (32768, 4096 + 4 * 32768));
-    assert_eq!(Geometry::new(12, 256), Some(Geometry::DEFAULT));
-    assert!(Geometry::new(16, 256).is_some());
+    assert_eq!((least.capacity(), least.segment_len()), (32768, 5 * 4096 + 4 * 32768));
+    assert_eq!(Geometry::new(12, 1024), Some(Geometry::DEFAULT));
+    assert!(Geometry::new(16, 1024).is_some());
 }
 
 #[test]
@@ -104,11 +104,19 @@ fn memory_is_taken_as_traffic_asks_for_it() {
     assert_eq!(taken(&fd), 2 * 4096);
     assert_eq!(tx.append(vec![1; 100_000].as_slice().into()), Ok(100_000));
     assert!(taken(&fd) < 50 * 4096, "{} bytes", taken(&fd));
+    // As long as a byte can name the blocks, there are no tables but the header's.
+    assert_eq!(tx.append(vec![1; 900_000].as_slice().into()), Ok(900_000));
+    assert!(taken(&fd) <= 4096 + (1 << 20), "{} bytes", taken(&fd));
     assert_eq!(
-        tx.append(vec![1; 2_000_000].as_slice().into()),
-        Ok(Geometry::DEFAULT.capacity() - 100_000)
+        tx.append(vec![1; 8_000_000].as_slice().into()),
+        Ok(Geometry::DEFAULT.capacity() - 1_000_000)
     );
-    assert_eq!(taken(&fd), 4096 + Geometry::DEFAULT.capacity() as u64);
+    assert_eq!(taken(&fd), 4096 + 8192 + Geometry::DEFAULT.capacity() as u64);
+    let mut got = vec![0; Geometry::DEFAULT.capacity()];
+    assert_eq!(rx.readable(), Ok(got.len()));
+    assert_eq!(rx.copy_out(got.as_mut_slice().into(), 0), got.len());
+    assert!(got.iter().all(|byte| *byte == 1));
+    assert_eq!(rx.consume(got.len()), 1024);
 }
 
 #[test]
@@ -144,7 +152,7 @@ fn what_is_made_can_neither_shrink_nor_grow() {
 fn anything_but_a_segment_is_refused() {
     let (_, fd) = Mapping::create(c"test", 100).expect("memory");
     assert!(matches!(Segment::map(fd.as_fd()), Err(SegmentError::NotASegment)));
-    let (_, fd) = Mapping::create(c"test", 8192).expect("memory");
+    let (_, fd) = Mapping::create(c"test", 1 << 20).expect("memory");
     assert!(matches!(Segment::map(fd.as_fd()), Err(SegmentError::NotASegment)));
 
     let spoil = |word: usize, value: u64| {

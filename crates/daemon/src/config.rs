@@ -57,7 +57,7 @@ impl Table {
         Decided {
             limits: Limits {
                 segments: self.segments_per_user.unwrap_or(65536),
-                memory: self.memory_per_user.unwrap_or(512 << 30),
+                memory: self.memory_per_user.unwrap_or(2 << 40),
                 offers: self.offers_per_user.unwrap_or(32768),
             },
             processes_per_user: self.processes_per_user.unwrap_or(1024),

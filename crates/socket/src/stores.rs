@@ -11,9 +11,9 @@ use viaduct_channel::Stores;
 /// Shorter messages are left in the cache, where their receiver most likely finds them, and are not counted.
 pub(crate) const LONG: usize = 16 << 10;
 /// Bytes of a step of a trial: as many as a lane holds, so that what is timed is not what the step before has left on it.
-const STEP: u64 = 1 << 20;
+const STEP: u64 = 4 << 20;
 /// Bytes before the first trial. Short transfers are not worth one.
-const FIRST: u64 = 4 * STEP;
+const FIRST: u64 = STEP;
 /// Bytes between trials.
 const BETWEEN: u64 = 512 * STEP;
 /// Kinds take turns, each first unmeasured, then measured.

@@ -111,28 +111,88 @@ fn blocks_released_in_the_middle_are_used_again_before_the_head_moves() {
 
 #[test]
 fn released_blocks_let_the_sender_run_ahead_as_far_as_the_table_reaches() {
-    let (a, _) = Segment::heap(tiny());
+    // With small tables only, and with those that are taken into use on the way.
+    for (blocks, reach) in [(4, 8_u32), (8, 32)] {
+        let geometry = Geometry::new(3, blocks).expect("tests allow tiny blocks");
+        let (a, _) = Segment::heap(geometry);
+        let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
+        assert_eq!(append(tx, b"unread.."), 8);
+        for n in 1..u64::from(reach) {
+            assert_eq!(append(tx, b"released"), 8, "block {n}");
+            assert_eq!(rx.readable().map(|bytes| bytes as u64), Ok(8 * (n + 1)));
+            assert_eq!(rx.release(8 * n, 8 * n + 8), 1);
+        }
+        assert_eq!((tx.space(), tx.has_space(), append(tx, b"too far.")), (0, false, 0));
+        assert_eq!(read(rx, 8), b"unread..");
+        assert_eq!(tx.space(), 8);
+        assert_eq!(append(tx, b"in reach"), 8);
+        rx.readable().expect("honest peer");
+        assert_eq!(rx.consume((reach as usize - 1) * 8), reach as usize - 1);
+        assert_eq!(read(rx, 99), b"in reach");
+        assert_eq!(tx.space(), geometry.capacity());
+        // The table's second round knows nothing of what was released in the first.
+        for n in 0..reach {
+            assert_eq!(append(tx, b"anything"), 8, "block {n}");
+            assert_eq!(read(rx, 8), b"anything");
+        }
+        assert_eq!(tx.space(), geometry.capacity());
+    }
+}
+
+/// Bytes and blocks of both kinds of tables, in flight together.
+#[test]
+fn a_lane_goes_on_in_larger_tables_amid_a_message() {
+    let geometry = Geometry::new(3, 16).expect("tests allow tiny blocks");
+    let (a, b) = Segment::heap(geometry);
+    let (tx, rx) = (a.sender(Side::First), b.receiver(Side::Second));
+    let bytes: Vec<u8> = (0..128).collect();
+    assert_eq!(append(tx, &bytes[..12]), 12);
+    assert_eq!(read(rx, 3), &bytes[..3]);
+    assert_eq!(append(tx, &bytes[12..]), 116);
+    assert_eq!((tx.space(), append(tx, b"more")), (0, 0));
+    assert_eq!(read(rx, 61), &bytes[3..64]);
+    assert_eq!(append(tx, &bytes), 64);
+    assert_eq!(read(rx, 64), &bytes[64..]);
+    assert_eq!(append(tx, &bytes[64..]), 64);
+    assert_eq!(read(rx, 999), bytes);
+    assert_eq!(tx.space(), 128);
+}
+
+/// The first credit is one of the larger ring's here.
+#[test]
+fn a_block_is_given_back_before_any_other_after_the_tables_were_enlarged() {
+    let geometry = Geometry::new(3, 16).expect("tests allow tiny blocks");
+    let (a, b) = Segment::heap(geometry);
+    let (tx, rx) = (a.sender(Side::First), b.receiver(Side::Second));
+    assert_eq!(append(tx, &[1; 200]), 128);
+    assert_eq!(rx.readable(), Ok(128));
+    assert_eq!(rx.release(64, 128), 8);
+    assert_eq!(append(tx, &[2; 200]), 64);
+    assert_eq!(read(rx, 64), [1; 64]);
+    assert_eq!(rx.consume(64), 8);
+    assert_eq!(read(rx, 99), [2; 64]);
+    assert_eq!(tx.space(), 128);
+    assert_eq!(append(tx, &[3; 200]), 128);
+    assert_eq!(read(rx, 200), [3; 128]);
+}
+
+#[test]
+fn without_memory_for_larger_tables_a_lane_stays_with_the_small() {
+    let geometry = Geometry::new(3, 16).expect("tests allow tiny blocks");
+    let (a, _) = Segment::heap(geometry);
     let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
-    assert_eq!(append(tx, b"unread.."), 8);
-    for n in 1..512 {
-        assert_eq!(append(tx, b"released"), 8, "block {n}");
-        assert_eq!(rx.readable().map(|bytes| bytes as u64), Ok(8 * (n + 1)));
-        assert_eq!(rx.release(8 * n, 8 * n + 8), 1);
+    a.limit_memory(4);
+    for round in 0..9 {
+        assert_eq!(append(tx, &[round; 100]), 32);
+        assert_eq!((tx.space(), append(tx, &[round])), (0, 0));
+        assert!(tx.starved());
+        assert_eq!(read(rx, 100), [round; 32]);
+        assert_eq!(tx.space(), 32);
     }
-    assert_eq!((tx.space(), tx.has_space(), append(tx, b"too far.")), (0, false, 0));
-    assert_eq!(read(rx, 8), b"unread..");
-    assert_eq!(tx.space(), 8);
-    assert_eq!(append(tx, b"in reach"), 8);
-    rx.readable().expect("honest peer");
-    assert_eq!(rx.consume(511 * 8), 511);
-    assert_eq!(read(rx, 99), b"in reach");
-    assert_eq!(tx.space(), 32);
-    // The table's second round knows nothing of what was released in the first.
-    for n in 0..512 {
-        assert_eq!(append(tx, b"anything"), 8, "block {n}");
-        assert_eq!(read(rx, 8), b"anything");
-    }
-    assert_eq!(tx.space(), 32);
+    a.limit_memory(16);
+    assert_eq!(append(tx, &[9; 200]), 128);
+    assert!(!tx.starved());
+    assert_eq!(read(rx, 200), [9; 128]);
 }
 
 #[test]

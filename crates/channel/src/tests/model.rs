@@ -5,7 +5,6 @@ use std::collections::{BTreeSet, VecDeque};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::layout::LOGICAL;
 use crate::{Geometry, Receiver, Segment, Sender, Side, Source, Stores};
 
 #[derive(Clone, Debug)]
@@ -55,7 +54,7 @@ impl Model {
         let first = self.head / size;
         let next = self.tail().div_ceil(size);
         let kept = (first..next).filter(|block| !self.released.contains(block)).count();
-        let reach = LOGICAL - (next - first).min(LOGICAL);
+        let reach = self.geometry.logical().saturating_sub(next - first);
         next * size - self.tail() + (self.geometry.blocks() - kept).min(reach) * size
     }
 

@@ -12,17 +12,23 @@ use std::sync::atomic::Ordering::Relaxed;
 use script::Script;
 use viaduct_channel::{Geometry, Mapping, Receiver, Segment, Sender, Side, Source, Stores};
 
-/// Bytes before the first pool, as in docs/memory-layout.md.
+/// Bytes of the header page, as in docs/memory-layout.md.
 const HEADER: usize = 4096;
-/// Logical blocks a lane reaches, as in docs/memory-layout.md.
-const LOGICAL: usize = 512;
+/// Bytes of a lane's larger tables.
+const LARGE: usize = 8192;
+/// Bytes before the pools.
+const HEAD: usize = HEADER + 2 * LARGE;
+/// Blocks of each lane that lie beside each other.
+const CHUNK: usize = 16;
+/// Logical blocks a lane reaches at most.
+const LOGICAL: usize = 2048;
 /// Largest buffer passed in.
 const BUFFER: usize = 3 << 12;
 
 /// Runs a script; panics where a promise of the channel is broken.
 pub(crate) fn run(script: &[u8]) {
     let mut script = Script(script);
-    let blocks = 8 << (script.byte() % 6);
+    let blocks = 8 << (script.byte() % 8);
     let geometry = Geometry::new(12, blocks).expect("permitted");
     let fd = Segment::create(7, geometry).expect("memory for a segment");
     let segment = Segment::map(fd.as_fd()).expect("just made");
@@ -40,24 +46,29 @@ pub(crate) fn run(script: &[u8]) {
         }
     }
     // The other lane's pool is out of reach for this lane, whatever its words say.
-    let second = (HEADER + geometry.capacity()) / 8;
-    let stray = hand.words()[second..]
-        .iter()
-        .step_by(512)
-        .find(|word| word.load(Relaxed) != 0);
-    assert!(stray.is_none(), "a lane wrote into the other's pool");
+    let turn = CHUNK.min(geometry.blocks()) * geometry.block_size();
+    let own = |at: usize| {
+        at < HEAD - LARGE || at >= HEAD && at < HEAD + 2 * geometry.capacity() && ((at - HEAD) / turn).is_multiple_of(2)
+    };
+    let words = hand.words().iter().enumerate().step_by(512);
+    let stray = words
+        .filter(|(n, _)| !own(n * 8))
+        .find(|(_, word)| word.load(Relaxed) != 0);
+    assert!(stray.is_none(), "a lane wrote into the other's memory");
 }
 
-/// Writes one word of the header or of the first lane's pool: anything, or something
+/// Writes one word of the header, of the first lane's tables or of its pool: anything, or something
 /// close to what it holds.
 fn scribble(script: &mut Script<'_>, hand: &Mapping, geometry: Geometry) {
     let reach = match script.byte() % 4 {
-        0 => HEADER + geometry.capacity(),
+        0 => HEADER + LARGE + CHUNK.min(geometry.blocks()) * geometry.block_size(),
         // The first lane's cursors, where a lie goes furthest.
         1 | 2 => 128 + 384,
         _ => HEADER,
     };
-    let word = &hand.words()[script.short() % (reach / 8)];
+    let at = script.short() * 8 % reach;
+    // The second lane's larger tables lie between the first's and its pool.
+    let word = &hand.words()[if at < HEADER + LARGE { at } else { at + LARGE } / 8];
     let value = match script.byte() % 4 {
         0 => script.long(),
         1 => word.load(Relaxed).wrapping_add(u64::from(script.byte())),

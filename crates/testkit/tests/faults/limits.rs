@@ -69,7 +69,7 @@ fn server_out_of_address_space(mode: Mode<'_>, rounds: u64) {
     for round in 0..rounds {
         let mut server = Server::start(mode, "epoll");
         settle(&mut server, mode);
-        limit_address_space(server.program.pid(), (round % 4) * 700_000);
+        limit_address_space(server.program.pid(), (round % 4) * 2_900_000);
         let arguments = format!("--connections 6 --bytes 1000000 --max-chunk 16384 --seed {round}");
         server.client(mode, &arguments).run(PATIENCE).success();
         server.assert_sound();
@@ -87,7 +87,7 @@ fn a_program_without_address_space_stays_on_tcp() {
 fn limits_of_a_user_leave_connections_on_tcp_and_say_so() {
     for (option, value, reason) in [
         ("--segments-per-user", "3", "limit-segments"),
-        ("--memory-per-user", "6000000", "limit-memory"),
+        ("--memory-per-user", "24000000", "limit-memory"),
     ] {
         let instance = Instance::start_with(&[option, value]);
         let mode = Mode::Accelerated(&instance);
