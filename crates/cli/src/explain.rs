@@ -5,7 +5,7 @@ use crate::daemon::{self, Answer};
 use crate::presence::{self, Presence};
 use crate::proc::{self, Descriptors};
 use crate::target::Target;
-use crate::tcp_tables::TcpTables;
+use crate::tcp_tables::{Ends, TcpTables};
 use crate::terminal::{self, Style, bytes, duration, styled};
 use crate::{config, doctor};
 use anyhow::{Result, bail};
@@ -76,6 +76,8 @@ struct PlainEnd {
 struct View {
     processes: Vec<Process>,
     plain: Vec<PlainEnd>,
+    /// Sockets that have an address and no other end, most of which listen.
+    unconnected: Vec<PlainEnd>,
 }
 
 impl View {
@@ -86,26 +88,34 @@ impl View {
             .flat_map(|process| process.ends.iter().map(move |end| (process.pid, end.state.fd)))
             .collect();
         let mut tables = TcpTables::default();
-        let mut plain = Vec::new();
+        let (mut plain, mut unconnected) = (Vec::new(), Vec::new());
         for pid in proc::processes() {
             let Some(netns) = proc::network_namespace(pid) else {
                 continue;
             };
             for (fd, inode) in Descriptors::of(pid).sockets {
-                let known = i32::try_from(fd).is_ok_and(|fd| shown.contains(&(pid, fd)));
-                match tables.find(netns, pid, inode) {
-                    Some(ends) if !known && ends.remote.port() != 0 => plain.push(PlainEnd {
-                        pid,
-                        fd,
-                        local: ends.local,
-                        remote: ends.remote,
-                    }),
-                    _ => {}
+                if i32::try_from(fd).is_ok_and(|fd| shown.contains(&(pid, fd))) {
+                    continue;
+                }
+                let Some(Ends { local, remote }) = tables.find(netns, pid, inode) else {
+                    continue;
+                };
+                let end = PlainEnd { pid, fd, local, remote };
+                match (local.port(), remote.port()) {
+                    (0, 0) => {}
+                    (_, 0) => unconnected.push(end),
+                    _ => plain.push(end),
                 }
             }
         }
-        plain.sort_by_key(|end| (end.pid, end.fd));
-        Ok(Self { processes, plain })
+        for ends in [&mut plain, &mut unconnected] {
+            ends.sort_by_key(|end| (end.pid, end.fd));
+        }
+        Ok(Self {
+            processes,
+            plain,
+            unconnected,
+        })
     }
 
     fn explain_process(&self, text: &mut String, pid: u32) -> Result<()> {
@@ -155,6 +165,24 @@ impl View {
             for end in process.ends.iter().filter(|end| target.matches(process, end)) {
                 found = true;
                 self.explain_end(text, process, end)?;
+            }
+        }
+        for end in &self.unconnected {
+            if target.is_served_by(end.local) {
+                found = true;
+                let name = proc::name(end.pid).unwrap_or_default();
+                let line = format!(
+                    "{name} ({}) descriptor {}: {}, not connected",
+                    end.pid, end.fd, end.local
+                );
+                writeln!(text, "{}", styled(&line, Style::Bold))?;
+                match presence::of(end.pid).text(&name) {
+                    Some(sentence) => writeln!(text, "    {sentence}")?,
+                    None => writeln!(
+                        text,
+                        "    {name} runs under Viaduct. What it accepts here is accelerated where the other end's program is too."
+                    )?,
+                }
             }
         }
         // Processes that share a socket, as a server's workers do, are one line each; a busy server needs no more of them.

@@ -66,6 +66,17 @@ impl Target {
             Self::Port(port) => local.port() == port || remote.port() == port,
         }
     }
+
+    /// Whether a listener bound to `local` accepts connections to what is meant.
+    pub(crate) fn is_served_by(self, local: SocketAddr) -> bool {
+        match self {
+            Self::Process(_) => false,
+            Self::Address(address) => {
+                local.port() == address.port() && (local.ip() == address.ip() || local.ip().is_unspecified())
+            }
+            Self::Port(port) => local.port() == port,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -79,6 +90,9 @@ mod tests {
         assert_eq!("*:80".parse(), Ok(Target::Port(80)));
         let mapped: Target = "[::ffff:10.0.0.1]:80".parse().unwrap();
         assert_eq!(mapped, Target::Address("10.0.0.1:80".parse().unwrap()));
+        let served = |target: Target, local: &str| target.is_served_by(local.parse().unwrap());
+        assert!(served(mapped, "10.0.0.1:80") && served(mapped, "0.0.0.0:80"));
+        assert!(!served(mapped, "10.0.0.2:80") && !served(mapped, "0.0.0.0:81"));
         for wrong in ["", ":", ":70000", "10.0.0.1", "::1:80", "-1"] {
             assert!(wrong.parse::<Target>().is_err(), "{wrong}");
         }

@@ -258,6 +258,18 @@ fn a_plain_program_is_told_how_to_join() {
 }
 
 #[test]
+fn a_listener_is_named() {
+    let guest = Guest::new();
+    for bound in ["127.0.0.1:0", "0.0.0.0:0"] {
+        let listener = std::net::TcpListener::bind(bound).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let text = explain(&guest, &format!("127.0.0.1:{port}"));
+        assert!(text.contains(&format!("{port}, not connected")), "{text}");
+        assert!(text.contains("does not run under Viaduct"), "{text}");
+    }
+}
+
+#[test]
 fn nothing_there_is_an_error() {
     let guest = Guest::new();
     for target in ["4294967290", "203.0.113.1:9"] {

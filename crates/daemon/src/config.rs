@@ -1,11 +1,13 @@
 //! What viaductd may give out, from the configuration files and the command line, in rising order.
 //!
-//! The files are those of `viaduct`; viaductd reads their `[daemon]` table and nothing else.
+//! The files are those of `viaduct`; viaductd reads their `[daemon]` table. What else they say is `viaduct`'s to judge, but for the names:
+//! a table that is misspelt sets nothing.
 
 use crate::args::Args;
 use crate::registry::Limits;
 use anyhow::{Context, anyhow};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -13,9 +15,20 @@ use std::path::{Path, PathBuf};
 const SYSTEM_FILE: &str = "/etc/viaduct.toml";
 
 #[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct File {
     #[serde(default)]
     daemon: Table,
+    #[serde(rename = "path")]
+    _path: Option<IgnoredAny>,
+    #[serde(rename = "spin")]
+    _spin: Option<IgnoredAny>,
+    #[serde(rename = "offer")]
+    _offer: Option<IgnoredAny>,
+    #[serde(rename = "dir")]
+    _dir: Option<IgnoredAny>,
+    #[serde(rename = "rules")]
+    _rules: Option<IgnoredAny>,
 }
 
 /// The `[daemon]` table.
@@ -140,11 +153,13 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.starts_with("line 4:") && error.contains("segments"), "{error}");
+        let error = parse("path = \"auto\"\n[deamon]\n").unwrap_err().to_string();
+        assert!(error.starts_with("line 2:") && error.contains("deamon"), "{error}");
     }
 
     #[test]
     fn what_concerns_programs_is_left_to_viaduct() {
-        let table = parse("path = \"tcp\"\n[[rules]]\naction = \"tcp\"\n[daemon]\nmemory_per_user = 5\n").unwrap();
+        let table = parse("path = \"tcp\"\nspin = \"auto\"\noffer = \"now\"\ndir = \"/d\"\n[[rules]]\naction = \"tcp\"\n[daemon]\nmemory_per_user = 5\n").unwrap();
         assert_eq!(table.memory_per_user, Some(5));
     }
 
