@@ -8,7 +8,7 @@
 //! the socket.
 
 use super::{Error, FRAME, Limits, MAGIC, wait};
-use crate::call::{Flags, seek_recv};
+use crate::call::{Flags, peek_all, seek_recv};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,7 +28,7 @@ pub(super) struct Message {
 impl Message {
     /// What keeping a message of so many bytes counts: no less than it takes, so that empty ones have a bound too.
     pub(super) const fn cost(len: usize) -> usize {
-        size_of::<Self>() + len
+        size_of::<Self>().saturating_add(len)
     }
 
     /// Bytes of it in the socket.
@@ -249,7 +249,7 @@ impl Source {
         };
         let (len, cost) = (message.len, Message::cost(message.len));
         if message.kept.is_none() {
-            if self.stored + cost > limits.store {
+            if cost > limits.store.saturating_sub(self.stored) {
                 self.turn(State::Full);
                 return false;
             }
@@ -331,14 +331,32 @@ impl Source {
                 // All before it are kept.
                 return self.keep(limits);
             }
-            // The last byte tells of all before it.
-            match self.peek(&mut [0; 1], self.offset(index) + FRAME + len - 1) {
-                Ok(Some(there)) => return there == 1,
-                Ok(None) => self.turn(State::Truncated),
-                Err(error) if self.recover(&error, limits) => continue,
-                Err(_) => {}
+            // Its frame has been peeked.
+            let from = self.offset(index) + FRAME;
+            let there = match len {
+                0 => Ok(0),
+                _ => peek_all(&self.fd, len, from),
+            };
+            let error = match there {
+                Ok(there) if there == len => return true,
+                Err(error) if !is_not_now(&error) => error,
+                _ => match self.peek(&mut [0; 1], from + len - 1) {
+                    // What came by another path came first: what is missing may not find room.
+                    Ok(Some(1)) => {
+                        self.recover(&io::Error::from_raw_os_error(libc::ENOBUFS), limits);
+                        return false;
+                    }
+                    Ok(Some(_)) => return false,
+                    Ok(None) => {
+                        self.turn(State::Truncated);
+                        return false;
+                    }
+                    Err(error) => error,
+                },
+            };
+            if !self.recover(&error, limits) {
+                return false;
             }
-            return false;
         }
     }
 
