@@ -72,7 +72,7 @@ int viaduct_inbox_fd(const viaduct_inbox *inbox);
 /*
  * Receives the first message that matches; waits at most `timeout_ms` for it, for ever if that is negative. Returns the bytes of its
  * payload, or -1 with errno set: EMSGSIZE (it does not fit and is still there; info->len says how long it is), ETIMEDOUT, ECANCELED,
- * ENOTCONN (all sources have ended), EINVAL. Of one source, which info->source tells: EBADMSG (not a message), EOVERFLOW (longer than
+ * EINTR, ENOTCONN (all sources have ended), EINVAL, EFAULT. Of one source, which info->source tells: EBADMSG (not a message), EOVERFLOW (longer than
  * the inbox takes), EPROTO (the stream ended within it), ENOBUFS (no more of it can be kept: receive others of its messages first), and
  * what its socket reports. With VIADUCT_ANY for the source, each is told once, and the others go on. `info` may be NULL.
  */

@@ -93,6 +93,12 @@ fn direct_search() {
     check("search");
 }
 
+/// What the manual pages of the message functions say of errors.
+#[test]
+fn errors_of_messages() {
+    check("messages");
+}
+
 /// Several threads, processes and waits on one socket.
 #[test]
 fn searches_beside_one_another() {
