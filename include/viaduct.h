@@ -28,8 +28,8 @@ ssize_t viaduct_readable(int s);
 
 /*
  * Under `viaduct run`: a socket of this type is a TCP socket on which recvmsg takes an offset, from a control message of level
- * SOL_VIADUCT and type VIADUCT_SEEK that holds a uint64_t. Sockets accepted from it are of the type too. Elsewhere socket(2) fails
- * with EINVAL.
+ * SOL_VIADUCT and type VIADUCT_SEEK that holds a uint64_t. A call that receives sets msg_controllen to 0, so set it before each call.
+ * Sockets accepted from it are of the type too. Elsewhere socket(2) fails with EINVAL.
  */
 #define SOCK_SEEK_STREAM 13
 #define SOL_VIADUCT 0x5641

@@ -99,6 +99,12 @@ fn errors_of_messages() {
     check("messages");
 }
 
+/// Offsets in control messages.
+#[test]
+fn offsets_in_messages() {
+    check("requests");
+}
+
 /// Several threads, processes and waits on one socket.
 #[test]
 fn searches_beside_one_another() {
