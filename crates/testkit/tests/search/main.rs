@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use viaduct_control::counters::Wanted;
-use viaduct_testkit::binaries::{bin_dir, workspace};
+use viaduct_testkit::binaries::{link_with_library, workspace};
 use viaduct_testkit::pattern::Random;
 use viaduct_testkit::{Counters, Instance, Launch, Mode, can_run};
 
@@ -35,17 +35,11 @@ fn compile(instance: &Instance, name: &str) -> PathBuf {
         .args(["check.c", "../../programs/ends.c"].map(|name| sources.join(name)))
         .arg("-I")
         .arg(workspace().join("include"))
-        .args(libraries())
+        .args(link_with_library(instance.dir()))
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     program
-}
-
-/// What the program is linked with besides the C library.
-fn libraries() -> [String; 3] {
-    let dir = bin_dir().display().to_string();
-    [format!("-L{dir}"), "-lviaduct".to_owned(), format!("-Wl,-rpath,{dir}")]
 }
 
 /// The lines that tell of failed checks, and the names of all that ran.
