@@ -19,10 +19,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+mod queue;
 mod source;
 mod wait;
 
-use source::{Message, Place, Source};
+use queue::Message;
+use source::{Place, Source};
 use wait::Waiter;
 
 /// Bytes before each payload.
