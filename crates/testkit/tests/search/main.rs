@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use viaduct_control::counters::Wanted;
+use viaduct_control::runtime::socket_path;
 use viaduct_testkit::binaries::{link_with_library, workspace};
 use viaduct_testkit::pattern::Random;
 use viaduct_testkit::{Counters, Instance, Launch, Mode, can_run};
@@ -80,6 +81,9 @@ fn check(name: &str) {
         }
     }
     assert!(failures.is_empty(), "under Viaduct: {failures:#?}");
+    // Two of the sets of options let connections have lanes, and most checks have one that does.
+    let (checks, pairs) = (names.len() as u64, instance.stats().pairs);
+    assert!(pairs > checks, "{pairs} connections had lanes in {checks} checks");
 }
 
 #[test]
@@ -97,6 +101,36 @@ fn errors_of_messages() {
 #[test]
 fn offsets_in_messages() {
     check("requests");
+}
+
+/// IPv6, and IPv4 in its disguise.
+#[test]
+fn families_of_addresses() {
+    check("families");
+}
+
+/// Under `viaduct run`, where no viaductd can be started.
+#[test]
+fn searches_without_viaductd() {
+    if !can_run(false, &["cc"]) {
+        return;
+    }
+    let instance = Instance::without_daemon();
+    for name in ["search", "families", "messages"] {
+        let program = compile(&instance, name);
+        let outcome = Launch::new(Mode::Accelerated(&instance), &program, [] as [&str; 0])
+            .variable("VIADUCT_DAEMON", "/nonexistent/viaductd")
+            .run(PATIENCE);
+        assert!(outcome.errors.contains("runs as plain TCP"), "{}", outcome.errors);
+        let lines = |start: &str| outcome.output.lines().filter(|line| line.starts_with(start)).count();
+        assert!(
+            outcome.status.success() && lines("ok") > 5 && lines("ok") == lines("check"),
+            "{name}: {}{}",
+            outcome.output,
+            outcome.errors
+        );
+    }
+    assert!(!socket_path(instance.dir()).exists());
 }
 
 /// Several threads, processes and waits on one socket.
