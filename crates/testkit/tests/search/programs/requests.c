@@ -247,7 +247,47 @@ static void sockets_without_a_connection(void)
     EXPECT_ERROR(recvmsg(fd, &r.message, 0), EBADF);
 }
 
+/* What the manual page says of options that a socket has when it is first searched. */
+static void options_that_refuse_a_search(void)
+{
+    static const struct {
+        int level, name, value;
+    } options[] = {
+        {SOL_SOCKET, SO_RCVLOWAT, 2},  {SOL_SOCKET, SO_OOBINLINE, 1},   {SOL_SOCKET, SO_PEEK_OFF, 3},
+        {SOL_SOCKET, SO_ZEROCOPY, 1},  {SOL_SOCKET, SO_TIMESTAMP, 1},   {SOL_SOCKET, SO_TIMESTAMPNS, 1},
+        {SOL_SOCKET, SO_TIMESTAMPING, 8}, {IPPROTO_TCP, TCP_INQ, 1},
+    };
+    const char *path = getenv("VIADUCT_PATH");
+    int native = !getenv("LD_PRELOAD"), without_lane = path && !strcmp(path, "tcp");
+    char bytes[4] = "";
+
+    for (size_t index = 0; index < sizeof options / sizeof *options; index++) {
+        int level = options[index].level, name = options[index].name;
+        struct pair p = connect_pair();
+
+        EXPECT(setsockopt(p.far, level, name, &options[index].value, sizeof(int)) == 0);
+        EXPECT(send_all(p.near, "0123456789", 10));
+        sleep_ms(20);
+        if (without_lane)
+            EXPECT_ERROR(viaduct_seek_recv(p.far, bytes, 3, MSG_DONTWAIT, 4), EOPNOTSUPP);
+        else if (!native || name != SO_PEEK_OFF) {
+            ssize_t got = viaduct_seek_recv(p.far, bytes, 3, MSG_DONTWAIT, 4);
+            /* These options end a lane, if not at once. */
+            int error = errno;
+            EXPECT((got == 3 && !memcmp(bytes, "456", 3)) || (!native && got == -1 && error == EOPNOTSUPP));
+        }
+        close_pair(p);
+        p = connect_pair();
+        EXPECT(send_all(p.near, "0123456789", 10));
+        EXPECT(viaduct_seek_recv(p.far, bytes, 1, MSG_WAITALL, 9) == 1 && bytes[0] == '9');
+        EXPECT(setsockopt(p.far, level, name, &options[index].value, sizeof(int)) == 0);
+        EXPECT(viaduct_seek_recv(p.far, bytes, 3, MSG_DONTWAIT, 4) == 3 && !memcmp(bytes, "456", 3));
+        close_pair(p);
+    }
+}
+
 static const struct check checks[] = {
+    {"options_that_refuse_a_search", options_that_refuse_a_search},
     {"requests_that_are_cut_short", requests_that_are_cut_short},
     {"requests_behind_others", requests_behind_others},
     {"buffers_that_are_nowhere", buffers_that_are_nowhere},
