@@ -51,9 +51,12 @@ const VIADUCT_SEEK: c_int = 1;
 /// # Errors
 /// `EINVAL`: it has no room for an offset.
 pub(crate) unsafe fn offset_of(fd: c_int, message: *const msghdr) -> Result<Option<usize>, c_int> {
+    if !search::streams::is(fd) {
+        return Ok(None);
+    }
     // SAFETY: the program's header.
     let (control, room) = unsafe { ((*message).msg_control, (*message).msg_controllen) };
-    if !search::streams::is(fd) || is_nowhere(control) {
+    if is_nowhere(control) {
         return Ok(None);
     }
     // Not by CMSG_NXTHDR, which passes over one that is cut short.

@@ -231,17 +231,24 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     if is_nowhere(message) || flags < 0 {
         return direct();
     }
+    let conn = table::connection(fd);
+    // The header of a call on anything else is the kernel's to read, wherever it is.
+    if conn.is_none() && !streams::is(fd) {
+        return direct();
+    }
     // SAFETY: the program's header.
     let offset = match unsafe { offset_of(fd, message) } {
         Ok(offset) => offset,
         Err(errno) => return sys::fail(errno),
     };
     // SAFETY: the program's header and list.
-    let vector = unsafe { list((*message).msg_iov, (*message).msg_iovlen) };
-    let received = match (offset, table::connection(fd), vector) {
-        (_, _, None) | (None, None, _) => return direct(),
-        (Some(offset), _, Some(vector)) => receive_at(fd, vector, flags, offset, &mut direct),
-        (None, Some(conn), Some(vector)) => receive(conn, vector, flags, &mut direct),
+    let Some(vector) = (unsafe { list((*message).msg_iov, (*message).msg_iovlen) }) else {
+        return direct();
+    };
+    let received = match (offset, conn) {
+        (Some(offset), _) => receive_at(fd, vector, flags, offset, &mut direct),
+        (None, Some(conn)) => receive(conn, vector, flags, &mut direct),
+        (None, None) => return direct(),
     };
     if received >= 0 && !kernel {
         // SAFETY: the program's header.

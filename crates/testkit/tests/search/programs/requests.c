@@ -2,6 +2,7 @@
 #include "check.h"
 
 #include <stdint.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <viaduct.h>
 
@@ -247,6 +248,18 @@ static void sockets_without_a_connection(void)
     EXPECT_ERROR(recvmsg(fd, &r.message, 0), EBADF);
 }
 
+/* Of sockets that are no TCP sockets the kernel reads the header. */
+static void headers_that_nobody_can_read(void)
+{
+    struct msghdr *nowhere = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int udp = socket(AF_INET, SOCK_DGRAM, 0);
+
+    EXPECT(nowhere != MAP_FAILED);
+    EXPECT_ERROR(recvmsg(udp, nowhere, 0), EFAULT);
+    munmap(nowhere, 4096);
+    close(udp);
+}
+
 /* What the manual page says of options that a socket has when it is first searched. */
 static void options_that_refuse_a_search(void)
 {
@@ -287,6 +300,7 @@ static void options_that_refuse_a_search(void)
 }
 
 static const struct check checks[] = {
+    {"headers_that_nobody_can_read", headers_that_nobody_can_read},
     {"options_that_refuse_a_search", options_that_refuse_a_search},
     {"requests_that_are_cut_short", requests_that_are_cut_short},
     {"requests_behind_others", requests_behind_others},
