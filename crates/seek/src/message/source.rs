@@ -278,6 +278,7 @@ impl Source {
 
     /// Whether all of message `number` has come.
     fn is_whole(&mut self, number: usize, limits: Limits) -> bool {
+        let mut again = false;
         loop {
             let Some(message) = self.messages.get(number) else {
                 return false;
@@ -300,6 +301,8 @@ impl Source {
                 Ok(there) if there == len => return true,
                 Err(error) if !is_not_now(&error) => error,
                 _ => match self.peek(&mut [0; 1], from + len - 1) {
+                    // It may have come just now.
+                    Ok(Some(1)) if !core::mem::replace(&mut again, true) => continue,
                     // What came by another path came first: what is missing may not find room.
                     Ok(Some(1)) => {
                         self.recover(&io::Error::from_raw_os_error(libc::ENOBUFS), limits);
