@@ -74,7 +74,8 @@ impl Source {
     /// # Errors
     /// It is no connected stream socket.
     pub(super) fn new(fd: OwnedFd) -> io::Result<Self> {
-        let searched = match seek_recv(&fd, &mut [0; 1], Flags::PEEK | Flags::DONT_WAIT, 0) {
+        // Not at the head, where a search does no harm to another thread that is inside a receive.
+        let searched = match seek_recv(&fd, &mut [0; 1], Flags::PEEK | Flags::DONT_WAIT, 1) {
             Ok(_) => true,
             Err(error) if error.kind() == ErrorKind::WouldBlock => true,
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {

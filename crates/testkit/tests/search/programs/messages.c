@@ -110,6 +110,33 @@ static void inboxes_refuse(void)
     close(packets[1]);
 }
 
+static void *receive_a_byte(void *argument)
+{
+    char byte;
+
+    return recv(*(int *)argument, &byte, 1, 0) == 1 ? NULL : argument;
+}
+
+/* Under `viaduct run`, without a lane: another thread is inside a receive. */
+static void busy_sockets_are_refused(void)
+{
+    const char *path = getenv("VIADUCT_PATH");
+    viaduct_inbox *inbox = viaduct_inbox_open(0, 0);
+    struct pair p = connect_pair();
+    pthread_t thread = in_thread(receive_a_byte, &p.far);
+    void *failed;
+
+    sleep_ms(50);
+    EXPECT(inbox);
+    if (path && !strcmp(path, "tcp"))
+        EXPECT_ERROR(viaduct_inbox_add(inbox, p.far), EBUSY);
+    EXPECT(send(p.near, "x", 1, 0) == 1);
+    pthread_join(thread, &failed);
+    EXPECT(!failed && viaduct_inbox_add(inbox, p.far) == 0);
+    viaduct_inbox_close(inbox);
+    close_pair(p);
+}
+
 static void receives_are_refused(void)
 {
     struct pair p = connect_pair();
@@ -373,6 +400,7 @@ static void too_many_sources_are_refused(void)
 static const struct check checks[] = {
     {"sends_are_refused", sends_are_refused},
     {"inboxes_refuse", inboxes_refuse},
+    {"busy_sockets_are_refused", busy_sockets_are_refused},
     {"receives_are_refused", receives_are_refused},
     {"waits_end", waits_end},
     {"sources_break", sources_break},
