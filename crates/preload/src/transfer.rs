@@ -4,7 +4,8 @@ use crate::wait::from_timespec;
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use viaduct_socket::{
-    Vector, is_nowhere, lifecycle, real, receive, search, send as send_on, send_with_control, successors, sys, table,
+    Vector, by_kernel, is_nowhere, lifecycle, real, receive, search, send as send_on, send_with_control, successors,
+    sys, table,
 };
 
 /// The list of one buffer.
@@ -236,7 +237,9 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     // SAFETY: the program's header.
     let offset = unsafe { offset_of(fd, message) };
     let received = match offset {
-        Some(offset) => search::seek_receive(conn, vector, flags, offset, &mut direct),
+        Some(_) if vector.is_nowhere() => sys::fail(libc::EFAULT),
+        // A flag for descriptors, which no stream carries.
+        Some(offset) => search::seek_receive(conn, vector, flags & !libc::MSG_CMSG_CLOEXEC, offset, &mut direct),
         None => receive(conn, vector, flags, &mut direct),
     };
     if received >= 0 && !kernel {
@@ -295,18 +298,15 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     let Some(conn) = table::connection(fd).filter(|_| !is_nowhere(messages)) else {
         return direct();
     };
-    if !lifecycle::has_lanes(conn) {
-        let mut done = None;
-        receive(conn, Vector::NONE, flags, || {
-            let received = direct();
-            done = Some(received);
-            // SAFETY: the kernel has filled so many of the program's messages.
-            let bytes = (0..received).map(|index| unsafe { (*messages.add(index as usize)).msg_len as ssize_t });
-            if received > 0 { bytes.sum() } else { received as ssize_t }
-        });
-        if let Some(done) = done {
-            return done;
-        }
+    let mut done = -1;
+    let known = by_kernel(conn, flags, || {
+        done = direct();
+        // SAFETY: the kernel has filled so many of the program's messages.
+        let bytes = (0..done).map(|index| unsafe { (*messages.add(index as usize)).msg_len as ssize_t });
+        if done > 0 { bytes.sum() } else { done as ssize_t }
+    });
+    if known.is_some() {
+        return done;
     }
     if let Some(errno) = lifecycle::kept_error(conn) {
         sys::set_errno(errno);

@@ -5,7 +5,7 @@ use crate::lock::Guard;
 use crate::recall::Progress;
 use crate::records;
 use crate::sys::{self, raw};
-use crate::{marks, options, recall, receive, send};
+use crate::{marks, options, recall, receive, search, send};
 use viaduct_channel::Segment;
 use viaduct_control::Reason;
 use viaduct_stream::{Incoming, Mode, Outgoing, Source};
@@ -139,7 +139,11 @@ pub(crate) fn begin_hand_over(conn: &'static Conn, reason: Reason) {
 
 /// Does what can be done now to hand the connection over.
 pub(crate) fn go_on_handing_over(conn: &'static Conn) -> Progress {
-    if conn.phase() != Phase::Attached || conn.flag(conn::GIVEN_AWAY) {
+    if conn.phase() != Phase::Attached {
+        search::hand_over(conn);
+        return Progress::Over;
+    }
+    if conn.flag(conn::GIVEN_AWAY) {
         return Progress::Over;
     }
     let id = conn.id();

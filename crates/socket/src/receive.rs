@@ -43,17 +43,8 @@ pub fn receive(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: im
     if agent::has_mail() {
         agent::deliver();
     }
-    if conn.phase() != Phase::Attached
-        && !conn.searched()
-        && let Some(call) = DirectCall::receive(conn)
-    {
-        let received = direct();
-        call.end();
-        if received > 0 && flags & libc::MSG_PEEK == 0 {
-            counters::add(conn, slot::BYTES_RECEIVED, received.cast_unsigned() as u64);
-            conn.note_traffic(received.cast_unsigned());
-        }
-        return received;
+    if let Some(call) = enter(conn) {
+        return by(conn, call, flags, direct);
     }
     cancel::point();
     let id = conn.id();
@@ -65,6 +56,35 @@ pub fn receive(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: im
         return received.cast_signed();
     }
     attached(conn, id, vector, flags, polling, direct)
+}
+
+/// Receives by the program's own call, which fills more than one list of buffers or none at all; `None` where a lane or holes stand in
+/// the way.
+pub fn by_kernel(conn: &'static Conn, flags: c_int, direct: impl FnOnce() -> isize) -> Option<isize> {
+    if agent::has_mail() {
+        agent::deliver();
+    }
+    enter(conn).map(|call| by(conn, call, flags, direct))
+}
+
+/// A receive of the program's begins inside the kernel; `None` where a lane or holes stand in the way.
+#[inline]
+fn enter(conn: &'static Conn) -> Option<DirectCall> {
+    if conn.phase() == Phase::Attached || conn.searched() {
+        return None;
+    }
+    DirectCall::receive(conn)
+}
+
+#[inline]
+fn by(conn: &Conn, call: DirectCall, flags: c_int, direct: impl FnOnce() -> isize) -> isize {
+    let received = direct();
+    call.end();
+    if received > 0 && flags & libc::MSG_PEEK == 0 {
+        counters::add(conn, slot::BYTES_RECEIVED, received.cast_unsigned() as u64);
+        conn.note_traffic(received.cast_unsigned());
+    }
+    received
 }
 
 /// Receives on a connection that was attached when the call began, and had this id. No point of cancellation before there is nothing to receive. `polling`: the

@@ -344,6 +344,19 @@ pub(crate) fn attached(conn: &Conn) {
     }
 }
 
+/// Somebody who knows of no holes is to receive from the kernel connection: what has been received is not to come once more, as far as it
+/// stands before all that is unread, and peeks begin at the front.
+pub(crate) fn hand_over(conn: &Conn) {
+    let Some(front) = front(conn) else { return };
+    if let Some(_guard) = conn.own_receive(conn.id())
+        && conn.phase() != Phase::Attached
+    {
+        // What a reset has taken the successor is told.
+        let _ = front.settle(true);
+        kernel::peek_from(front.fd, front.area, 0);
+    }
+}
+
 /// The program receives in order on a connection that has been searched.
 pub(crate) fn receive_in_order(conn: &'static Conn, id: u64, vector: Vector<'_>, flags: c_int) -> isize {
     let end = Recorded { conn, id };
@@ -393,10 +406,6 @@ fn seek_slowly(
     direct: impl FnOnce() -> isize,
 ) -> isize {
     let conn = end.conn;
-    // Attached, it is known to be a TCP connection.
-    if offset == 0 && conn.phase() == Phase::Attached && !conn.searched() {
-        return receive::receive(conn, vector, flags, direct);
-    }
     if let Err(errno) = check(vector.asked(), flags, offset) {
         return sys::fail(errno);
     }
@@ -405,6 +414,10 @@ fn seek_slowly(
     }
     if vector.is_empty() {
         return 0;
+    }
+    // Attached, it is known to be a TCP connection.
+    if offset == 0 && conn.phase() == Phase::Attached && !conn.searched() {
+        return receive::receive(conn, vector, flags, direct);
     }
     answer(end, vector, flags, offset as u64)
 }

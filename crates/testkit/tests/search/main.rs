@@ -93,6 +93,12 @@ fn direct_search() {
     check("search");
 }
 
+/// The ordinary calls beside searches.
+#[test]
+fn calls_beside_searches() {
+    check("calls");
+}
+
 /// Several threads, processes and waits on one socket.
 #[test]
 fn searches_beside_one_another() {
