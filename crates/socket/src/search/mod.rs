@@ -323,8 +323,8 @@ fn begin(conn: &Conn, guard: &mut Guard<'_>) -> Result<&'static Area, Errno> {
         return Ok(area);
     }
     let locks = conn.locks().ok_or(libc::EBADF)?;
-    // With a lane it has passed already, and options have been watched since.
-    if conn.phase() != Phase::Attached && lifecycle::recall_options(conn).is_err() {
+    // With a lane it has passed already, and options that matter have it banned since.
+    if (conn.phase() != Phase::Attached || conn.flag(conn::BANNED)) && lifecycle::recall_options(conn).is_err() {
         return Err(libc::EOPNOTSUPP);
     }
     let number = area::claim().ok_or(libc::ENOBUFS)?;

@@ -99,6 +99,11 @@ fn calls_beside_searches() {
     check("calls");
 }
 
+#[test]
+fn errors_of_searches() {
+    check("errors");
+}
+
 /// Several threads, processes and waits on one socket.
 #[test]
 fn searches_beside_one_another() {
