@@ -44,7 +44,7 @@ fn ban_with(conn: &'static Conn, reason: Reason, request: impl FnOnce(&Segment, 
     }
     conn.set_reason(reason);
     // Marks that have served must not make the socket look readable to the kernel.
-    let _ = receive::look(conn, id);
+    receive::clear_marks(conn, id);
     // The peer may sleep with nothing to send.
     let _ = raw::eventfd_ring(conn.peer_bell());
 }
@@ -78,7 +78,7 @@ pub(crate) fn sends_raw(conn: &Conn, id: u64) -> bool {
 pub(crate) fn receives_raw(conn: &Conn, id: u64) -> bool {
     if conn.phase() == Phase::Attached {
         // Takes the marks that end a stretch.
-        let _ = receive::look(conn, id);
+        receive::clear_marks(conn, id);
     }
     conn.own_receive(id).is_none_or(|guard| {
         conn.segment(&guard)

@@ -142,7 +142,7 @@ fn copy(conn: &'static Conn, output: c_int, len: usize, flags: c_uint) -> isize 
             // What comes next is behind a mark that nobody has looked at lately.
             _ => {
                 looks += 1;
-                let _ = receive::look(conn, conn.id());
+                receive::clear_marks(conn, conn.id());
             }
         }
     }

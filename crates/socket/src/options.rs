@@ -223,7 +223,7 @@ pub fn at_mark(conn: &'static Conn) -> Option<c_int> {
     if conn.phase() != Phase::Attached {
         return None;
     }
-    let _ = receive::look(conn, conn.id());
+    receive::clear_marks(conn, conn.id());
     let guard = conn.own_receive(conn.id())?;
     let lane = conn.segment(&guard)?.receiver(conn.side());
     let first = matches!(Incoming::new(lane).source(), Source::Lane | Source::LaneThenRaw);

@@ -356,6 +356,13 @@ pub(crate) fn look(conn: &Conn, id: u64) -> Result<Found, Errno> {
     Err(send::violated(conn))
 }
 
+/// Takes marks that are in the way. An error behind them, which the kernel tells once, is kept for the program's next call.
+pub(crate) fn clear_marks(conn: &Conn, id: u64) {
+    if let Err(errno) = look(conn, id) {
+        conn.set_error(errno);
+    }
+}
+
 /// Kernel position of the next byte: the kernel's word while the connection is up, our own count once a reset hides it.
 pub(crate) fn position(conn: &Conn) -> u64 {
     kernel::receive_position(conn.fd()).unwrap_or_else(|| conn.position())
@@ -445,7 +452,7 @@ pub(crate) fn ring_for_killed(conn: &Conn, _receive: &Guard<'_>) {
 pub(crate) fn readable_bytes(conn: &'static Conn, id: u64) -> c_int {
     if conn.searched() {
         // A search counts what is behind a mark only once the mark has been looked at.
-        let _ = look(conn, id);
+        clear_marks(conn, id);
     }
     let Some(guard) = conn.own_receive(id) else { return 0 };
     let Some(segment) = conn.segment(&guard) else { return 0 };

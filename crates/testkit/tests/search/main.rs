@@ -3,6 +3,7 @@
 //! hides no other.
 
 mod bindings;
+mod model;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
