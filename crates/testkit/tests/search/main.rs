@@ -50,8 +50,8 @@ fn libraries() -> [String; 3] {
 }
 
 /// The lines that tell of failed checks, and the names of all that ran.
-fn run(mode: Mode<'_>, program: &Path, check: Option<&str>, options: &str) -> (Vec<String>, Vec<String>) {
-    let outcome = Launch::new(mode, program, check).options(options).run(PATIENCE);
+fn run(mode: Mode<'_>, program: &Path, arguments: &[&str], options: &str) -> (Vec<String>, Vec<String>) {
+    let outcome = Launch::new(mode, program, arguments).options(options).run(PATIENCE);
     let names: Vec<String> = outcome
         .output
         .lines()
@@ -75,18 +75,26 @@ fn check(name: &str) {
     }
     let instance = Instance::start();
     let program = compile(&instance, name);
-    let (failures, names) = run(Mode::Native, &program, None, "");
+    let (failures, names) = run(Mode::Native, &program, &[], "");
     assert!(failures.is_empty(), "on kernel sockets: {failures:#?}");
     assert!(names.len() > 5);
     let mode = Mode::Accelerated(&instance);
     let mut failures = Vec::new();
     for check in &names {
         for options in ["--offer now", "--offer now --spin never", "--path tcp"] {
-            let (failed, _) = run(mode, &program, Some(check), options);
+            let (failed, _) = run(mode, &program, &[check], options);
             failures.extend(failed.into_iter().map(|line| format!("{options}: {line}")));
         }
     }
     assert!(failures.is_empty(), "under Viaduct: {failures:#?}");
+    // Before Linux 6.9.
+    for check in &names {
+        for (mode, options) in [(Mode::Native, ""), (mode, "--offer now"), (mode, "--path tcp")] {
+            let (failed, _) = run(mode, &program, &[check, "old"], options);
+            failures.extend(failed.into_iter().map(|line| format!("{options}: {line}")));
+        }
+    }
+    assert!(failures.is_empty(), "without peek offsets: {failures:#?}");
 }
 
 #[test]

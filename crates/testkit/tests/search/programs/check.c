@@ -1,4 +1,5 @@
 #include "check.h"
+#include "old.h"
 
 char failure[512];
 
@@ -35,11 +36,16 @@ void settle(void)
     sleep_ms(3);
 }
 
+int old;
+
 int run_checks(const struct check *checks, size_t count, int argc, char **argv)
 {
     int failed = 0;
 
     setvbuf(stdout, NULL, _IOLBF, 0);
+    old = argc > 2 && !strcmp(argv[2], "old");
+    if (old)
+        refuse_peek_offsets();
     for (size_t index = 0; index < count; index++) {
         if (argc > 1 && strcmp(argv[1], checks[index].name))
             continue;

@@ -45,6 +45,9 @@ long waiting(int fd);
 /* What has been sent is there. */
 void settle(void);
 
+/* The kernel is as before Linux 6.9. */
+extern int old;
+
 int run_checks(const struct check *checks, size_t count, int argc, char **argv);
 
 #endif

@@ -131,7 +131,7 @@ static void options_that_rule_searches_out(void)
 {
     static const int names[] = {SO_RCVLOWAT, SO_OOBINLINE, SO_TIMESTAMP, SO_PEEK_OFF};
 
-    for (size_t index = 0; index < sizeof names / sizeof *names; index++) {
+    for (size_t index = 0; index < sizeof names / sizeof *names - (size_t)old; index++) {
         for (int warm = 0; warm < 2; warm++) {
             struct pair p = warm ? connect_pair() : fresh_pair();
             int value = names[index] == SO_RCVLOWAT ? 3 : 1, now = -1;
@@ -333,7 +333,9 @@ static void only_so_many_sockets_can_be_searched(void)
         return;
     EXPECT(getrlimit(RLIMIT_NOFILE, &limit) == 0);
     limit.rlim_cur = limit.rlim_max;
-    EXPECT(setrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_max > 2 * (most + more) + 20);
+    if (limit.rlim_max < 2 * (most + more) + 20 && geteuid())
+        return;
+    EXPECT(setrlimit(RLIMIT_NOFILE, &limit) == 0);
     for (int index = 0; index < most + more; index++) {
         pairs[index] = fresh_pair();
         EXPECT(!failure[0] && send(pairs[index].near, "0123", 4, 0) == 4);
@@ -377,17 +379,18 @@ static void a_larger_buffer_reaches_further(void)
 {
     for (int asks = 1; asks >= 0; asks--) {
         struct pair p = connect_pair();
-        int room = 16 << 20;
+        /* Without peek offsets nothing does. */
+        int room = 16 << 20, reaches = asks && !old;
         static unsigned char bytes[65536];
         pthread_t thread;
 
-        /* As much as the kernel enlarges a buffer by itself, by default. */
-        if (!asks && !on_lane())
-            return;
-        if (asks)
-            EXPECT(setsockopt(p.far, SOL_SOCKET, SO_RCVBUFFORCE, &room, sizeof room) == 0);
+        /* The kernel may enlarge a buffer as far by itself; and not everybody may force it to. */
+        if (asks ? setsockopt(p.far, SOL_SOCKET, SO_RCVBUFFORCE, &room, sizeof room) && errno == EPERM : !on_lane()) {
+            close_pair(p);
+            continue;
+        }
         thread = in_thread(send_far, &p.near);
-        if (asks) {
+        if (reaches) {
             EXPECT(viaduct_seek_recv(p.far, bytes, behind, MSG_WAITALL, far_away) == behind);
             for (size_t index = 0; index < behind; index++)
                 EXPECT(bytes[index] == pattern(far_away + index));
@@ -395,7 +398,7 @@ static void a_larger_buffer_reaches_further(void)
         } else {
             EXPECT_ERROR(viaduct_seek_recv(p.far, bytes, behind, MSG_WAITALL, far_away), ENOBUFS);
         }
-        for (size_t at = 0; at < far_away + (asks ? 0 : behind);) {
+        for (size_t at = 0; at < far_away + (reaches ? 0 : behind);) {
             ssize_t got = in_order(p.far, bytes, sizeof bytes, 0);
 
             EXPECT(got > 0);
