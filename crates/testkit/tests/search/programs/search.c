@@ -204,10 +204,13 @@ static void too_many_holes_are_refused(void)
 
 static void *flood(void *fd)
 {
-    static char block[65536];
+    static unsigned char block[65536];
 
-    for (int round = 0; round < 160; round++)
+    for (size_t round = 0; round < 160; round++) {
+        for (size_t at = 0; at < sizeof block; at++)
+            block[at] = pattern(round * sizeof block + at);
         send_all(*(int *)fd, block, sizeof block);
+    }
     return NULL;
 }
 
@@ -215,7 +218,7 @@ static void holes_let_the_sender_go_on(void)
 {
     /* The first KiB stays unread while ten MiB behind it are taken away, as far as the sender may go on: of a lane of 4 MiB twice as far. */
     struct pair p = connect_pair();
-    static char bytes[65536];
+    static unsigned char bytes[65536];
     size_t taken = 0, least = on_lane() ? 7 << 20 : old ? 200 << 10 : 1500 << 10;
     pthread_t thread;
 
@@ -230,13 +233,20 @@ static void holes_let_the_sender_go_on(void)
         if (got < 0 && errno == ENOBUFS && taken > least)
             break;
         EXPECT(got > 0);
+        /* Blocks that were given back too early have been filled anew. */
+        for (ssize_t at = 0; at < got; at++)
+            EXPECT(bytes[at] == pattern(1024 + taken + (size_t)at));
         taken += (size_t)got;
     }
     EXPECT(taken > least);
     /* The program recovers by taking data off the head. */
     for (size_t left = 160 * sizeof bytes - taken; left > 0;) {
         ssize_t got = in_order(p.far, bytes, sizeof bytes, 0);
+        size_t at = 160 * sizeof bytes - left;
+
         EXPECT(got > 0 && (size_t)got <= left);
+        for (ssize_t index = 0; index < got; index++, at++)
+            EXPECT(bytes[index] == pattern(at < 1024 + taken && at >= taken ? at - taken : at));
         left -= (size_t)got;
     }
     pthread_join(thread, NULL);
