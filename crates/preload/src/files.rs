@@ -8,6 +8,13 @@ use viaduct_socket::{file, lifecycle, real, sys, table};
 pub unsafe extern "C-unwind" fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     // SAFETY: the program's own call.
     let direct = move || unsafe { real::sendfile(out, input, offset, count) };
+    if let Some(conn) = table::connection(input)
+        && table::connection(out).is_none()
+        && offset.is_null()
+    {
+        // Into a pipe, the only thing that takes them, as by `splice`.
+        return file::splice(conn, out, count, 0, direct);
+    }
     match table::connection(out) {
         // SAFETY: the program's offset, or null.
         Some(conn) => file::send(conn, input, unsafe { offset.as_mut() }, count, direct),
@@ -30,16 +37,16 @@ pub unsafe extern "C-unwind" fn splice(
     len: size_t,
     flags: c_uint,
 ) -> ssize_t {
+    // SAFETY: the program's own call.
+    let direct = move || unsafe { real::splice(input, input_offset, output, output_offset, len, flags) };
     if let Some(conn) = table::connection(input)
-        && !lifecycle::receives_by_kernel(conn)
         && input_offset.is_null()
     {
-        return file::splice(conn, output, len, flags);
+        return file::splice(conn, output, len, flags, direct);
     }
     if !table::connection(output).is_none_or(lifecycle::sends_by_kernel) {
         // Programs then fall back to reading and writing.
         return sys::fail(libc::EINVAL);
     }
-    // SAFETY: the program's own call.
-    unsafe { real::splice(input, input_offset, output, output_offset, len, flags) }
+    direct()
 }

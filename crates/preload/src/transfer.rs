@@ -5,8 +5,8 @@ use crate::wait::from_timespec;
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use viaduct_socket::{
-    Vector, is_nowhere, lifecycle, real, receive, search, search::streams, send as send_on, send_with_control,
-    successors, sys, table,
+    Vector, by_kernel, is_nowhere, lifecycle, real, receive, search, search::streams, send as send_on,
+    send_with_control, successors, sys, table,
 };
 
 /// The list of one buffer.
@@ -286,16 +286,15 @@ pub unsafe extern "C-unwind" fn recvmmsg(
         return direct();
     };
     // The kernel knows nothing of offsets.
-    if !searched && !lifecycle::has_lanes(conn) {
-        let mut done = None;
-        receive(conn, Vector::NONE, flags, || {
-            let received = direct();
-            done = Some(received);
+    if !searched {
+        let mut done = -1;
+        let known = by_kernel(conn, flags, || {
+            done = direct();
             // SAFETY: the kernel has filled so many of the program's messages.
-            let bytes = (0..received).map(|index| unsafe { (*messages.add(index as usize)).msg_len as ssize_t });
-            if received > 0 { bytes.sum() } else { received as ssize_t }
+            let bytes = (0..done).map(|index| unsafe { (*messages.add(index as usize)).msg_len as ssize_t });
+            if done > 0 { bytes.sum() } else { done as ssize_t }
         });
-        if let Some(done) = done {
+        if known.is_some() {
             return done;
         }
     }

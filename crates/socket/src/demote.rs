@@ -5,7 +5,7 @@ use crate::lock::Guard;
 use crate::recall::Progress;
 use crate::records;
 use crate::sys::{self, raw};
-use crate::{marks, options, recall, receive, send};
+use crate::{marks, options, recall, receive, search, send};
 use viaduct_channel::Segment;
 use viaduct_control::Reason;
 use viaduct_stream::{Incoming, Mode, Outgoing, Source};
@@ -44,7 +44,7 @@ fn ban_with(conn: &'static Conn, reason: Reason, request: impl FnOnce(&Segment, 
     }
     conn.set_reason(reason);
     // Marks that have served must not make the socket look readable to the kernel.
-    let _ = receive::look(conn, id);
+    receive::clear_marks(conn, id);
     // The peer may sleep with nothing to send.
     let _ = raw::eventfd_ring(conn.peer_bell());
 }
@@ -78,7 +78,7 @@ pub(crate) fn sends_raw(conn: &Conn, id: u64) -> bool {
 pub(crate) fn receives_raw(conn: &Conn, id: u64) -> bool {
     if conn.phase() == Phase::Attached {
         // Takes the marks that end a stretch.
-        let _ = receive::look(conn, id);
+        receive::clear_marks(conn, id);
     }
     conn.own_receive(id).is_none_or(|guard| {
         conn.segment(&guard)
@@ -139,7 +139,11 @@ pub(crate) fn begin_hand_over(conn: &'static Conn, reason: Reason) {
 
 /// Does what can be done now to hand the connection over.
 pub(crate) fn go_on_handing_over(conn: &'static Conn) -> Progress {
-    if conn.phase() != Phase::Attached || conn.flag(conn::GIVEN_AWAY) {
+    if conn.phase() != Phase::Attached {
+        search::hand_over(conn);
+        return Progress::Over;
+    }
+    if conn.flag(conn::GIVEN_AWAY) {
         return Progress::Over;
     }
     let id = conn.id();

@@ -1,11 +1,10 @@
 //! `sendfile` onto a lane and `splice` off it.
 
-use crate::agent;
 use crate::conn::{Conn, Phase};
-use crate::receive;
 use crate::send as sending;
 use crate::sys::{self, raw};
 use crate::vector::Vector;
+use crate::{agent, lifecycle, receive};
 use libc::{c_int, c_uint, iovec, off_t};
 
 /// Bytes read from the file in one step, on the stack.
@@ -77,8 +76,19 @@ pub fn send(
     }
 }
 
-/// `splice(conn, output, len, flags)` while the lane still has bytes, which come before those that the kernel can move.
-pub fn splice(conn: &'static Conn, output: c_int, len: usize, flags: c_uint) -> isize {
+/// `splice(conn, output, len, flags)`; `direct` is the program's own call.
+pub fn splice(conn: &'static Conn, output: c_int, len: usize, flags: c_uint, direct: impl FnOnce() -> isize) -> isize {
+    if !lifecycle::receives_by_kernel(conn) || conn.searched() {
+        return copy(conn, output, len, flags);
+    }
+    if conn.phase() == Phase::Attached {
+        return direct();
+    }
+    receive::by_kernel(conn, 0, direct).unwrap_or_else(|| copy(conn, output, len, flags))
+}
+
+/// The same while the lane still has bytes, which come before those that the kernel can move, and where holes are to be minded.
+fn copy(conn: &'static Conn, output: c_int, len: usize, flags: c_uint) -> isize {
     if raw::fcntl(output, libc::F_GETPIPE_SZ, 0).is_err() {
         return sys::fail(libc::EINVAL);
     }
@@ -132,7 +142,7 @@ pub fn splice(conn: &'static Conn, output: c_int, len: usize, flags: c_uint) -> 
             // What comes next is behind a mark that nobody has looked at lately.
             _ => {
                 looks += 1;
-                let _ = receive::look(conn, conn.id());
+                receive::clear_marks(conn, conn.id());
             }
         }
     }

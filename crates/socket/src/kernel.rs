@@ -154,6 +154,22 @@ pub(crate) fn queued(fd: c_int) -> usize {
         .unwrap_or(0)
 }
 
+/// Tells, as an error, the one that a receive would tell if nothing stood before it.
+///
+/// # Errors
+/// That one, which the kernel has forgotten then.
+pub(crate) fn take_error(fd: c_int) -> Result<(), Errno> {
+    // The option also gives errors that are only passing, as long as there is no other.
+    if raw::poll_now(fd, 0) & libc::POLLERR == 0 {
+        return Ok(());
+    }
+    let mut errno: c_int = 0;
+    match raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut errno) {
+        Ok(_) if errno != 0 => Err(errno),
+        _ => Ok(()),
+    }
+}
+
 /// Kernel position of the next byte to be received. Only right while the connection is up: a reset hides whether a FIN was counted. The caller owns the receiving direction. `None` while bytes arrive
 /// faster than they can be counted.
 pub(crate) fn receive_position(fd: c_int) -> Option<u64> {

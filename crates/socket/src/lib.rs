@@ -86,6 +86,6 @@ mod worth;
 pub use conn::Conn;
 pub use jump::jumping;
 pub use policy::{hold_instance, remember_environment};
-pub use receive::receive;
+pub use receive::{by_kernel, receive};
 pub use send::{send, send_with_control};
 pub use vector::{Vector, is_nowhere};

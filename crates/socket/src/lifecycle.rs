@@ -296,11 +296,6 @@ fn settle(conn: &'static Conn) {
     }
 }
 
-/// Whether lanes may carry the connection's bytes.
-pub fn has_lanes(conn: &Conn) -> bool {
-    conn.phase() == Phase::Attached
-}
-
 /// An error that a call could not report, since it had received something: the next one does.
 pub fn keep_error(conn: &Conn, errno: c_int) {
     conn.set_error(errno);

@@ -50,20 +50,25 @@ pub(crate) fn recall(conn: &Conn) -> Result<(), Reason> {
     recall_timeouts(conn);
     // What `setting` sends back to TCP.
     let others = [
-        (libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1),
-        (libc::SOL_SOCKET, libc::SO_OOBINLINE, 0),
-        (libc::SOL_SOCKET, libc::SO_PEEK_OFF, -1),
         (libc::SOL_SOCKET, libc::SO_ZEROCOPY, 0),
         (libc::IPPROTO_TCP, libc::TCP_INQ, 0),
     ];
-    let stamps = STAMPS.map(|name| (libc::SOL_SOCKET, name, 0));
-    for (level, name, usual) in others.into_iter().chain(stamps) {
-        let mut value: c_int = usual;
-        if raw::getsockopt(conn.fd(), level, name, &mut value).is_ok() && value != usual {
-            return Err(Reason::SocketOption);
-        }
+    if rules_searches_out(conn.fd()) || others.into_iter().any(|option| is_unusual(conn.fd(), option)) {
+        return Err(Reason::SocketOption);
     }
     Ok(())
+}
+
+/// Whether an option is set that a search would set too, or that has receives tell more than bytes.
+pub(crate) fn rules_searches_out(fd: c_int) -> bool {
+    let others = [(libc::SO_RCVLOWAT, 1), (libc::SO_OOBINLINE, 0), (libc::SO_PEEK_OFF, -1)];
+    let mut all = others.into_iter().chain(STAMPS.map(|name| (name, 0)));
+    all.any(|(name, usual)| is_unusual(fd, (libc::SOL_SOCKET, name, usual)))
+}
+
+fn is_unusual(fd: c_int, (level, name, usual): (c_int, c_int, c_int)) -> bool {
+    let mut value = usual;
+    raw::getsockopt(fd, level, name, &mut value).is_ok() && value != usual
 }
 
 /// Has `flag` say that a TCP option is what `when` says.
@@ -218,7 +223,7 @@ pub fn at_mark(conn: &'static Conn) -> Option<c_int> {
     if conn.phase() != Phase::Attached {
         return None;
     }
-    let _ = receive::look(conn, conn.id());
+    receive::clear_marks(conn, conn.id());
     let guard = conn.own_receive(conn.id())?;
     let lane = conn.segment(&guard)?.receiver(conn.side());
     let first = matches!(Incoming::new(lane).source(), Source::Lane | Source::LaneThenRaw);

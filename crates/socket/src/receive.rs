@@ -43,17 +43,8 @@ pub fn receive(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: im
     if agent::has_mail() {
         agent::deliver();
     }
-    if conn.phase() != Phase::Attached
-        && !conn.searched()
-        && let Some(call) = DirectCall::receive(conn)
-    {
-        let received = direct();
-        call.end();
-        if received > 0 && flags & libc::MSG_PEEK == 0 {
-            counters::add(conn, slot::BYTES_RECEIVED, received.cast_unsigned() as u64);
-            conn.note_traffic(received.cast_unsigned());
-        }
-        return received;
+    if let Some(call) = enter(conn) {
+        return by(conn, call, flags, direct);
     }
     cancel::point();
     let id = conn.id();
@@ -65,6 +56,35 @@ pub fn receive(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: im
         return received.cast_signed();
     }
     attached(conn, id, vector, flags, polling, direct)
+}
+
+/// Receives by the program's own call, which fills more than one list of buffers or none at all; `None` where a lane or holes stand in
+/// the way.
+pub fn by_kernel(conn: &'static Conn, flags: c_int, direct: impl FnOnce() -> isize) -> Option<isize> {
+    if agent::has_mail() {
+        agent::deliver();
+    }
+    enter(conn).map(|call| by(conn, call, flags, direct))
+}
+
+/// A receive of the program's begins inside the kernel; `None` where a lane or holes stand in the way.
+#[inline]
+fn enter(conn: &'static Conn) -> Option<DirectCall> {
+    if conn.phase() == Phase::Attached || conn.searched() {
+        return None;
+    }
+    DirectCall::receive(conn)
+}
+
+#[inline]
+fn by(conn: &Conn, call: DirectCall, flags: c_int, direct: impl FnOnce() -> isize) -> isize {
+    let received = direct();
+    call.end();
+    if received > 0 && flags & libc::MSG_PEEK == 0 {
+        counters::add(conn, slot::BYTES_RECEIVED, received.cast_unsigned() as u64);
+        conn.note_traffic(received.cast_unsigned());
+    }
+    received
 }
 
 /// Receives on a connection that was attached when the call began, and had this id. No point of cancellation before there is nothing to receive. `polling`: the
@@ -336,6 +356,13 @@ pub(crate) fn look(conn: &Conn, id: u64) -> Result<Found, Errno> {
     Err(send::violated(conn))
 }
 
+/// Takes marks that are in the way. An error behind them, which the kernel tells once, is kept for the program's next call.
+pub(crate) fn clear_marks(conn: &Conn, id: u64) {
+    if let Err(errno) = look(conn, id) {
+        conn.set_error(errno);
+    }
+}
+
 /// Kernel position of the next byte: the kernel's word while the connection is up, our own count once a reset hides it.
 pub(crate) fn position(conn: &Conn) -> u64 {
     kernel::receive_position(conn.fd()).unwrap_or_else(|| conn.position())
@@ -425,7 +452,7 @@ pub(crate) fn ring_for_killed(conn: &Conn, _receive: &Guard<'_>) {
 pub(crate) fn readable_bytes(conn: &'static Conn, id: u64) -> c_int {
     if conn.searched() {
         // A search counts what is behind a mark only once the mark has been looked at.
-        let _ = look(conn, id);
+        clear_marks(conn, id);
     }
     let Some(guard) = conn.own_receive(id) else { return 0 };
     let Some(segment) = conn.segment(&guard) else { return 0 };

@@ -4,7 +4,7 @@ use crate::conn::{self, Conn};
 use crate::lifecycle::{begin_early, is_tcp};
 use crate::sys::{self, raw};
 use crate::table::{self, Entry};
-use crate::{demote, epoll_share, lock, lodgers, recall, records, unseen};
+use crate::{demote, epoll_share, lock, lodgers, recall, records, search, unseen};
 use libc::c_int;
 use viaduct_control::Reason;
 
@@ -16,6 +16,8 @@ pub fn executing() {
         return hand_over_many(Reason::ForeignProcess, true, is_standard);
     }
     hand_over_many(Reason::ForeignProcess, true, is_for_successor);
+    // Any of them may be read in the program to come.
+    records::all().for_each(search::hand_over);
     lock::TURNS.end(true);
     records::all().for_each(Conn::leave);
 }

@@ -145,17 +145,33 @@ fn millions_of_operations_agree() {
     // The reference keeps the holes as a plain sorted list here: slow, but not as slow as flags.
     let holes = Box::new(Holes::new());
     let (mut head, mut list): (u64, Vec<(u64, u64)>) = (0, Vec::new());
+    // What has come, how many of it are unread, and whether no more will come.
+    let (mut end, mut unread, mut over) = (0, 0, false);
     let mut seed = 1;
-    let mut refused = 0;
+    let (mut refused, mut ended, mut lacking) = (0, 0, 0);
     for step in 0..2_000_000_u64 {
         // Phases of many holes and of few.
         let deep = if step % 400_000 < 200_000 { 60_000 } else { 300 };
-        let offset = if random(&mut seed, 8) == 0 {
-            0
-        } else {
-            random(&mut seed, deep)
+        if !over && (unread < deep || random(&mut seed, 8) == 0) {
+            let more = random(&mut seed, if unread < deep { deep } else { 40 });
+            end += more;
+            unread += more;
+        }
+        over |= random(&mut seed, 30_000) == 0;
+        if over && unread == 0 {
+            // All has been received: the one hole that is left is at the head, so there is none.
+            assert_eq!((head, holes.count(), holes.bytes()), (end, 0, 0));
+            holes.clear();
+            (head, end, over) = (0, 0, false);
+            ended += 1;
+            continue;
+        }
+        let offset = match random(&mut seed, 8) {
+            0 => 0,
+            // About where the stream ends by now.
+            1 => (unread + random(&mut seed, 3)).saturating_sub(random(&mut seed, 30)),
+            _ => random(&mut seed, deep),
         };
-        let len = 1 + random(&mut seed, 30);
         let position = |offset: u64| {
             let mut at = head + offset;
             for hole in &list {
@@ -166,20 +182,35 @@ fn millions_of_operations_agree() {
             }
             at
         };
-        let (from, to) = (position(offset), position(offset + len - 1) + 1);
+        let from = position(offset);
         assert_eq!(holes.position(offset), from);
+        if offset >= unread {
+            // Has not come: it stands behind all that has.
+            assert_eq!(from, end + offset - unread);
+            lacking += 1;
+            continue;
+        }
+        let len = (1 + random(&mut seed, 30)).min(unread - offset);
+        let to = position(offset + len - 1) + 1;
+        assert!(to <= end);
         let touches = list.iter().any(|hole| hole.0 <= to && hole.1 >= from) || from == head;
         match holes.take(from, to) {
             Err(Full) => {
                 assert!(list.len() == HOLES && !touches);
                 refused += 1;
                 // The program takes data off the head.
-                let to = position(50_000);
+                let taken = unread.min(50_000);
+                let to = position(taken - 1) + 1;
                 holes.take(head, to).unwrap();
-                head = to;
-                list.retain(|hole| hole.0 > head);
+                unread -= taken;
+                list.retain(|hole| hole.1 > to);
+                head = match list.first() {
+                    Some(hole) if hole.0 <= to => list.remove(0).1,
+                    _ => to,
+                };
             }
             Ok(hole) => {
+                unread -= len;
                 let first = list.partition_point(|hole| hole.1 < from);
                 let last = list.partition_point(|hole| hole.0 <= to);
                 let begin = list.get(first).map_or(from, |hole| hole.0.min(from));
@@ -192,11 +223,15 @@ fn millions_of_operations_agree() {
             }
         }
         assert_eq!((holes.head(), holes.count()), (head, list.len()));
+        assert_eq!(end - head - holes.bytes(), unread);
         if step % 50_000 == 0 {
             assert_eq!(all(&holes), list);
         }
     }
-    assert!(refused > 0, "the limit was never met");
+    assert!(
+        refused > 0 && ended > 20 && lacking > 20_000,
+        "{refused} refused, {ended} ended, {lacking} lacking"
+    );
     assert!(holes.is_intact());
 }
 

@@ -41,6 +41,10 @@ impl Holders {
         }
         let fresh = u64::from(pid) << 32 | 1;
         let taken = |entry: &AtomicU64| entry.compare_exchange(0, fresh, AcqRel, Relaxed).is_ok();
+        if self.known.iter().any(taken) {
+            return;
+        }
+        self.forget_the_dead();
         if !self.known.iter().any(taken) {
             self.unknown.fetch_add(1, AcqRel);
         }
@@ -56,14 +60,18 @@ impl Holders {
         self.are_gone()
     }
 
-    /// Whether no process that knows the socket is left.
-    pub(super) fn are_gone(&self) -> bool {
+    fn forget_the_dead(&self) {
         for entry in &self.known {
             let known = entry.load(Acquire);
             if known != 0 && !raw::thread_alive(process(known)) {
                 let _ = entry.compare_exchange(known, 0, AcqRel, Relaxed);
             }
         }
+    }
+
+    /// Whether no process that knows the socket is left.
+    pub(super) fn are_gone(&self) -> bool {
+        self.forget_the_dead();
         self.unknown.load(Acquire) == 0 && self.known.iter().all(|entry| entry.load(Acquire) == 0)
     }
 

@@ -74,10 +74,6 @@ impl Front<'_> {
 
     /// Takes what is there now. `last`: the caller has waited for more, so that too little may be the end.
     pub(crate) fn attempt(&self, ask: &Ask<'_>, last: bool) -> Result<Step, Errno> {
-        let kept = self.area.error.swap(0, Relaxed);
-        if kept != 0 {
-            return Err(kept);
-        }
         let holes = &self.area.holes;
         let want = ask.vector.len().saturating_sub(ask.skip);
         let end = holes
@@ -141,6 +137,11 @@ impl Front<'_> {
 
     /// Too little is there to go on.
     fn lacking(&self, ask: &Ask<'_>, end: u64, last: bool, ended: bool) -> Result<Step, Errno> {
+        // What is there comes before an error, as it does from the kernel.
+        let kept = self.area.error.swap(0, Relaxed);
+        if kept != 0 {
+            return Err(kept);
+        }
         let over = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
         if ended && self.base() == self.area.holes.head() && self.area.holes.count() == 0 && ask.offset == 0 {
             return Ok(Step::End);
@@ -347,6 +348,10 @@ pub(crate) fn peek_over(
     }
     let got = peeked.buffer.peek(fd, BUFFER)?;
     let there = got.saturating_sub(offset).min(most);
+    if there == 0 {
+        // An error would be told behind what is there, and was not.
+        kernel::take_error(fd)?;
+    }
     Ok((got as u64, copy_peeked(peeked, ask, done, offset, there)))
 }
 

@@ -158,7 +158,7 @@ impl<'a> Stretches<'a> {
         if ask.takes() && !holes.has_room(from, end) {
             return Err(libc::ENOBUFS);
         }
-        if ask.whole && !self.reaches(&parts, end) {
+        if ask.whole && !self.reaches(&parts, from, end) {
             return self.lacking(&parts, end, last);
         }
         let mut done = 0;
@@ -359,7 +359,7 @@ impl<'a> Stretches<'a> {
     fn how_it_ended(&self, queued: u64, not_yet: Step) -> Result<Step, Errno> {
         let offset = c_int::try_from(queued).map_err(|_| libc::ENOBUFS)?;
         if !peek_from(self.conn.fd(), self.area, offset) {
-            return Ok(Step::End);
+            return kernel::take_error(self.conn.fd()).map(|()| Step::End);
         }
         let seen = raw::recv(self.conn.fd(), &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT);
         peek_from(self.conn.fd(), self.area, 0);

@@ -323,8 +323,8 @@ fn begin(conn: &Conn, guard: &mut Guard<'_>) -> Result<&'static Area, Errno> {
         return Ok(area);
     }
     let locks = conn.locks().ok_or(libc::EBADF)?;
-    // With a lane it has passed already, and options have been watched since.
-    if conn.phase() != Phase::Attached && lifecycle::recall_options(conn).is_err() {
+    // With a lane it has passed already, and options that matter have it banned since.
+    if (conn.phase() != Phase::Attached || conn.flag(conn::BANNED)) && lifecycle::recall_options(conn).is_err() {
         return Err(libc::EOPNOTSUPP);
     }
     let number = area::claim().ok_or(libc::ENOBUFS)?;
@@ -341,6 +341,19 @@ fn begin(conn: &Conn, guard: &mut Guard<'_>) -> Result<&'static Area, Errno> {
 pub(crate) fn attached(conn: &Conn) {
     if let Some(area) = conn.area() {
         kernel::peek_from(conn.fd(), area, 0);
+    }
+}
+
+/// Somebody who knows of no holes is to receive from the kernel connection: what has been received is not to come once more, as far as it
+/// stands before all that is unread, and peeks begin at the front.
+pub(crate) fn hand_over(conn: &Conn) {
+    let Some(front) = front(conn) else { return };
+    if let Some(_guard) = conn.own_receive(conn.id())
+        && conn.phase() != Phase::Attached
+    {
+        // What a reset has taken the successor is told.
+        let _ = front.settle(true);
+        kernel::peek_from(front.fd, front.area, 0);
     }
 }
 
@@ -393,10 +406,6 @@ fn seek_slowly(
     direct: impl FnOnce() -> isize,
 ) -> isize {
     let conn = end.conn;
-    // Attached, it is known to be a TCP connection.
-    if offset == 0 && conn.phase() == Phase::Attached && !conn.searched() {
-        return receive::receive(conn, vector, flags, direct);
-    }
     if let Err(errno) = check(vector.asked(), flags, offset) {
         return sys::fail(errno);
     }
@@ -405,6 +414,10 @@ fn seek_slowly(
     }
     if vector.is_empty() {
         return 0;
+    }
+    // Attached, it is known to be a TCP connection.
+    if offset == 0 && conn.phase() == Phase::Attached && !conn.searched() {
+        return receive::receive(conn, vector, flags, direct);
     }
     answer(end, vector, flags, offset as u64)
 }

@@ -8,6 +8,7 @@ use super::kernel::Front;
 use super::{Ask, Searched, Step, check, may_be_simple, run, waiting};
 use crate::lifecycle::{is_tcp, nanoseconds};
 use crate::lock::{self, Guard};
+use crate::options::rules_searches_out;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{Deadline, Woken};
@@ -126,6 +127,9 @@ fn first(fd: c_int, identity: u64, place: &'static AtomicU32) -> Result<(), Errn
     let number = match area::find(identity) {
         Some(number) => number,
         None => {
+            if rules_searches_out(fd) {
+                return Err(libc::EOPNOTSUPP);
+            }
             let number = match area::claim() {
                 Some(number) => number,
                 None => {
@@ -153,8 +157,8 @@ pub(super) fn check_socket(fd: c_int) -> Result<(), Errno> {
     if kind != libc::SOCK_STREAM || !is_tcp(fd) {
         return Err(libc::EOPNOTSUPP);
     }
-    // The kernel says of a socket that it is not connected.
-    match raw::recv(fd, &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+    // The kernel says of a socket that it is not connected. No byte is peeked at: that would move where the program peeks next.
+    match raw::recv(fd, &mut [], libc::MSG_PEEK | libc::MSG_DONTWAIT) {
         Err(errno) if !matches!(errno, libc::EAGAIN | libc::EINTR) => Err(errno),
         _ => Ok(()),
     }

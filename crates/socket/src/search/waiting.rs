@@ -167,7 +167,7 @@ pub(super) fn wait(conn: &'static Conn, id: u64, step: Step, deadline: Deadline,
             }
             woken
         }
-        Step::Stretches { until, kernel, .. } => wait_for_news(conn, id, until, kernel, deadline),
+        Step::Stretches { until, kernel, .. } => wait_for_news(conn, id, until, kernel, deadline, again),
         _ => Ok(Woken::Look),
     }
 }
@@ -187,8 +187,16 @@ fn wait_for_kernel(conn: &'static Conn, id: u64, until: u64, deadline: Deadline,
     })
 }
 
-/// Waits until the lane has published up to position `until`, or the kernel holds more than `queued` bytes.
-fn wait_for_news(conn: &'static Conn, id: u64, until: u64, queued: u64, deadline: Deadline) -> Result<Woken, Errno> {
+/// Waits until the lane has published up to position `until`, or the kernel holds more than `queued` bytes. `again`: a wait has brought too
+/// little.
+fn wait_for_news(
+    conn: &'static Conn,
+    id: u64,
+    until: u64,
+    queued: u64,
+    deadline: Deadline,
+    again: bool,
+) -> Result<Woken, Errno> {
     let mut spinner = Spinner::new();
     let bit = wait::bit_for(conn);
     let area = conn.area().ok_or(libc::EBADF)?;
@@ -225,8 +233,18 @@ fn wait_for_news(conn: &'static Conn, id: u64, until: u64, queued: u64, deadline
     }
     counters::add(conn, slot::SLEEPS, 1);
     let owed = if send::owes(conn) { wait::FOR_OUTPUT } else { 0 };
+    let called_readable = again && raw::poll_now(conn.fd(), libc::POLLIN) != 0;
+    if called_readable && kernel::queued(conn.fd()) as u64 > queued {
+        return Ok(Woken::Look);
+    }
+    // A buffer that is full of what is known is called readable all the time.
+    let (events, most) = if called_readable {
+        (owed, NAP_NS)
+    } else {
+        (wait::FOR_INPUT | owed, LOOK_AGAIN_NS)
+    };
     // Bounded: without a bound it may peek, and where a peek begins is the owner's to say.
-    let woken = wait::sleep(conn, bit, wait::FOR_INPUT | owed, deadline, Some(LOOK_AGAIN_NS));
+    let woken = wait::sleep(conn, bit, events, deadline, Some(most));
     drop(mark);
     send::serve(conn);
     if agent::has_mail() {

@@ -3,6 +3,7 @@
 //! hides no other.
 
 mod bindings;
+mod model;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -44,8 +45,8 @@ fn compile(instance: &Instance, name: &str) -> PathBuf {
 }
 
 /// The lines that tell of failed checks, and the names of all that ran.
-fn run(mode: Mode<'_>, program: &Path, check: Option<&str>, options: &str) -> (Vec<String>, Vec<String>) {
-    let outcome = Launch::new(mode, program, check).options(options).run(PATIENCE);
+fn run(mode: Mode<'_>, program: &Path, arguments: &[&str], options: &str) -> (Vec<String>, Vec<String>) {
+    let outcome = Launch::new(mode, program, arguments).options(options).run(PATIENCE);
     let names: Vec<String> = outcome
         .output
         .lines()
@@ -69,14 +70,14 @@ fn check(name: &str) {
     }
     let instance = Instance::start();
     let program = compile(&instance, name);
-    let (failures, names) = run(Mode::Native, &program, None, "");
+    let (failures, names) = run(Mode::Native, &program, &[], "");
     assert!(failures.is_empty(), "on kernel sockets: {failures:#?}");
     assert!(names.len() > 5);
     let mode = Mode::Accelerated(&instance);
     let mut failures = Vec::new();
     for check in &names {
         for options in ["--offer now", "--offer now --spin never", "--path tcp"] {
-            let (failed, _) = run(mode, &program, Some(check), options);
+            let (failed, _) = run(mode, &program, &[check], options);
             failures.extend(failed.into_iter().map(|line| format!("{options}: {line}")));
         }
     }
@@ -84,6 +85,14 @@ fn check(name: &str) {
     // Two of the sets of options let connections have lanes, and most checks have one that does.
     let (checks, pairs) = (names.len() as u64, instance.stats().pairs);
     assert!(pairs > checks, "{pairs} connections had lanes in {checks} checks");
+    // Before Linux 6.9.
+    for check in &names {
+        for (mode, options) in [(Mode::Native, ""), (mode, "--offer now"), (mode, "--path tcp")] {
+            let (failed, _) = run(mode, &program, &[check, "old"], options);
+            failures.extend(failed.into_iter().map(|line| format!("{options}: {line}")));
+        }
+    }
+    assert!(failures.is_empty(), "without peek offsets: {failures:#?}");
 }
 
 #[test]
@@ -131,6 +140,17 @@ fn searches_without_viaductd() {
         );
     }
     assert!(!socket_path(instance.dir()).exists());
+}
+
+/// The ordinary calls beside searches.
+#[test]
+fn calls_beside_searches() {
+    check("calls");
+}
+
+#[test]
+fn errors_of_searches() {
+    check("errors");
 }
 
 /// Several threads, processes and waits on one socket.

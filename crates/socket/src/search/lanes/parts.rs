@@ -190,18 +190,20 @@ impl Stretches<'_> {
         (Place::Lane, 0, 0)
     }
 
-    /// Whether everything before `end` that is not in a hole is there.
-    pub(super) fn reaches(&self, parts: &Parts, end: u64) -> bool {
-        let mut needed = end.saturating_sub(self.base());
+    /// Whether everything from `from` on up to `end` is there. Kernel bytes before the lane's may still be on their way, which keeps
+    /// nobody from those behind.
+    pub(super) fn reaches(&self, parts: &Parts, from: u64, end: u64) -> bool {
+        let (from, end) = (from.saturating_sub(self.base()), end.saturating_sub(self.base()));
+        let mut before = 0_u64;
         for part in &parts.all {
-            if needed <= part.len {
-                return needed <= part.ready;
-            }
-            // Kernel bytes before the lane's may still be on their way.
-            if part.ready != part.len {
+            let behind = before.saturating_add(part.len);
+            if from < behind && end.min(behind) > before.saturating_add(part.ready) {
                 return false;
             }
-            needed -= part.len;
+            if end <= behind {
+                return true;
+            }
+            before = behind;
         }
         false
     }

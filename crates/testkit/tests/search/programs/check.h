@@ -3,6 +3,7 @@
 #define CHECK_H
 
 #include "../../programs/ends.h"
+#include <viaduct.h>
 
 /* Ends the check with the values that were not as on a kernel socket. */
 #define EXPECT(condition)                                                                          \
@@ -32,6 +33,20 @@ struct check {
     const char *name;
     void (*run)(void);
 };
+
+/* Natively the ordinary calls do not mind holes. */
+int under_viaduct(void);
+/* Under Viaduct, where connections get lanes. */
+int on_lane(void);
+/* Receives in order: by the ordinary calls where they mind holes. */
+ssize_t in_order(int fd, void *bytes, size_t count, int flags);
+/* Unread bytes, by the ordinary call where it minds holes. */
+long waiting(int fd);
+/* What has been sent is there. */
+void settle(void);
+
+/* The kernel is as before Linux 6.9. */
+extern int old;
 
 int run_checks(const struct check *checks, size_t count, int argc, char **argv);
 
