@@ -175,7 +175,7 @@ fn modes_let_in_whom_they_should() {
 #[test]
 fn of_a_mistyped_directory_no_tree_is_made() {
     let outer = tempfile::tempdir().unwrap();
-    let child = command(&outer.path().join("run/viaduct"), &["--same-user"])
+    let child = command(&outer.path().join("run/viaduct"), &["--same-user", "--idle-exit", "5"])
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
@@ -236,7 +236,9 @@ fn as_root_it_does_not_serve_with_rights_that_it_could_not_give_up() {
     std::fs::set_permissions(outer.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     let start = |dir: &str, user: u32| {
         let mut command = std::process::Command::new(&program);
-        command.arg("--dir").arg(outer.path().join(dir)).arg("--same-user");
+        command.arg("--dir").arg(outer.path().join(dir));
+        // One that serves is to end as well.
+        command.args(["--same-user", "--idle-exit", "5"]);
         command
             .env("XDG_CONFIG_HOME", outer.path())
             .env_remove("VIADUCT_CONFIG");
