@@ -12,6 +12,8 @@ LIBDIR := $(DESTDIR)$(PREFIX)/lib/viaduct
 INCLUDEDIR := $(DESTDIR)$(PREFIX)/include
 PKGCONFIGDIR := $(DESTDIR)$(PREFIX)/lib/pkgconfig
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+# What programs are linked with, by the version of its interface.
+LIBRARY := libviaduct.so.$(firstword $(subst ., ,$(VERSION)))
 MANDIR := $(DESTDIR)$(PREFIX)/share/man
 DOCDIR := $(DESTDIR)$(PREFIX)/share/doc/viaduct
 BASHDIR := $(DESTDIR)$(PREFIX)/share/bash-completion/completions
@@ -81,13 +83,16 @@ generate: $(if $(filter 4,$(words $(BUILT))),$(if $(CAN_BUILD),build),build)
 	$(RELEASE)/viaduct generate man $(GENERATED)/man
 	$(RELEASE)/viaductd --man >$(GENERATED)/man/viaductd.8
 	$(RELEASE)/viaduct generate completions $(GENERATED)/completions
+	scripts/changelog >$(GENERATED)/CHANGELOG.md
 
 install: generate ## install under PREFIX (default /usr/local), staged under DESTDIR
 	install -d $(BINDIR) $(LIBDIR) $(INCLUDEDIR) $(PKGCONFIGDIR) $(MANDIR)/man1 $(MANDIR)/man3 $(MANDIR)/man8
 	install -d $(BASHDIR) $(ZSHDIR) $(FISHDIR) $(UNITDIR) $(DOCDIR)
 	install -m 755 $(RELEASE)/viaduct $(RELEASE)/viaductd $(BINDIR)
 	install -m 755 $(RELEASE)/libviaduct_preload.so $(LIBDIR)
-	install -m 755 $(RELEASE)/libviaduct.so $(DESTDIR)$(PREFIX)/lib
+	install -m 755 $(RELEASE)/libviaduct.so $(DESTDIR)$(PREFIX)/lib/libviaduct.so.$(VERSION)
+	ln -sf libviaduct.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/$(LIBRARY)
+	ln -sf $(LIBRARY) $(DESTDIR)$(PREFIX)/lib/libviaduct.so
 	install -m 644 include/viaduct.h $(INCLUDEDIR)
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' dist/viaduct.pc >$(PKGCONFIGDIR)/viaduct.pc
 	chmod 644 $(PKGCONFIGDIR)/viaduct.pc
@@ -99,12 +104,12 @@ install: generate ## install under PREFIX (default /usr/local), staged under DES
 	install -m 644 $(GENERATED)/completions/viaduct.fish $(FISHDIR)
 	sed 's|@BINDIR@|$(PREFIX)/bin|' dist/viaductd.service >$(UNITDIR)/viaductd.service
 	chmod 644 $(UNITDIR)/viaductd.service
-	install -m 644 README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT $(DOCDIR)
+	install -m 644 README.md $(GENERATED)/CHANGELOG.md LICENSE-APACHE LICENSE-MIT $(DOCDIR)
 
 uninstall: ## remove what install put there
 	rm -f $(BINDIR)/viaduct $(BINDIR)/viaductd $(MANDIR)/man1/viaduct.1 $(MANDIR)/man1/viaduct-*.1 $(MANDIR)/man8/viaductd.8
 	rm -f $(BASHDIR)/viaduct $(ZSHDIR)/_viaduct $(FISHDIR)/viaduct.fish $(UNITDIR)/viaductd.service
-	rm -f $(DESTDIR)$(PREFIX)/lib/libviaduct.so $(INCLUDEDIR)/viaduct.h $(PKGCONFIGDIR)/viaduct.pc
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/lib/,libviaduct.so $(LIBRARY) libviaduct.so.$(VERSION)) $(INCLUDEDIR)/viaduct.h $(PKGCONFIGDIR)/viaduct.pc
 	rm -f $(patsubst docs/man/%,$(MANDIR)/man3/%,$(wildcard docs/man/*.3))
 	rm -rf $(LIBDIR) $(DOCDIR)
 

@@ -28,8 +28,8 @@ ssize_t viaduct_readable(int s);
 
 /*
  * Under `viaduct run`: a socket of this type is a TCP socket on which recvmsg takes an offset, from a control message of level
- * SOL_VIADUCT and type VIADUCT_SEEK that holds a uint64_t. Sockets accepted from it are of the type too. Elsewhere socket(2) fails
- * with EINVAL.
+ * SOL_VIADUCT and type VIADUCT_SEEK that holds a uint64_t. A call that receives sets msg_controllen to 0, so set it before each call.
+ * Sockets accepted from it are of the type too. Elsewhere socket(2) fails with EINVAL.
  */
 #define SOCK_SEEK_STREAM 13
 #define SOL_VIADUCT 0x5641
@@ -72,7 +72,7 @@ int viaduct_inbox_fd(const viaduct_inbox *inbox);
 /*
  * Receives the first message that matches; waits at most `timeout_ms` for it, for ever if that is negative. Returns the bytes of its
  * payload, or -1 with errno set: EMSGSIZE (it does not fit and is still there; info->len says how long it is), ETIMEDOUT, ECANCELED,
- * ENOTCONN (all sources have ended), EINVAL. Of one source, which info->source tells: EBADMSG (not a message), EOVERFLOW (longer than
+ * EINTR, ENOTCONN (all sources have ended), EINVAL, EFAULT. Of one source, which info->source tells: EBADMSG (not a message), EOVERFLOW (longer than
  * the inbox takes), EPROTO (the stream ended within it), ENOBUFS (no more of it can be kept: receive others of its messages first), and
  * what its socket reports. With VIADUCT_ANY for the source, each is told once, and the others go on. `info` may be NULL.
  */

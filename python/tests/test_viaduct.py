@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import selectors
+import signal
 import socket
 import struct
 import threading
@@ -18,6 +19,31 @@ def pair():
         near = socket.create_connection(listener.getsockname())
         far, _ = listener.accept()
     return near, far
+
+
+class Stop(Exception):
+    """What a signal handler raises, as Ctrl-C raises KeyboardInterrupt."""
+
+
+@contextlib.contextmanager
+def signals(raises, count=1):
+    """So many signals, one each 50 ms; handlers that raise, or do nothing."""
+    caught = []
+
+    def handle(*_):
+        caught.append(time.monotonic())
+        if len(caught) >= count:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        if raises:
+            raise Stop
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+    try:
+        yield caught
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class SeekTest(unittest.TestCase):
@@ -36,6 +62,17 @@ class SeekTest(unittest.TestCase):
         self.assertEqual(buffer[:5], b"01289")
         with self.assertRaises(BlockingIOError):
             viaduct.seek_recv(self.far, 1, flags=socket.MSG_DONTWAIT)
+
+    def test_signals_interrupt_and_are_survived(self):
+        self.near.sendall(b"0")
+        with signals(raises=True), self.assertRaises(Stop):
+            viaduct.seek_recv(self.far, 4, offset=1, flags=socket.MSG_WAITALL)
+        sender = threading.Timer(0.4, self.near.sendall, (b"1234",))
+        sender.start()
+        with signals(raises=False, count=3) as caught:
+            self.assertEqual(viaduct.seek_recv(self.far, 4, offset=1, flags=socket.MSG_WAITALL), b"1234")
+        self.assertEqual(len(caught), 3)
+        sender.join()
 
     def test_bad_input_is_refused(self):
         with self.assertRaises(ValueError):
@@ -82,6 +119,113 @@ class InboxTest(unittest.TestCase):
                 inbox.receive(timeout=5)
         with self.assertRaises(ValueError):
             inbox.receive()
+
+    def test_signals_interrupt_waits(self):
+        with viaduct.Inbox() as inbox:
+            inbox.add(self.far)
+            for wait in (inbox.receive, lambda: inbox.probe(timeout=None), lambda: inbox.receive(timeout=20)):
+                began = time.monotonic()
+                with signals(raises=True), self.assertRaises(Stop):
+                    wait()
+                self.assertLess(time.monotonic() - began, 1)
+            sender = threading.Timer(0.4, viaduct.send, (self.near, 1, b"late"))
+            sender.start()
+            with signals(raises=False, count=3) as caught:
+                self.assertEqual(inbox.receive(), (1, 0, b"late"))
+            self.assertEqual(len(caught), 3)
+            sender.join()
+            # Time runs on meanwhile.
+            began = time.monotonic()
+            with signals(raises=False, count=100), self.assertRaises(TimeoutError):
+                inbox.receive(timeout=0.5)
+            self.assertAlmostEqual(time.monotonic() - began, 0.5, delta=0.3)
+
+    def test_signals_that_other_threads_catch_interrupt_waits(self):
+        # Nothing ends the call itself: Python runs handlers in its first thread only.
+        def handle(*_):
+            raise Stop
+
+        before = signal.signal(signal.SIGUSR1, handle)
+        self.addCleanup(signal.signal, signal.SIGUSR1, before)
+        with viaduct.Inbox() as inbox:
+            inbox.add(self.far)
+            catcher = threading.Timer(
+                0.1, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+            )
+            catcher.start()
+            began = time.monotonic()
+            with self.assertRaises(Stop):
+                inbox.receive()
+            self.assertLess(time.monotonic() - began, 1)
+            catcher.join()
+
+    def test_signals_interrupt_sends(self):
+        with signals(raises=True), self.assertRaises(Stop):
+            viaduct.send(self.near, 1, b"x" * 50_000_000)
+
+    def test_sends_wait_for_room(self):
+        for blocks in (True, False):
+            for way in (lambda near: near, lambda near: near.fileno()):
+                near, far = pair()
+                with near, far, viaduct.Inbox() as inbox:
+                    near.setblocking(blocks)
+                    inbox.add(far)
+                    sender = threading.Thread(target=viaduct.send, args=(way(near), 7, b"y" * 20_000_000))
+                    sender.start()
+                    time.sleep(0.05)
+                    self.assertEqual(inbox.receive(timeout=20), (7, 0, b"y" * 20_000_000))
+                    sender.join()
+                    self.assertEqual(near.getblocking(), blocks)
+        with self.assertRaises(ValueError):
+            viaduct.send(self.near, -1, b"")
+        self.near.shutdown(socket.SHUT_WR)
+        with self.assertRaises(BrokenPipeError):
+            viaduct.send(self.near, 1, b"")
+
+    def test_a_cancelled_wait_ends_between_slices_too(self):
+        # Cancelled from a handler, at a time at which no call is in the library.
+        with viaduct.Inbox() as inbox:
+            inbox.add(self.far)
+            before = signal.signal(signal.SIGALRM, lambda *_: inbox.cancel())
+            self.addCleanup(signal.signal, signal.SIGALRM, before)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with self.assertRaises(viaduct.Cancelled):
+                inbox.receive(timeout=20)
+
+    def test_it_can_be_closed_while_threads_use_it(self):
+        for turn in range(20):
+            inbox = viaduct.Inbox()
+            inbox.add(self.far)
+            ends = []
+
+            def use(wait):
+                try:
+                    while True:
+                        with contextlib.suppress(TimeoutError):
+                            wait()
+                except (viaduct.Cancelled, ValueError) as error:
+                    ends.append(type(error))
+
+            waits = [inbox.receive, inbox.receive, lambda: inbox.probe(timeout=0.01), inbox.fileno]
+            threads = [threading.Thread(target=use, args=(wait,)) for wait in waits]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.005 * (turn % 5))
+            inbox.close()
+            for thread in threads:
+                thread.join(5)
+                self.assertFalse(thread.is_alive())
+            self.assertEqual(len(ends), 4)
+            with self.assertRaises(ValueError):
+                inbox.cancel()
+        # From a handler, in the thread that waits.
+        inbox = viaduct.Inbox()
+        inbox.add(self.far)
+        before = signal.signal(signal.SIGALRM, lambda *_: inbox.close())
+        self.addCleanup(signal.signal, signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with self.assertRaises(viaduct.Cancelled):
+            inbox.receive(timeout=20)
 
     def test_waits_can_be_cancelled(self):
         with viaduct.Inbox() as inbox:
@@ -131,6 +275,19 @@ class InboxTest(unittest.TestCase):
             near.close()
             with self.assertRaises(viaduct.Ended):
                 inbox.receive(timeout=5)
+
+    def test_a_stream_may_end_within_a_message(self):
+        for part in (b"VMSG\1\0\0", b"VMSG\1\0\0\0\5\0\0\0abc"):
+            near, far = pair()
+            with near, far, viaduct.Inbox() as inbox:
+                inbox.add(far)
+                viaduct.send(near, 1, b"whole")
+                near.sendall(part)
+                near.shutdown(socket.SHUT_WR)
+                self.assertEqual(inbox.receive(timeout=5).payload, b"whole")
+                with self.assertRaises(viaduct.Truncated) as told:
+                    inbox.receive(timeout=5)
+                self.assertEqual(told.exception.source, 0)
 
     def test_a_full_buffer_does_not_stop_it(self):
         # More than buffers and lanes hold, in small messages and in one.
@@ -188,6 +345,59 @@ class InboxTest(unittest.TestCase):
             self.near.close()
             with self.assertRaises(viaduct.Ended):
                 inbox.receive(timeout=1e20)
+
+    def test_sending_does_not_block_the_loop(self):
+        async def run(timeout):
+            near, far = pair()
+            near.settimeout(timeout)
+            with near, far, viaduct.Inbox() as inbox:
+                inbox.add(far)
+                # Shorter than what fits, and longer.
+                await viaduct.async_send(near, 1, b"short")
+                long = asyncio.create_task(viaduct.async_send(near, 2, b"z" * 30_000_000))
+                ticks = 0
+                while ticks < 20:
+                    await asyncio.sleep(0.005)
+                    ticks += 1
+                self.assertFalse(long.done())
+                loop = asyncio.get_running_loop()
+                got = await loop.run_in_executor(None, lambda: inbox.receive(tag=2, timeout=20))
+                self.assertEqual(got, (2, 0, b"z" * 30_000_000))
+                await asyncio.wait_for(long, 5)
+                self.assertEqual(near.gettimeout(), timeout)
+                # The program may have a writer of its own, which stays.
+                called = asyncio.Event()
+                loop.add_writer(near, called.set)
+                await viaduct.async_send(near, 3, bytearray(b"view"))
+                await asyncio.wait_for(called.wait(), 5)
+                loop.remove_writer(near)
+                self.assertEqual(inbox.receive(tag=3, timeout=5).payload, b"view")
+                with self.assertRaises(ValueError):
+                    await viaduct.async_send(near, 1 << 32, b"")
+                far.close()
+
+        for timeout in (None, 0, 5):
+            began = time.monotonic()
+            asyncio.run(run(timeout))
+            self.assertLess(time.monotonic() - began, 4)
+
+    def test_tasks_probe_and_closing_ends_them(self):
+        async def run():
+            inbox = viaduct.AsyncInbox()
+            inbox.add(self.far)
+            asyncio.get_running_loop().call_later(0.02, viaduct.send, self.near, 4, b"four")
+            self.assertEqual(await asyncio.wait_for(inbox.probe_async(tag=4), 5), (4, 0, 4))
+            self.assertEqual((await inbox.receive_async()).payload, b"four")
+            tasks = [asyncio.create_task(wait) for wait in (inbox.receive_async(), inbox.probe_async(tag=9))]
+            await asyncio.sleep(0.02)
+            inbox.close()
+            for task in tasks:
+                with self.assertRaises(viaduct.Cancelled):
+                    await asyncio.wait_for(task, 5)
+            with self.assertRaises(ValueError):
+                await inbox.receive_async()
+
+        asyncio.run(run())
 
     def test_tasks_wait_side_by_side(self):
         async def run():

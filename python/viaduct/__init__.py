@@ -20,8 +20,10 @@ import math
 import os
 import select
 import socket as _socket
+import struct
+import threading
 import time
-from typing import Iterator, NamedTuple, NoReturn, Optional, Union
+from typing import Callable, Iterator, NamedTuple, NoReturn, Optional, TypeVar, Union
 
 from ._library import Message as _Message
 from ._library import library as _library
@@ -43,6 +45,7 @@ __all__ = [
     "seek_recv",
     "seek_recv_into",
     "async_seek_recv",
+    "async_send",
     "send",
 ]
 
@@ -50,6 +53,8 @@ __all__ = [
 ANY = -1
 
 Socket = Union[_socket.socket, int]
+_T = TypeVar("_T")
+_Bytes = Union[bytes, bytearray, memoryview]
 
 
 class MessageError(Exception):
@@ -109,14 +114,6 @@ def _fd(socket: Socket) -> int:
     return socket if isinstance(socket, int) else socket.fileno()
 
 
-def _milliseconds(until: Optional[float]) -> int:
-    """How long a call may wait; -1: for ever, which a wait of weeks stands for too."""
-    if until is None:
-        return -1
-    left = max(0.0, until - time.monotonic()) * 1000
-    return math.ceil(left) if left < 0x7FFFFFFF else -1
-
-
 def _fail() -> NoReturn:
     number = ctypes.get_errno()
     raise OSError(number, os.strerror(number))
@@ -134,10 +131,13 @@ def seek_recv_into(socket: Socket, buffer: Union[bytearray, memoryview], offset:
     if view.readonly:
         raise TypeError("the buffer is read-only")
     place = (ctypes.c_char * len(view)).from_buffer(view) if len(view) else None
-    got: int = _library.viaduct_seek_recv(_fd(socket), place, len(view), flags, offset)
-    if got < 0:
-        _fail()
-    return got
+    while True:
+        got: int = _library.viaduct_seek_recv(_fd(socket), place, len(view), flags, offset)
+        if got >= 0:
+            return got
+        # As Python's own calls do; a handler that raises has its way between the two.
+        if ctypes.get_errno() != errno.EINTR:
+            _fail()
 
 
 def seek_recv(socket: Socket, size: int, offset: int = 0, flags: int = 0) -> bytes:
@@ -162,27 +162,35 @@ class _Arrivals:
     def __init__(self) -> None:
         self._set = select.epoll()
         self._waiters: set[asyncio.Future[None]] = set()
+        self._loop: Optional[asyncio.AbstractEventLoop] = None
 
     def add(self, fd: int) -> None:
         self._set.register(fd, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
 
     def close(self) -> None:
+        self._leave()
         self._set.close()
+
+    def _leave(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.remove_reader(self._set.fileno())
 
     @contextlib.contextmanager
     def expect(self) -> Iterator[asyncio.Future[None]]:
         """Something that is done once anything comes from now on: so expect first, then look, then wait."""
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        if not self._waiters:
+        if self._loop is None:
             loop.add_reader(self._set.fileno(), self.tell)
+            self._loop = loop
         self._waiters.add(future)
         try:
             yield future
         finally:
             self._waiters.discard(future)
             if not self._waiters:
-                loop.remove_reader(self._set.fileno())
+                self._leave()
 
     def tell(self, error: Optional[Exception] = None) -> None:
         """Has every task that waits look again, or raise."""
@@ -223,19 +231,104 @@ def _try_whole(socket: Socket, size: int, offset: int) -> Optional[bytes]:
     if size < 0 or offset < 0:
         raise ValueError("negative size or offset")
     try:
-        # The last byte tells of all before it, and so does the end of the stream.
-        seek_recv(socket, 1, offset + size - 1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)
-        return seek_recv(socket, size, offset, _socket.MSG_WAITALL | _socket.MSG_DONTWAIT)
+        last = seek_recv(socket, 1, offset + size - 1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)
+        buffer = bytearray(size)
+        flags = _socket.MSG_WAITALL | _socket.MSG_DONTWAIT
+        # While a stream changes its path, bytes may come before those in front of them; unless this is the end, all must be there.
+        if last and seek_recv_into(socket, buffer, offset, flags | _socket.MSG_PEEK | _socket.MSG_TRUNC) < size:
+            return None
+        return bytes(memoryview(buffer)[: seek_recv_into(socket, buffer, offset, flags)])
     except BlockingIOError:
         return None
 
 
-def send(socket: Socket, tag: int, payload: bytes) -> None:
-    """Sends a message, all of it."""
-    if not 0 <= tag <= 0xFFFFFFFF:
-        raise ValueError("a tag has 32 bits")
-    if _library.viaduct_msg_send(_fd(socket), tag, bytes(payload), len(payload)) != 0:
-        _fail()
+class _Outgoing:
+    """A message that is being sent."""
+
+    def __init__(self, tag: int, payload: _Bytes) -> None:
+        if not 0 <= tag <= 0xFFFFFFFF:
+            raise ValueError("a tag has 32 bits")
+        body = memoryview(payload).cast("B")
+        if len(body) > 0xFFFFFFFF:
+            raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
+        self._parts = [memoryview(struct.pack("<4sII", b"VMSG", tag, len(body))), body]
+
+    def go_on(self, socket: _socket.socket) -> bool:
+        """Sends what there is room for, without waiting; whether that was all."""
+        while self._parts:
+            try:
+                sent = socket.sendmsg(self._parts, (), _socket.MSG_DONTWAIT | _socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return False
+            except _socket.timeout as error:
+                # A socket with a timeout has waited as long; the connection's own timeout has a number.
+                if error.errno is not None:
+                    raise
+                return False
+            while self._parts and sent >= len(self._parts[0]):
+                sent -= len(self._parts.pop(0))
+            if self._parts:
+                self._parts[0] = self._parts[0][sent:]
+        return True
+
+
+@contextlib.contextmanager
+def _as_socket(socket: Socket) -> Iterator[_socket.socket]:
+    if not isinstance(socket, int):
+        yield socket
+        return
+    blocking = os.get_blocking(socket)
+    borrowed = _socket.socket(fileno=socket)
+    try:
+        # A default timeout would have changed it.
+        borrowed.setblocking(blocking)
+        yield borrowed
+    finally:
+        borrowed.detach()
+
+
+def send(socket: Socket, tag: int, payload: _Bytes) -> None:
+    """Sends a message, all of it; waits for room even where the socket does not block.
+
+    Whoever sends on one socket must take turns. After an exception part of the message may have been sent, and no other can follow.
+    """
+    message = _Outgoing(tag, payload)
+    with _as_socket(socket) as way:
+        while not message.go_on(way):
+            room = select.poll()
+            room.register(way, select.POLLOUT)
+            room.poll()
+
+
+async def async_send(socket: _socket.socket, tag: int, payload: _Bytes) -> None:
+    """As :func:`send`, without blocking the event loop. ``payload`` must not change meanwhile."""
+    message = _Outgoing(tag, payload)
+    # One with a timeout would wait.
+    if not socket.gettimeout() and message.go_on(socket):
+        return
+    # A descriptor of its own: the loop knows one writer of each, and the program may be another.
+    number = os.dup(socket.fileno())
+    try:
+        with _as_socket(number) as way:
+            while not message.go_on(way):
+                await _room(number)
+    finally:
+        os.close(number)
+
+
+async def _room(number: int) -> None:
+    loop = asyncio.get_running_loop()
+    room: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        if not room.done():
+            room.set_result(None)
+
+    loop.add_writer(number, tell)
+    try:
+        await room
+    finally:
+        loop.remove_writer(number)
 
 
 class Inbox:
@@ -246,15 +339,46 @@ class Inbox:
         hold. 0 is 64 MiB."""
         if longest < 0 or store < 0:
             raise ValueError("negative length")
+        # Signal handlers use inboxes too, so a thread must not wait for itself.
+        self._lock = threading.RLock()
+        self._users = 0
+        self._closed = False
+        self._cancelled = 0
         self._inbox: Optional[int] = _library.viaduct_inbox_open(longest, store)
         if not self._inbox:
             _fail()
 
     def close(self) -> None:
-        """Gives it up. The sockets stay open."""
-        inbox, self._inbox = self._inbox, None
-        if inbox:
-            _library.viaduct_inbox_close(inbox)
+        """Gives it up. Calls that other threads make now raise :exc:`Cancelled`. The sockets stay open."""
+        with self._lock:
+            self._closed = True
+            if self._users and self._inbox:
+                _library.viaduct_msg_cancel(self._inbox)
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Frees a closed inbox that no call uses."""
+        with self._lock:
+            if self._closed and not self._users:
+                inbox, self._inbox = self._inbox, None
+                if inbox:
+                    _library.viaduct_inbox_close(inbox)
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[int]:
+        """The library's inbox, which stays while the caller uses it."""
+        with self._lock:
+            # In this order: a signal handler may close it in between.
+            self._users += 1
+            inbox = None if self._closed else self._inbox
+        try:
+            if not inbox:
+                raise ValueError("the inbox is closed")
+            yield inbox
+        finally:
+            with self._lock:
+                self._users -= 1
+            self._give_up()
 
     def __enter__(self) -> "Inbox":
         return self
@@ -268,73 +392,101 @@ class Inbox:
 
     def add(self, socket: Socket) -> int:
         """Adds a connected stream socket, from which nobody else receives any more; its number among the sources."""
-        number: int = _library.viaduct_inbox_add(self._open(), _fd(socket))
-        if number < 0:
-            _fail()
+        with self._open() as inbox:
+            number: int = _library.viaduct_inbox_add(inbox, _fd(socket))
+            if number < 0:
+                _fail()
         return number
 
     def remove(self, source: int) -> None:
         """Takes a source out."""
-        if _library.viaduct_inbox_remove(self._open(), source) < 0:
-            _fail()
+        with self._open() as inbox:
+            if _library.viaduct_inbox_remove(inbox, source) < 0:
+                _fail()
 
     def receive(self, tag: int = ANY, source: int = ANY, timeout: Optional[float] = None) -> Message:
         """The first message that matches; waits for it, at most ``timeout`` seconds (:exc:`TimeoutError`).
 
         What is wrong with a source is told once, and the others go on; a call that names the source is told each time.
         """
-        info = _Message(source=-1)
-        room = 4096
-        until = None if timeout is None else time.monotonic() + timeout
-        while True:
-            buffer = ctypes.create_string_buffer(room)
-            got = _library.viaduct_msg_recv(
-                self._open(), tag, source, buffer, room, _milliseconds(until), ctypes.byref(info)
-            )
-            if got < 0 and ctypes.get_errno() == errno.EMSGSIZE:
-                room = info.len
-                continue
-            self._check(got, info)
-            return Message(info.tag, info.source, buffer.raw[:got])
+        place = ctypes.create_string_buffer(4096)
+
+        def look(inbox: int, ms: int, info: _Message) -> int:
+            nonlocal place
+            while True:
+                got: int = _library.viaduct_msg_recv(inbox, tag, source, place, len(place), ms, ctypes.byref(info))
+                if got >= 0 or ctypes.get_errno() != errno.EMSGSIZE:
+                    return got
+                # All of it is there.
+                place = ctypes.create_string_buffer(info.len)
+
+        info = self._wait(look, timeout)
+        return Message(info.tag, info.source, place.raw[: info.len])
 
     def probe(self, tag: int = ANY, source: int = ANY, timeout: Optional[float] = 0) -> tuple[int, int, int]:
         """Tag, source and length of the first message that matches, without receiving it."""
+
+        def look(inbox: int, ms: int, info: _Message) -> int:
+            got: int = _library.viaduct_msg_probe(inbox, tag, source, ms, ctypes.byref(info))
+            return got
+
+        info = self._wait(look, timeout)
+        return info.tag, info.source, info.len
+
+    def _wait(self, look: Callable[[int, int, _Message], int], timeout: Optional[float]) -> _Message:
+        """What the call tells of, made again until ``timeout``: it returns to Python now and then, where signals are handled."""
         info = _Message(source=-1)
         until = None if timeout is None else time.monotonic() + timeout
-        self._check(
-            _library.viaduct_msg_probe(self._open(), tag, source, _milliseconds(until), ctypes.byref(info)), info
-        )
-        return info.tag, info.source, info.len
+        with self._open() as inbox:
+            cancelled = self._cancelled
+            while True:
+                ms, last = _slice(until)
+                if look(inbox, ms, info) >= 0:
+                    return info
+                number = ctypes.get_errno()
+                again = number == errno.EINTR or number == errno.ETIMEDOUT and info.source < 0 and not last
+                if not again:
+                    raise _trouble(number, info)
+                # The library knows of waits in it only.
+                if self._closed or self._cancelled != cancelled:
+                    raise Cancelled(os.strerror(errno.ECANCELED))
 
     def fileno(self) -> int:
         """For ``select`` and its kin: readable when messages may have come since the last call that received or probed. Call with a timeout
         of 0 until :exc:`TimeoutError`, then wait."""
-        number: int = _library.viaduct_inbox_fd(self._open())
+        with self._open() as inbox:
+            number: int = _library.viaduct_inbox_fd(inbox)
         return number
 
     def cancel(self) -> None:
         """Calls that wait now raise :exc:`Cancelled`."""
-        if _library.viaduct_msg_cancel(self._open()) < 0:
-            _fail()
+        with self._open() as inbox:
+            with self._lock:
+                self._cancelled += 1
+            _library.viaduct_msg_cancel(inbox)
 
-    def _open(self) -> int:
-        if not self._inbox:
-            raise ValueError("the inbox is closed")
-        return self._inbox
 
-    @staticmethod
-    def _check(result: int, info: _Message) -> None:
-        if result >= 0:
-            return
-        number = ctypes.get_errno()
-        text = os.strerror(number)
-        if number == errno.ETIMEDOUT and info.source < 0:
-            raise TimeoutError(number, text)
-        if number not in _ERRORS and info.source < 0:
-            raise OSError(number, text)
-        error = _ERRORS.get(number, Failed)(text)
-        error.source = info.source if info.source >= 0 else None
-        raise error from (OSError(number, text) if isinstance(error, Failed) else None)
+def _slice(until: Optional[float]) -> tuple[int, bool]:
+    """Milliseconds for one call of a wait that ends at ``until``, and whether it is the last. A signal that comes just before the call ends
+    none, so none is long."""
+    longest = 200
+    if until is None:
+        return longest, False
+    left = max(0.0, until - time.monotonic()) * 1000
+    return (math.ceil(left), True) if left <= longest else (longest, False)
+
+
+def _trouble(number: int, info: _Message) -> Exception:
+    text = os.strerror(number)
+    if number == errno.ETIMEDOUT and info.source < 0:
+        return TimeoutError(number, text)
+    if number not in _ERRORS and info.source < 0:
+        return OSError(number, text)
+    error = _ERRORS.get(number, Failed)(text)
+    error.source = info.source if info.source >= 0 else None
+    if isinstance(error, Failed):
+        error.__cause__ = OSError(number, text)
+    return error
 
 
 class AsyncInbox(Inbox):
@@ -346,9 +498,11 @@ class AsyncInbox(Inbox):
         self._sockets: dict[int, int] = {}
 
     def close(self) -> None:
+        """Gives it up. Tasks that wait now raise :exc:`Cancelled`. The sockets stay open."""
         if self._inbox:
             for source in list(self._sockets):
                 os.close(self._sockets.pop(source))
+            self._arrivals.tell(Cancelled(os.strerror(errno.ECANCELED)))
             self._arrivals.close()
         super().close()
 
@@ -370,16 +524,22 @@ class AsyncInbox(Inbox):
 
     async def receive_async(self, tag: int = ANY, source: int = ANY) -> Message:
         """As :meth:`Inbox.receive`, without blocking the event loop."""
+        message = await self._look_async(lambda: self.receive(tag, source, timeout=0))
+        # There may be room now for what another task waits for.
+        self._arrivals.tell()
+        return message
+
+    async def probe_async(self, tag: int = ANY, source: int = ANY) -> tuple[int, int, int]:
+        """As :meth:`Inbox.probe`, but it waits, without blocking the event loop."""
+        return await self._look_async(lambda: self.probe(tag, source, timeout=0))
+
+    async def _look_async(self, look: Callable[[], _T]) -> _T:
         while True:
             with self._arrivals.expect() as arrival:
                 try:
-                    message = self.receive(tag, source, timeout=0)
+                    return look()
                 except TimeoutError:
                     await arrival
-                    continue
-            # There may be room now for what another task waits for.
-            self._arrivals.tell()
-            return message
 
     def __aiter__(self) -> "AsyncInbox":
         return self

@@ -16,7 +16,7 @@ class Message(ctypes.Structure):
 
 
 def _load() -> ctypes.CDLL:
-    name = os.environ.get(VARIABLE, "libviaduct.so")
+    name = os.environ.get(VARIABLE, "libviaduct.so.0")
     try:
         library = ctypes.CDLL(name, use_errno=True)
     except OSError as error:

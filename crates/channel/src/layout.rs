@@ -19,7 +19,7 @@ pub(crate) const LARGE_BYTES: usize = 8192;
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"viaductS");
 /// Version of the layout and of the rules for it.
 #[cfg(not(loom))]
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// Words a side's signal line has for the layer above.
 pub(crate) const WORDS: usize = 4;
 
@@ -38,6 +38,11 @@ pub(crate) const SMALL_BLOCKS: usize = 4;
 pub(crate) const MAX_BLOCKS: usize = 4;
 #[cfg(loom)]
 pub(crate) const SMALL_BLOCKS: usize = 2;
+/// Blocks of a lane with little traffic: one that has more is worth being made smaller again.
+#[cfg(not(any(test, loom)))]
+pub(crate) const LEAN_BLOCKS: usize = 8;
+#[cfg(any(test, loom))]
+pub(crate) const LEAN_BLOCKS: usize = 1;
 /// Words of the bitmap of released logical blocks.
 const RELEASED_WORDS: usize = (2 * MAX_BLOCKS).div_ceil(64);
 
@@ -92,7 +97,7 @@ pub(crate) struct SenderOwn {
     pub(crate) stock: PlainU64,
     /// A logical block that the head is known to have reached.
     pub(crate) known_head: PlainU64,
-    /// Physical blocks that have ever been in use; those from here on are untouched.
+    /// Physical blocks in use; those from here on have no memory, or hold nothing.
     pub(crate) grown: PlainU32,
     /// Not zero: the system had no memory when the pool last tried to grow.
     pub(crate) starved: PlainU32,

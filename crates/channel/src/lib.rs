@@ -5,8 +5,8 @@
 //! [`Sender`] appends bytes and publishes them with one release store, the [`Receiver`]
 //! copies them out and gives whole blocks back, in any order, as *credits*. What a receiver
 //! wants sent another way it puts into the lane's room for [`Returns`]. The channel
-//! knows no sockets and makes no system call once a segment is mapped, but for the one
-//! that takes memory when a lane grows.
+//! knows no sockets and makes no system call once a segment is mapped, but for those
+//! that take memory when a lane grows and give it back when it shrinks.
 //!
 //! # What holds
 //!
@@ -16,11 +16,11 @@
 //! * **The other side may write anything anywhere in the segment.** Each word is read
 //!   once, masked or checked, and used from the local copy. A lying peer can garble the
 //!   bytes of the stream or cause a [`Violation`]; it cannot cause a panic, an access
-//!   outside the segment, or a loop longer than the number of blocks.
+//!   outside the segment, or a loop longer than the number of logical blocks.
 //! * One user at a time holds each side of a lane. The layer above sees to that; where it
 //!   fails, bytes are garbled as by a lying peer, and no worse.
 //! * No operation on a lane allocates, blocks, panics or holds a lock. A process killed
-//!   between any two stores can at most leak a block of the lane it was using.
+//!   between any two stores can at most leak blocks of the lane it was using.
 //!
 //! `docs/memory-layout.md` gives the layout, `docs/memory-model.md` the orderings.
 
@@ -45,9 +45,9 @@ pub use mapping::{MapError, Mapping};
 pub use receiver::Receiver;
 #[cfg(not(loom))]
 pub use returns::Returns;
-#[cfg(not(loom))]
-pub use segment::SegmentError;
 pub use segment::{Segment, Side};
+#[cfg(not(loom))]
+pub use segment::{SegmentError, growths};
 pub use sender::Sender;
 pub use sync::AtomicU64;
 pub use violation::Violation;

@@ -140,6 +140,18 @@ impl Mapping {
         matches!(done, Ok(()) | Err(Errno::INVAL))
     }
 
+    /// Gives the memory of a range of bytes back, whole pages of it; the bytes are zeros when they are next touched, whoever has
+    /// mapped them. Where that cannot be, nothing happens. Touches nothing outside the mapping.
+    pub fn forget(&self, range: Range<usize>) {
+        let page = rustix::param::page_size();
+        let from = range.start.min(self.len).next_multiple_of(page);
+        let to = range.end.min(self.len) / page * page;
+        if from < to {
+            // SAFETY: the range lies in the mapping, whose bytes may be written by others at any time.
+            let _ = unsafe { rustix::mm::madvise(self.base.as_ptr().add(from).cast(), to - from, Advice::LinuxRemove) };
+        }
+    }
+
     /// Bytes mapped.
     #[inline]
     pub const fn len(&self) -> usize {

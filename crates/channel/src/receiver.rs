@@ -320,6 +320,17 @@ impl<'a> Receiver<'a> {
         narrow(to.saturating_sub(from))
     }
 
+    /// Leaves blocks behind as [`consume`](Self::consume) does, and is killed before the sender has their credits.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn consume_and_die(&self, bytes: usize) {
+        let next = self.head().wrapping_add(bytes as u64);
+        let mut given = self.given();
+        for logical in self.geometry.block_of(self.head())..self.geometry.block_of(next) {
+            given = self.prepare(given, logical);
+        }
+        self.store_head(next);
+    }
+
     #[inline(always)]
     fn given(&self) -> u64 {
         self.lane.receiver_own.credit_tail.load(Relaxed)

@@ -4,6 +4,10 @@
 pub use mapped::SegmentError;
 
 use core::fmt;
+#[cfg(not(loom))]
+use core::ops::Range;
+#[cfg(not(loom))]
+use core::sync::atomic::Ordering::Relaxed;
 
 use crate::geometry::Geometry;
 #[cfg(not(loom))]
@@ -14,6 +18,8 @@ use crate::receiver::Receiver;
 #[cfg(not(loom))]
 use crate::returns::Returns;
 use crate::sender::Sender;
+#[cfg(not(loom))]
+use crate::sync::AtomicU32;
 use crate::sync::{Arc, Pool};
 
 /// The two sides of a segment. Which end of a connection is which is for the layer above
@@ -182,22 +188,46 @@ impl Segment {
     pub(crate) fn populate(&self, lane: usize, first: usize, count: usize) -> bool {
         match &self.memory {
             #[cfg(not(loom))]
-            Memory::Mapped(mapping) => {
-                let pool = pool_offset(self.geometry, LANES, lane);
-                let mut rest = first..first + count;
-                while !rest.is_empty() {
-                    let beside = self.geometry.chunk() - rest.start % self.geometry.chunk();
-                    let from = pool + self.geometry.place(rest.start);
-                    let count = beside.min(rest.len());
-                    if !mapping.populate(from..from + count * self.geometry.block_size()) {
-                        return false;
-                    }
-                    rest.start += count;
-                }
-                true
-            }
+            Memory::Mapped(mapping) => self
+                .places(lane, first..first + count)
+                .all(|place| mapping.populate(place)),
             Memory::Heap(heap) => heap.populate(lane, first, count),
         }
+    }
+
+    /// Gives back the memory of `count` blocks of a lane's pool from block `first` on, and with it what they hold.
+    #[cold]
+    pub(crate) fn forget(&self, lane: usize, first: usize, count: usize) {
+        match &self.memory {
+            #[cfg(not(loom))]
+            Memory::Mapped(mapping) => self
+                .places(lane, first..first + count)
+                .for_each(|place| mapping.forget(place)),
+            // Where nothing can be given back, what they hold goes all the same, so that tests see who still reads it.
+            #[cfg(any(test, loom))]
+            Memory::Heap(_) => {
+                let nothing = vec![0xDD; self.geometry.block_size()];
+                for block in first..first + count {
+                    let pool = self.pool(lane);
+                    pool.write(block, 0, nothing.as_slice().into(), crate::buffer::Stores::Cached);
+                }
+            }
+            #[cfg(not(any(test, loom)))]
+            Memory::Heap(_) => {}
+        }
+    }
+
+    /// Where blocks of a lane's pool lie in the segment, those beside each other together.
+    #[cfg(not(loom))]
+    fn places(&self, lane: usize, mut blocks: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let geometry = self.geometry;
+        core::iter::from_fn(move || {
+            let beside = geometry.chunk() - blocks.start % geometry.chunk();
+            let count = beside.min(blocks.len());
+            let from = pool_offset(geometry, LANES, lane) + geometry.place(blocks.start);
+            blocks.start += count;
+            (count != 0).then(|| from..from + count * geometry.block_size())
+        })
     }
 
     /// Takes memory for a lane's larger tables. `false` when the system has none.
@@ -218,6 +248,21 @@ impl fmt::Debug for Segment {
             .field("geometry", &self.geometry)
             .finish_non_exhaustive()
     }
+}
+
+#[cfg(not(loom))]
+static GROWTHS: AtomicU32 = AtomicU32::new(0);
+
+/// How often lanes have grown in this process to more than one with little traffic has, modulo 2^32. While it stays the
+/// same, there is nothing new for [`Sender::shrink`] to do.
+#[cfg(not(loom))]
+pub fn growths() -> u32 {
+    GROWTHS.load(Relaxed)
+}
+
+#[cfg(not(loom))]
+pub(crate) fn note_growth() {
+    GROWTHS.fetch_add(1, Relaxed);
 }
 
 /// The pair of pools that are the lanes'.

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
 use crate::buffer::{Source, Stores};
 use crate::geometry::Geometry;
-use crate::layout::{LATER, Lane, SMALL_BLOCKS, WORDS};
+use crate::layout::{LATER, LEAN_BLOCKS, Lane, SMALL_BLOCKS, WORDS};
 use crate::numbers::Numbers;
 use crate::segment::Segment;
 use crate::sync::{AtomicU64, Pool, fence, order_past_cache, store_and_fence};
@@ -66,16 +66,18 @@ impl<'a> Sender<'a> {
     ) -> Result<usize, Violation> {
         let tail = self.tail();
         let mut done = 0;
+        let mut written = Ok(0);
         for source in sources {
-            let n = self.write(tail.wrapping_add(done as u64), source, stores)?;
-            done += n;
-            if n < source.len() {
+            written = self.write(tail.wrapping_add(done as u64), source, stores);
+            done += *written.as_ref().unwrap_or(&0);
+            if written != Ok(source.len()) {
                 break;
             }
         }
         if stores == Stores::PastCache {
             order_past_cache();
         }
+        written?;
         if done != 0 {
             self.publish(tail.wrapping_add(done as u64));
         }
@@ -132,15 +134,47 @@ impl<'a> Sender<'a> {
         self.lane.sender_own.spared.set(narrow(spared));
     }
 
-    /// Bytes that the lane holds at most.
+    /// Bytes that the lane holds at most: while the system has no memory, those of the blocks in use.
     pub fn capacity(&self) -> usize {
-        self.blocks() << self.geometry.block_shift()
+        let blocks = if self.starved() { self.grown() } else { self.blocks() };
+        blocks << self.geometry.block_shift()
     }
 
     /// Blocks that may be in use.
     fn blocks(&self) -> usize {
         let spared = self.lane.sender_own.spared.get() as usize;
         self.geometry.blocks().saturating_sub(spared).max(self.grown())
+    }
+
+    /// Whether the lane has more blocks in use than one with little traffic.
+    pub fn is_grown(&self) -> bool {
+        self.grown() > LEAN_BLOCKS
+    }
+
+    /// Gives the memory of all blocks back but that of the one being filled. Only where all that was published has been
+    /// consumed and every block has come back; answers whether it was so. The lane grows again as it did at first.
+    #[cold]
+    pub fn shrink(&self) -> bool {
+        let tail = self.tail();
+        // Pairs with the release store of the head in `Receiver::consume`: the receiver has read what it wanted in blocks
+        // and table, and reads neither again before the tail moves.
+        let drained = self.lane.receiver_own.head.load(Acquire) == tail;
+        let (Ok((given, pending)), true) = (self.pending(), drained) else {
+            return false;
+        };
+        let (grown, filling) = (self.grown(), usize::from(self.geometry.offset_of(tail) != 0));
+        if self.free_count() + pending + filling != grown {
+            return false;
+        }
+        // Killed after this store, all blocks but that one are lost to the lane, not used twice.
+        self.set_stock(lowest(given), 0);
+        if filling != 0 {
+            // What it holds has been consumed, so what is to come may as well stand in the first.
+            self.numbers.set_block(self.geometry.block_of(tail), 0);
+        }
+        self.lane.sender_own.grown.set(narrow(filling));
+        self.segment.forget(self.number, filling, grown - filling);
+        true
     }
 
     /// Bytes published since the lane began.
@@ -290,7 +324,8 @@ impl<'a> Sender<'a> {
         if self.window(at, logical, self.numbers.reach())? != 0 {
             return Ok(true);
         }
-        Ok(self.window(at, logical, self.geometry.logical())? != 0 && self.enlarge(at, self.free_count()))
+        let ahead = logical.wrapping_sub(self.lane.sender_own.known_head.get());
+        Ok(!self.numbers.is_large() && ahead < self.geometry.logical() as u64 && self.enlarge(at, self.free_count()))
     }
 
     /// Goes on in larger tables, while bytes are written at stream position `at` and
@@ -385,6 +420,10 @@ impl<'a> Sender<'a> {
         // Out of the untouched first, on the free stack second: killed in between, blocks
         // are lost to the lane, not used twice.
         own.grown.set(narrow(grown + step));
+        #[cfg(not(loom))]
+        if self.is_grown() {
+            crate::segment::note_growth();
+        }
         for (place, block) in (grown..grown + step).rev().enumerate() {
             self.numbers.set_free(place, block);
         }

@@ -93,14 +93,14 @@ mod imp {
     unsafe impl Sync for Pool<'_> {}
 
     /// Bytes of a cache line, which are stored past the cache whole or not at all.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     const LINE: usize = 64;
 
     /// Copies whole lines of the destination past the cache, what is before and behind them as usual.
     ///
     /// # Safety
     /// As of [`ptr::copy_nonoverlapping`] for bytes.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     #[inline(never)]
     unsafe fn copy_past_cache(from: *const u8, to: *mut u8, len: usize) {
         use core::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
@@ -126,7 +126,7 @@ mod imp {
     ///
     /// # Safety
     /// As of [`ptr::copy_nonoverlapping`] for bytes.
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     unsafe fn copy_past_cache(from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: by this function's contract.
         unsafe { ptr::copy_nonoverlapping(from, to, len) };

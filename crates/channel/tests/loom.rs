@@ -1,4 +1,4 @@
-//! Every order of events that loom can think of, within two preemptions.
+//! Every order of events that loom can think of, within three preemptions.
 //!
 //! loom watches each byte of the payload and each plain word for races, finds values that
 //! relaxed orderings permit and hardware seldom shows, and reports a deadlock where a
@@ -13,7 +13,7 @@ use viaduct_channel::{Geometry, Receiver, Segment, Sender, Side};
 
 fn check(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
-    builder.preemption_bound = Some(2);
+    builder.preemption_bound = Some(3);
     builder.check(model);
 }
 
@@ -209,44 +209,60 @@ fn a_block_released_in_the_middle_is_used_again_and_nothing_garbled() {
 }
 
 /// The first block stays unread, so the sender may not go beyond the table's last entry
-/// however many blocks come back, and goes on when the head moves.
-fn the_table_is_not_overrun(blocks: u32, entries: usize) {
+/// however many blocks come back, and goes on when the head moves. So does block `kept`, if
+/// it is one, which the sender is not to lose meanwhile.
+fn the_table_is_not_overrun(blocks: u32, entries: usize, kept: usize) {
     check(move || {
         let (a, b) = Segment::heap(geometry(blocks));
         let bells = Bells::new();
         let tx = a.sender(Side::First);
-        let rx = b.receiver(Side::Second);
         bells.send(tx, b"aa");
         for n in 1..entries {
-            bells.send(tx, b"..");
+            let rx = b.receiver(Side::Second);
+            bells.send(tx, if n == kept { b"kk" } else { b".." });
             bells.await_bytes(rx, 2 * (n + 1));
-            assert_eq!(rx.release(2 * n as u64, 2 * n as u64 + 2), 1);
+            if n != kept {
+                assert_eq!(rx.release(2 * n as u64, 2 * n as u64 + 2), 1);
+            }
         }
         assert!(!tx.has_space());
-        let sender = {
+        let receiver = {
             let bells = bells.clone();
             thread::spawn(move || {
-                assert!(a.sender(Side::First).tail() == 2 * entries as u64);
-                bells.send(a.sender(Side::First), b"bb");
+                let rx = b.receiver(Side::Second);
+                assert_eq!(bells.receive(rx, 2), b"aa");
+                if kept < entries {
+                    bells.gained(rx, rx.consume(2 * kept - 2));
+                    assert_eq!(bells.receive(rx, 2), b"kk");
+                }
+                bells.gained(
+                    rx,
+                    rx.consume(2 * (entries - 1) - if kept < entries { 2 * kept } else { 0 }),
+                );
+                assert_eq!(bells.receive(rx, 2), b"bb");
             })
         };
-        let rx = b.receiver(Side::Second);
-        assert_eq!(bells.receive(rx, 2), b"aa");
-        bells.gained(rx, rx.consume(2 * entries - 2));
-        assert_eq!(bells.receive(rx, 2), b"bb");
-        sender.join().unwrap();
+        assert!(tx.tail() == 2 * entries as u64);
+        bells.send(tx, b"bb");
+        receiver.join().unwrap();
     });
 }
 
 #[test]
 fn the_table_is_not_overrun_by_blocks_released_in_the_middle() {
-    the_table_is_not_overrun(2, 4);
+    the_table_is_not_overrun(2, 4, usize::MAX);
 }
 
 /// Here the table's last entry is reached twice: first the small one's.
 #[test]
 fn the_larger_table_is_not_overrun_by_blocks_released_in_the_middle() {
-    the_table_is_not_overrun(4, 8);
+    the_table_is_not_overrun(4, 8, usize::MAX);
+}
+
+/// Lanes are enlarged once: an edge that moves on leaves published blocks behind it.
+#[test]
+fn the_larger_table_keeps_its_blocks() {
+    the_table_is_not_overrun(4, 8, 4);
 }
 
 /// Two blocks fit the small tables here.
@@ -272,6 +288,27 @@ fn a_lane_goes_on_in_larger_tables_while_both_sides_work() {
         bells.gained(rx, rx.consume(2));
         assert_eq!(bells.receive(rx, 6), b"ghijkl");
         sender.join().unwrap();
+    });
+}
+
+/// What a lane gives back when all of it has been consumed is written over in models, so that a receiver that still reads there
+/// is found out, as is one that still looks at the entry of the block that is being filled.
+#[test]
+fn a_drained_lane_is_made_smaller_while_its_receiver_works() {
+    check(|| {
+        let (a, b) = Segment::heap(geometry(2));
+        let bells = Bells::new();
+        let receiver = {
+            let bells = bells.clone();
+            thread::spawn(move || bells.receive(b.receiver(Side::Second), 6))
+        };
+        let tx = a.sender(Side::First);
+        bells.send(tx, b"ab");
+        bells.send(tx, b"c");
+        let shrunk = tx.shrink();
+        assert!(!shrunk || !tx.is_grown());
+        bells.send(tx, b"def");
+        assert_eq!(receiver.join().unwrap(), b"abcdef");
     });
 }
 

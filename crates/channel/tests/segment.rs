@@ -6,7 +6,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
-use viaduct_channel::{Geometry, MapError, Mapping, Returns, Segment, SegmentError, Side};
+use viaduct_channel::{Geometry, MapError, Mapping, Returns, Segment, SegmentError, Side, growths};
 
 /// Bytes of memory that a memfd has taken.
 fn taken(fd: &OwnedFd) -> u64 {
@@ -116,7 +116,27 @@ fn memory_is_taken_as_traffic_asks_for_it() {
     assert_eq!(rx.readable(), Ok(got.len()));
     assert_eq!(rx.copy_out(got.as_mut_slice().into(), 0), got.len());
     assert!(got.iter().all(|byte| *byte == 1));
+    // Not while something is unread, or on its way back.
+    assert!(tx.is_grown() && !tx.shrink());
     assert_eq!(rx.consume(got.len()), 1024);
+    assert!(growths() > 0);
+    // All but the header, and the larger tables, which stay.
+    assert!(tx.shrink() && !tx.is_grown());
+    assert_eq!(taken(&fd), 4096 + 8192);
+    for round in 0..3 {
+        assert_eq!(tx.append([2; 5000][..].into()), Ok(5000));
+        assert_eq!(rx.readable(), Ok(5000));
+        assert_eq!(rx.copy_out(got.as_mut_slice().into(), 0), 5000);
+        assert!(got[..5000].iter().all(|byte| *byte == 2));
+        rx.consume(5000);
+        assert!(tx.shrink(), "round {round}");
+        // The block that is being filled.
+        assert_eq!(taken(&fd), 4096 + 8192 + 4096);
+    }
+    assert_eq!(
+        tx.append(vec![1; 8_000_000].as_slice().into()),
+        Ok(Geometry::DEFAULT.capacity() - 15_000 % 4096)
+    );
 }
 
 #[test]
@@ -165,7 +185,7 @@ fn anything_but_a_segment_is_refused() {
     assert!(matches!(spoil(0, 9), Err(SegmentError::NotASegment)));
     assert!(matches!(spoil(1, 12 << 32 | 9), Err(SegmentError::Version(9))));
     // Another geometry than the length is for, and two that are out of range.
-    for (word, value) in [(1, 13 << 32 | 3), (1, 40 << 32 | 3), (2, 0)] {
+    for (word, value) in [(1, 13 << 32 | 4), (1, 40 << 32 | 4), (2, 0)] {
         assert!(matches!(spoil(word, value), Err(SegmentError::Geometry { .. })));
     }
 }

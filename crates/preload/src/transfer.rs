@@ -1,10 +1,12 @@
 //! Calls that move bytes.
 
+use crate::search::{offset_of, receive_at};
 use crate::wait::from_timespec;
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use viaduct_socket::{
-    Vector, is_nowhere, lifecycle, real, receive, search, send as send_on, send_with_control, successors, sys, table,
+    Vector, is_nowhere, lifecycle, real, receive, search, search::streams, send as send_on, send_with_control,
+    successors, sys, table,
 };
 
 /// The list of one buffer.
@@ -226,50 +228,33 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
         unsafe { real::recvmsg(fd, message, flags) }
     };
     // The sign bit is MSG_CMSG_COMPAT, which the kernel refuses.
-    let Some(conn) = table::connection(fd).filter(|_| !is_nowhere(message) && flags >= 0) else {
+    if is_nowhere(message) || flags < 0 {
         return direct();
+    }
+    let conn = table::connection(fd);
+    // The header of a call on anything else is the kernel's to read, wherever it is.
+    if conn.is_none() && !streams::is(fd) {
+        return direct();
+    }
+    // SAFETY: the program's header.
+    let offset = match unsafe { offset_of(fd, message) } {
+        Ok(offset) => offset,
+        Err(errno) => return sys::fail(errno),
     };
     // SAFETY: the program's header and list.
     let Some(vector) = (unsafe { list((*message).msg_iov, (*message).msg_iovlen) }) else {
         return direct();
     };
-    // SAFETY: the program's header.
-    let offset = unsafe { offset_of(fd, message) };
-    let received = match offset {
-        Some(offset) => search::seek_receive(conn, vector, flags, offset, &mut direct),
-        None => receive(conn, vector, flags, &mut direct),
+    let received = match (offset, conn) {
+        (Some(offset), _) => receive_at(fd, vector, flags, offset, &mut direct),
+        (None, Some(conn)) => receive(conn, vector, flags, &mut direct),
+        (None, None) => return direct(),
     };
     if received >= 0 && !kernel {
         // SAFETY: the program's header.
         unsafe { plain_header(message, flags) };
     }
     received
-}
-
-/// `SOL_VIADUCT` and `VIADUCT_SEEK` of `viaduct.h`.
-const SOL_VIADUCT: c_int = 0x5641;
-const VIADUCT_SEEK: c_int = 1;
-
-/// The offset that a receive asks for by a control message. Only looked for on sockets of the type for it: elsewhere the room for control
-/// messages holds whatever it held before.
-unsafe fn offset_of(fd: c_int, message: *const msghdr) -> Option<usize> {
-    if !search::streams::is(fd) {
-        return None;
-    }
-    // SAFETY: the program vouches for its control messages.
-    unsafe {
-        let mut header = libc::CMSG_FIRSTHDR(message);
-        while !header.is_null() {
-            let room = (*header).cmsg_len as usize;
-            let whole = room >= libc::CMSG_LEN(size_of::<u64>() as c_uint) as usize;
-            if (*header).cmsg_level == SOL_VIADUCT && (*header).cmsg_type == VIADUCT_SEEK && whole {
-                let offset = libc::CMSG_DATA(header).cast::<u64>().read_unaligned();
-                return Some(usize::try_from(offset).unwrap_or(usize::MAX));
-            }
-            header = libc::CMSG_NXTHDR(message, header);
-        }
-    }
-    None
 }
 
 /// What the kernel puts into a header that received stream bytes.
@@ -292,10 +277,16 @@ pub unsafe extern "C-unwind" fn recvmmsg(
 ) -> c_int {
     // SAFETY: the program's own call.
     let direct = move || unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+    let searched = streams::is(fd);
+    if searched && matches!(search::connection(fd), Err(libc::ENOBUFS)) {
+        sys::set_errno(libc::ENOBUFS);
+        return -1;
+    }
     let Some(conn) = table::connection(fd).filter(|_| !is_nowhere(messages)) else {
         return direct();
     };
-    if !lifecycle::has_lanes(conn) {
+    // The kernel knows nothing of offsets.
+    if !searched && !lifecycle::has_lanes(conn) {
         let mut done = None;
         receive(conn, Vector::NONE, flags, || {
             let received = direct();

@@ -50,6 +50,16 @@ pub fn seek_recv(socket: impl AsFd, buffer: &mut [u8], flags: Flags, offset: usi
         .map_err(io::Error::from_raw_os_error)
 }
 
+/// How many of the `len` bytes from `offset` on are there now, up to the first that is not. All bytes between two that have come need not
+/// have: while a stream changes its path they travel in two ways.
+pub(crate) fn peek_all(socket: impl AsFd, len: usize, offset: usize) -> io::Result<usize> {
+    let flags = Flags::PEEK | Flags::DISCARD | Flags::DONT_WAIT | Flags::WAIT_ALL;
+    let nowhere = core::ptr::NonNull::dangling().as_ptr();
+    // SAFETY: a peek that discards writes nothing.
+    unsafe { receive(socket.as_fd().as_raw_fd(), nowhere, len, flags.bits(), offset) }
+        .map_err(io::Error::from_raw_os_error)
+}
+
 /// Receives in order by the C library's `recv`, which minds holes under `viaduct run` only.
 ///
 /// # Errors

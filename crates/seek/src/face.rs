@@ -73,6 +73,11 @@ fn refuse(errno: c_int) -> c_int {
     -1
 }
 
+/// Whether memory can have so many bytes: no slice may be longer, and no call could answer with it.
+fn can_be_slice(len: size_t) -> bool {
+    isize::try_from(len).is_ok()
+}
+
 /// What is wanted; -1 is any. `None` for numbers that are neither.
 fn wanted(tag: i64, source: c_int) -> Option<Match> {
     let tag = if tag == -1 {
@@ -104,6 +109,9 @@ pub unsafe extern "C" fn viaduct_msg_send(s: c_int, tag: u32, payload: *const c_
     };
     if payload.is_null() && len > 0 {
         return refuse(libc::EFAULT);
+    }
+    if !can_be_slice(len) {
+        return refuse(libc::EMSGSIZE);
     }
     let bytes = if len == 0 {
         &[]
@@ -257,6 +265,9 @@ pub unsafe extern "C" fn viaduct_msg_recv(
     };
     if buffer.is_null() && len > 0 {
         return sys::fail(libc::EFAULT);
+    }
+    if !can_be_slice(len) {
+        return sys::fail(libc::EINVAL);
     }
     let place = if len == 0 {
         &mut []

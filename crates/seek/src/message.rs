@@ -19,10 +19,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+mod queue;
 mod source;
 mod wait;
 
-use source::{Message, Place, Source};
+use queue::Message;
+use source::{Place, Source};
 use wait::Waiter;
 
 /// Bytes before each payload.
@@ -92,6 +94,8 @@ pub enum Error {
     NoSource,
     /// None has come in time.
     TimedOut,
+    /// A signal was caught while the call waited, so that a program may act on it. The call can be made again.
+    Interrupted,
     /// [`Inbox::cancel`] was called.
     Cancelled,
     /// Another call failed.
@@ -110,6 +114,7 @@ impl fmt::Display for Error {
             Self::Ended => write!(f, "no source is left that could send such a message"),
             Self::NoSource => write!(f, "no such source"),
             Self::TimedOut => write!(f, "no such message in time"),
+            Self::Interrupted => write!(f, "a signal was caught"),
             Self::Cancelled => write!(f, "cancelled"),
             Self::Io(error) => write!(f, "{error}"),
         }
@@ -136,6 +141,7 @@ impl Error {
             Self::Ended => libc::ENOTCONN,
             Self::NoSource => libc::EINVAL,
             Self::TimedOut => libc::ETIMEDOUT,
+            Self::Interrupted => libc::EINTR,
             Self::Cancelled => libc::ECANCELED,
             Self::Failed { error, .. } | Self::Io(error) => error.raw_os_error().unwrap_or(libc::EIO),
         }
@@ -149,7 +155,13 @@ impl Error {
             | Self::Truncated { source }
             | Self::Full { source }
             | Self::Failed { source, .. } => Some(*source),
-            Self::NoRoom { .. } | Self::Ended | Self::NoSource | Self::TimedOut | Self::Cancelled | Self::Io(_) => None,
+            Self::NoRoom { .. }
+            | Self::Ended
+            | Self::NoSource
+            | Self::TimedOut
+            | Self::Interrupted
+            | Self::Cancelled
+            | Self::Io(_) => None,
         }
     }
 }
@@ -218,12 +230,14 @@ impl Inbox {
     /// # Errors
     /// No descriptors are left.
     pub fn with_limits(limits: Limits) -> io::Result<Self> {
+        // No frame tells of more.
+        let longest = limits.longest.min(u32::MAX as usize);
         Ok(Self {
             sources: Mutex::default(),
             waiter: Waiter::new()?,
             limits: Limits {
-                store: limits.store.max(Message::cost(limits.longest)),
-                ..limits
+                longest,
+                store: limits.store.max(Message::cost(longest)),
             },
         })
     }
@@ -320,7 +334,10 @@ impl Inbox {
             if left == Some(Duration::ZERO) {
                 return Err(Error::TimedOut);
             }
-            self.waiter.wait(news, left)?;
+            self.waiter.wait(news, left).map_err(|error| match error.kind() {
+                io::ErrorKind::Interrupted => Error::Interrupted,
+                _ => Error::Io(error),
+            })?;
         }
     }
 

@@ -361,3 +361,22 @@ fn the_longest_time_is_for_ever() {
     assert_eq!(inbox.receive_vec(ANY, Some(Duration::MAX)).unwrap().1, b"late");
     thread.join().unwrap();
 }
+
+/// Numbers as large as they can be overflow nothing.
+#[test]
+fn limits_of_any_size_are_taken() {
+    for (longest, store) in [
+        (usize::MAX, 0),
+        (0, usize::MAX),
+        (usize::MAX, usize::MAX),
+        (usize::MAX - 1, 1),
+    ] {
+        let inbox = Inbox::with_limits(Limits { longest, store }).unwrap();
+        let (near, far) = UnixStream::pair().unwrap();
+        inbox.add(&far).unwrap();
+        send(&near, 1, b"").unwrap();
+        send(&near, 2, b"").unwrap();
+        assert_eq!(inbox.receive_vec(tag(2), SOON).unwrap().1, b"");
+        assert_eq!(inbox.probe(ANY, SOON).unwrap().tag, 1);
+    }
+}

@@ -71,6 +71,8 @@ pub struct Conn {
     /// Receives since the last send, both on the lane.
     pub(crate) streak: AtomicU32,
     pub(crate) stores: stores::Choice,
+    /// Where the lane stood when it was last asked whether it is idle, see `crate::idle`.
+    pub(crate) idle_at: AtomicU64,
     /// See `crate::announce`.
     pub(crate) announcer: AtomicU32,
     pub(crate) stalled_at: AtomicU64,
@@ -121,6 +123,7 @@ impl Conn {
             unchecked: AtomicU32::new(0),
             streak: AtomicU32::new(0),
             stores: stores::Choice::new(),
+            idle_at: AtomicU64::new(u64::MAX),
             announcer: AtomicU32::new(0),
             stalled_at: AtomicU64::new(0),
             stuck_at: AtomicU64::new(0),
@@ -148,6 +151,7 @@ impl Conn {
         self.references.store(1, Relaxed);
         self.fd.store(fd, Relaxed);
         self.stores.reset();
+        self.idle_at.store(u64::MAX, Relaxed);
         for word in [
             &self.direct_receives,
             &self.direct_sends,

@@ -36,6 +36,7 @@ pub mod epoll_wait;
 pub mod file;
 mod flags;
 mod forks;
+mod idle;
 mod jump;
 mod kernel;
 pub mod lifecycle;

@@ -1,7 +1,7 @@
 //! How often a connection looks at what costs time, and what its recent traffic was like.
 
 use crate::conn::Conn;
-use crate::sys;
+use crate::{idle, sys};
 use core::sync::atomic::Ordering::Relaxed;
 use viaduct_control::Reason;
 
@@ -37,10 +37,13 @@ impl Naps {
         Self { next_ns: FIRST_NAP_NS }
     }
 
-    /// Of the time `left` (`None`: for ever), how much to sleep now.
+    /// Of the time `left` (`None`: for ever), how much to sleep now. The caller is about to.
     pub(crate) fn next(&mut self, bound: Bound, left: Option<u64>) -> Option<u64> {
         let most = match bound {
-            Bound::Program => return left,
+            Bound::Program => match idle::tend() {
+                Some(most) => most,
+                None => return left,
+            },
             Bound::Room => STUCK_NS,
             Bound::UnrungRoom => {
                 let nap = self.next_ns;

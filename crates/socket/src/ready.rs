@@ -59,10 +59,11 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, kernel: boo
     mask & (interest | ALWAYS)
 }
 
-/// Whether a lane counts as writable: as with TCP, a third of it must be free, so that a program that waits before each write seldom
-/// blocks in it.
+/// Whether a lane counts as writable: as with TCP, a third of what it can hold must be free, so that a program that waits before each
+/// write seldom blocks in it.
 pub(crate) fn roomy(lane: &Sender<'_>) -> bool {
-    lane.space() >= lane.capacity() / 3
+    let space = lane.space();
+    space != 0 && space >= lane.capacity() / 3
 }
 
 /// Readiness to receive, with the marks looked at and stretches entered and left.

@@ -209,7 +209,8 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
     }
     let mut sent = 0;
     // A receiver that keeps up makes room for ever. Others may want the direction, and there may be something else to do.
-    let most = lane.capacity();
+    // One look at the lane decides, whatever a peer makes of its size.
+    let most = lane.capacity().max(1);
     let long = vector.len().saturating_sub(skip) >= stores::LONG;
     while sent < most {
         let kind = if long { conn.stores.stores() } else { Stores::Cached };

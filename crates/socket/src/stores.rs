@@ -6,12 +6,12 @@ use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU8, AtomicU64};
 
 use crate::sys;
-use viaduct_channel::Stores;
+use viaduct_channel::{Geometry, Stores};
 
 /// Shorter messages are left in the cache, where their receiver most likely finds them, and are not counted.
 pub(crate) const LONG: usize = 16 << 10;
 /// Bytes of a step of a trial: as many as a lane holds, so that what is timed is not what the step before has left on it.
-const STEP: u64 = 4 << 20;
+const STEP: u64 = Geometry::DEFAULT.capacity() as u64;
 /// Bytes before the first trial. Short transfers are not worth one.
 const FIRST: u64 = STEP;
 /// Bytes between trials.
@@ -67,9 +67,14 @@ impl Choice {
     /// So many bytes have been put on the lane with these stores.
     #[inline]
     pub(crate) fn count(&self, bytes: usize) {
-        match self.left.load(Relaxed).checked_sub(bytes as u64) {
+        self.count_at(bytes as u64, sys::now_ns);
+    }
+
+    #[inline]
+    fn count_at(&self, bytes: u64, now_ns: impl FnOnce() -> u64) {
+        match self.left.load(Relaxed).checked_sub(bytes) {
             Some(left @ 1..) => self.left.store(left, Relaxed),
-            _ => self.step_ends(sys::now_ns()),
+            _ => self.step_ends(now_ns()),
         }
     }
 
@@ -132,10 +137,7 @@ mod tests {
                 Stores::Cached => cached_ns,
                 Stores::PastCache => past_ns,
             } / 16;
-            match choice.left.load(Relaxed).checked_sub(piece) {
-                Some(left @ 1..) => choice.left.store(left, Relaxed),
-                _ => choice.step_ends(*clock),
-            }
+            choice.count_at(piece, || *clock);
         }
         past
     }

@@ -47,7 +47,7 @@ impl<'a> Vector<'a> {
     /// Whether a part with bytes lies in the first page, where nothing is: what a null pointer comes to. The kernel would say so
     /// of any address that is not mapped; of the others we learn by touching them.
     #[inline]
-    pub(crate) fn is_nowhere(&self) -> bool {
+    pub fn is_nowhere(&self) -> bool {
         self.parts
             .iter()
             .any(|part| is_nowhere(part.iov_base) && part.iov_len > 0)

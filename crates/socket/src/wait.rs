@@ -2,7 +2,7 @@
 
 use crate::conn::Conn;
 use crate::sys::{self, Errno};
-use crate::{bell, real, signals};
+use crate::{bell, idle, real, signals};
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, pollfd};
 
 /// Why a sleep ended.
@@ -95,10 +95,7 @@ pub(crate) fn sleep(conn: &Conn, bit: u32, events: i16, deadline: Deadline, cap_
         sys::set_errno(errno);
         return woken;
     }
-    let bound = match (left, cap_ns) {
-        (Some(left), Some(cap)) => Some(left.min(cap)),
-        (left, cap) => left.or(cap),
-    };
+    let bound = [left, cap_ns, idle::tend()].into_iter().flatten().min();
     let errno = sys::errno();
     let result = real::ppoll_wait(&mut entries, bound.map(sys::timespec).as_ref());
     let woken = match result {

@@ -30,6 +30,27 @@ pub fn binary(name: &str) -> PathBuf {
     bin_dir().join(name)
 }
 
+/// The name by which programs ask for `libviaduct.so`: that of its interface.
+pub const LIBRARY: &str = "libviaduct.so.0";
+
+/// What a C compiler is to link a program with that uses `libviaduct.so`. `dir` gets the library under its other name, for the program to
+/// find.
+///
+/// # Panics
+/// If nothing can be made in `dir`.
+pub fn link_with_library(dir: &Path) -> [String; 3] {
+    let named = dir.join(LIBRARY);
+    if !named.exists() {
+        std::os::unix::fs::symlink(binary("libviaduct.so"), named).expect("the directory is the test's own");
+    }
+    let (from, there) = (bin_dir(), dir.display());
+    [
+        format!("-L{}", from.display()),
+        "-lviaduct".to_owned(),
+        format!("-Wl,-rpath,{there}"),
+    ]
+}
+
 /// Where the shell would find `program`; administrators' directories count too.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -158,6 +158,29 @@ fn a_lane_goes_on_in_larger_tables_amid_a_message() {
     assert_eq!(tx.space(), 128);
 }
 
+/// The last blocks of the small table and the first of the larger one are left behind by a receiver that is killed before it has
+/// given them back: its successor's credits are of the larger table all the same.
+#[test]
+fn credits_of_the_larger_tables_survive_a_killed_receiver() {
+    let geometry = Geometry::new(3, 16).expect("tests allow tiny blocks");
+    let (a, b) = Segment::heap(geometry);
+    let (tx, rx) = (a.sender(Side::First), b.receiver(Side::Second));
+    let bytes: Vec<u8> = (0..200).collect();
+    assert_eq!((append(tx, &bytes[..32]), append(tx, &bytes[32..])), (32, 96));
+    assert_eq!(read(rx, 16), &bytes[..16]);
+    assert_eq!(append(tx, &bytes[128..]), 16);
+    assert_eq!(rx.readable(), Ok(128));
+    rx.consume_and_die(24);
+    // Three blocks are lost. All others come back, each once: none that still holds something is filled.
+    for at in (40..128).step_by(8) {
+        assert_eq!(read(rx, 8), &bytes[at..at + 8]);
+        assert_eq!(append(tx, &[7; 16]), 8);
+    }
+    assert_eq!(read(rx, 16), &bytes[128..144]);
+    assert_eq!(read(rx, 999), [7; 88]);
+    assert_eq!(append(tx, &bytes), 104);
+}
+
 /// The first credit is one of the larger ring's here.
 #[test]
 fn a_block_is_given_back_before_any_other_after_the_tables_were_enlarged() {

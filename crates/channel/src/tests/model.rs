@@ -14,6 +14,7 @@ enum Step {
     Peek { offset: usize, len: usize },
     Consume(usize),
     Release { from: usize, len: usize },
+    Shrink,
 }
 
 fn step(most: usize) -> impl Strategy<Value = Step> {
@@ -23,6 +24,7 @@ fn step(most: usize) -> impl Strategy<Value = Step> {
         1 => (0..most, 0..most).prop_map(|(offset, len)| Step::Peek { offset, len }),
         1 => (0..most).prop_map(Step::Consume),
         2 => (0..most, 0..most).prop_map(|(from, len)| Step::Release { from, len }),
+        1 => Just(Step::Shrink),
     ]
 }
 
@@ -155,6 +157,7 @@ proptest! {
                 }
                 Step::Consume(len) => model.consume(rx, len),
                 Step::Release { from, len } => model.release(rx, from, len),
+                Step::Shrink => prop_assert_eq!(tx.shrink(), model.bytes.is_empty()),
             }
         }
         let rest = model.bytes.len();

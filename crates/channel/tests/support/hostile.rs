@@ -110,6 +110,9 @@ impl Lane<'_> {
                 assert!(self.tx.in_flight() <= span);
                 self.tx.has_space();
                 self.tx.starved();
+                if self.tx.is_grown() {
+                    self.tx.shrink();
+                }
             }
             9 => {
                 let bits = u32::from(script.byte());

@@ -7,45 +7,27 @@
 //! So [`Source::messages`] has three runs, in order of arrival: those kept whole, at most one of which a part is kept, and those in
 //! the socket.
 
+use super::queue::{Message, Queue};
 use super::{Error, FRAME, Limits, MAGIC, wait};
-use crate::call::{Flags, seek_recv};
-use std::collections::VecDeque;
+use crate::call::{Flags, peek_all, seek_recv};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Bytes to take off the head of a stream at once, so that its sender may go on.
 const WAY: usize = 64 << 10;
 
-/// A message that has been seen and not received.
-#[derive(Debug)]
-pub(super) struct Message {
-    tag: u32,
-    len: usize,
-    /// What has been taken off the socket of its payload; `None`: not even its frame.
-    kept: Option<Vec<u8>>,
-}
-
-impl Message {
-    /// What keeping a message of so many bytes counts: no less than it takes, so that empty ones have a bound too.
-    pub(super) const fn cost(len: usize) -> usize {
-        size_of::<Self>() + len
-    }
-
-    /// Bytes of it in the socket.
-    fn outside(&self) -> usize {
-        self.kept
-            .as_ref()
-            .map_or(FRAME + self.len, |kept| self.len.saturating_sub(kept.len()))
-    }
-
-    fn is_kept(&self) -> bool {
-        self.kept.is_some() && self.outside() == 0
-    }
-}
-
 /// Whether a call may find more another time.
 fn is_not_now(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+/// Takes bytes off the head.
+fn read(fd: &OwnedFd, searched: bool, buffer: &mut [u8]) -> io::Result<usize> {
+    if searched {
+        seek_recv(fd, buffer, Flags::DONT_WAIT, 0)
+    } else {
+        crate::recv(fd, buffer, Flags::DONT_WAIT)
+    }
 }
 
 /// What can be expected of a source.
@@ -80,9 +62,7 @@ pub(super) enum Place<'a> {
 pub(super) struct Source {
     fd: OwnedFd,
     searched: bool,
-    messages: VecDeque<Message>,
-    /// Bytes of those in the socket.
-    outside: usize,
+    messages: Queue,
     /// What those kept count.
     stored: usize,
     state: State,
@@ -94,7 +74,8 @@ impl Source {
     /// # Errors
     /// It is no connected stream socket.
     pub(super) fn new(fd: OwnedFd) -> io::Result<Self> {
-        let searched = match seek_recv(&fd, &mut [0; 1], Flags::PEEK | Flags::DONT_WAIT, 0) {
+        // Not at the head, where a search does no harm to another thread that is inside a receive.
+        let searched = match seek_recv(&fd, &mut [0; 1], Flags::PEEK | Flags::DONT_WAIT, 1) {
             Ok(_) => true,
             Err(error) if error.kind() == ErrorKind::WouldBlock => true,
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
@@ -108,8 +89,7 @@ impl Source {
         Ok(Self {
             fd,
             searched,
-            messages: VecDeque::new(),
-            outside: 0,
+            messages: Queue::default(),
             stored: 0,
             state: State::Open,
             told: false,
@@ -167,14 +147,12 @@ impl Source {
         place: &mut Place<'_>,
         limits: Limits,
     ) -> Result<Option<(u32, usize)>, Error> {
-        let wanted = |message: &Message| tag.is_none_or(|tag| tag == message.tag);
-        let mut index = self.messages.iter().position(wanted);
-        if index.is_none() {
-            let seen = self.messages.len();
+        let mut found = self.messages.first(tag);
+        if found.is_none() {
             self.scan(limits);
-            index = self.messages.iter().skip(seen).position(wanted).map(|new| seen + new);
+            found = self.messages.first(tag);
         }
-        index.map_or(Ok(None), |index| self.take(index, place, limits))
+        found.map_or(Ok(None), |number| self.take(number, place, limits))
     }
 
     /// Bytes that stand `offset` bytes after the head, fewer where no more have come; `None` at the end of the stream.
@@ -197,13 +175,15 @@ impl Source {
     fn scan(&mut self, limits: Limits) {
         while self.state == State::Open {
             let partly = self
+                .messages
                 .first_outside()
                 .is_some_and(|(_, message)| message.kept.is_some() || !self.searched);
             if partly && !self.keep(limits) {
                 return;
             }
             let mut frame = [0; FRAME];
-            let len = match self.peek(&mut frame, self.outside) {
+            let outside = self.messages.outside();
+            let len = match self.peek(&mut frame, outside) {
                 Ok(Some(len)) => len,
                 Ok(None) => return self.turn(State::Ended),
                 Err(error) => match self.recover(&error, limits) {
@@ -217,7 +197,7 @@ impl Source {
             }
             if len < FRAME {
                 let ended = len > 0 && wait::has_ended(self.fd.as_fd());
-                if ended && matches!(self.peek(&mut frame, self.outside), Ok(Some(still)) if still == len) {
+                if ended && matches!(self.peek(&mut frame, outside), Ok(Some(still)) if still == len) {
                     self.turn(State::Truncated);
                 }
                 return;
@@ -230,31 +210,23 @@ impl Source {
             if len > limits.longest {
                 return self.turn(State::TooLong(len));
             }
-            let message = Message { tag, len, kept: None };
-            self.outside += message.outside();
-            self.messages.push_back(message);
+            self.messages.push(tag, len);
         }
-    }
-
-    /// The first message of which the socket has bytes.
-    fn first_outside(&self) -> Option<(usize, &Message)> {
-        let index = self.messages.partition_point(Message::is_kept);
-        self.messages.get(index).map(|message| (index, message))
     }
 
     /// Takes the first message that is in the socket off it, as far as it has come. Whether all of it is kept now.
     fn keep(&mut self, limits: Limits) -> bool {
-        let Some((index, message)) = self.first_outside() else {
+        let Some((number, message)) = self.messages.first_outside() else {
             return true;
         };
         let (len, cost) = (message.len, Message::cost(message.len));
         if message.kept.is_none() {
-            if self.stored + cost > limits.store {
+            if cost > limits.store.saturating_sub(self.stored) {
                 self.turn(State::Full);
                 return false;
             }
             // It has been peeked.
-            match self.read(&mut [0; FRAME]) {
+            match read(&self.fd, self.searched, &mut [0; FRAME]) {
                 Ok(FRAME) => {}
                 Ok(_) => {
                     self.lose(State::Truncated);
@@ -267,60 +239,49 @@ impl Source {
                 }
             }
             self.stored += cost;
-            self.outside -= FRAME;
         }
-        let mut kept = self
-            .messages
-            .get_mut(index)
-            .and_then(|message| message.kept.take())
-            .unwrap_or_default();
-        while kept.len() < len {
-            let from = kept.len();
-            kept.resize((from + WAY).min(len), 0);
-            let got = self.read(kept.get_mut(from..).unwrap_or_default());
-            let bytes = got.as_ref().map_or(0, |bytes| *bytes);
-            kept.truncate(from + bytes);
-            self.outside -= bytes;
-            match got {
-                Ok(0) => self.turn(State::Truncated),
-                Ok(_) => continue,
-                Err(error) if is_not_now(&error) => {}
-                Err(error) => self.fail(&error),
+        let (fd, searched) = (&self.fd, self.searched);
+        let stopped = self.messages.change(number, |message| {
+            let kept = message.kept.get_or_insert_default();
+            while kept.len() < len {
+                let from = kept.len();
+                kept.resize((from + WAY).min(len), 0);
+                let got = read(fd, searched, kept.get_mut(from..).unwrap_or_default());
+                let bytes = got.as_ref().map_or(0, |bytes| *bytes);
+                kept.truncate(from + bytes);
+                if bytes == 0 {
+                    return Some(got);
+                }
             }
-            break;
+            None
+        });
+        match stopped.flatten() {
+            None => return true,
+            Some(Ok(_)) => self.turn(State::Truncated),
+            Some(Err(error)) if is_not_now(&error) => {}
+            Some(Err(error)) => self.fail(&error),
         }
-        let whole = kept.len() == len;
-        if let Some(message) = self.messages.get_mut(index) {
-            message.kept = Some(kept);
-        }
-        whole
-    }
-
-    /// Takes bytes off the head.
-    fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.searched {
-            seek_recv(&self.fd, buffer, Flags::DONT_WAIT, 0)
-        } else {
-            crate::recv(&self.fd, buffer, Flags::DONT_WAIT)
-        }
+        false
     }
 
     /// A search has failed: whether there is something to be had from another. Takes messages off the head if the buffer is what it
     /// lacked.
     fn recover(&mut self, error: &io::Error, limits: Limits) -> bool {
-        let before = self.outside;
+        let before = self.messages.outside();
         if error.raw_os_error() != Some(libc::ENOBUFS) || before == 0 {
             self.fail(error);
             return false;
         }
-        while self.outside > 0 && before - self.outside < WAY && self.keep(limits) {}
-        self.outside != before
+        let left = |source: &Self| source.messages.outside();
+        while left(self) > 0 && before - left(self) < WAY && self.keep(limits) {}
+        left(self) != before
     }
 
-    /// Whether all of message `index` has come.
-    fn is_whole(&mut self, index: usize, limits: Limits) -> bool {
+    /// Whether all of message `number` has come.
+    fn is_whole(&mut self, number: usize, limits: Limits) -> bool {
+        let mut again = false;
         loop {
-            let Some(message) = self.messages.get(index) else {
+            let Some(message) = self.messages.get(number) else {
                 return false;
             };
             let len = message.len;
@@ -331,26 +292,40 @@ impl Source {
                 // All before it are kept.
                 return self.keep(limits);
             }
-            // The last byte tells of all before it.
-            match self.peek(&mut [0; 1], self.offset(index) + FRAME + len - 1) {
-                Ok(Some(there)) => return there == 1,
-                Ok(None) => self.turn(State::Truncated),
-                Err(error) if self.recover(&error, limits) => continue,
-                Err(_) => {}
+            // Its frame has been peeked.
+            let from = self.messages.offset(number) + FRAME;
+            let there = match len {
+                0 => Ok(0),
+                _ => peek_all(&self.fd, len, from),
+            };
+            let error = match there {
+                Ok(there) if there == len => return true,
+                Err(error) if !is_not_now(&error) => error,
+                _ => match self.peek(&mut [0; 1], from + len - 1) {
+                    // It may have come just now.
+                    Ok(Some(1)) if !core::mem::replace(&mut again, true) => continue,
+                    // What came by another path came first: what is missing may not find room.
+                    Ok(Some(1)) => {
+                        self.recover(&io::Error::from_raw_os_error(libc::ENOBUFS), limits);
+                        return false;
+                    }
+                    Ok(Some(_)) => return false,
+                    Ok(None) => {
+                        self.turn(State::Truncated);
+                        return false;
+                    }
+                    Err(error) => error,
+                },
+            };
+            if !self.recover(&error, limits) {
+                return false;
             }
-            return false;
         }
     }
 
-    /// Bytes in the socket before message `index`.
-    fn offset(&self, index: usize) -> usize {
-        self.messages.iter().take(index).map(Message::outside).sum()
-    }
-
-    fn take(&mut self, index: usize, place: &mut Place<'_>, limits: Limits) -> Result<Option<(u32, usize)>, Error> {
-        while self.is_whole(index, limits) {
-            let offset = self.offset(index);
-            let Some(message) = self.messages.get_mut(index) else {
+    fn take(&mut self, number: usize, place: &mut Place<'_>, limits: Limits) -> Result<Option<(u32, usize)>, Error> {
+        while self.is_whole(number, limits) {
+            let Some(message) = self.messages.get(number) else {
                 break;
             };
             let (tag, len) = (message.tag, message.len);
@@ -359,7 +334,9 @@ impl Source {
                 Place::Slice(slice) if slice.len() < len => return Err(Error::NoRoom { len }),
                 _ => {}
             }
-            if let Some(kept) = message.kept.take() {
+            if message.is_kept() {
+                let message = self.messages.remove(number);
+                let kept = message.and_then(|message| message.kept).unwrap_or_default();
                 match place {
                     Place::Vector(vector) => **vector = kept,
                     Place::Slice(slice) => slice.iter_mut().zip(&kept).for_each(|(to, from)| *to = *from),
@@ -375,13 +352,13 @@ impl Source {
                     Place::Slice(slice) => slice,
                     Place::Nowhere => &mut [],
                 };
+                let offset = self.messages.offset(number);
                 match self.search(offset, room.get_mut(..len).unwrap_or_default()) {
-                    Ok(()) => self.outside -= FRAME + len,
+                    Ok(()) => drop(self.messages.remove(number)),
                     Err(error) if self.recover(&error, limits) => continue,
                     Err(_) => break,
                 }
             }
-            self.messages.remove(index);
             if self.state == State::Full {
                 self.state = State::Open;
             }
@@ -412,8 +389,7 @@ impl Source {
 
     /// The stream has been left within a message: nothing more of the socket is received.
     fn lose(&mut self, state: State) {
-        self.messages.truncate(self.messages.partition_point(Message::is_kept));
-        self.outside = 0;
+        self.messages.remove_outside();
         self.turn(state);
     }
 }

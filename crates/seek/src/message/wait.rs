@@ -88,7 +88,7 @@ impl Waiter {
         Ok(self.taken.load(Acquire))
     }
 
-    /// Waits for an edge after [`Waiter::news`], or for as long as `limit`.
+    /// Waits for an edge after [`Waiter::news`], or for as long as `limit`. An error of the kind `Interrupted`: a signal was caught.
     pub(super) fn wait(&self, news: u64, limit: Option<Duration>) -> io::Result<()> {
         if self.taken.load(Acquire) != news {
             return Ok(());
@@ -101,10 +101,7 @@ impl Waiter {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
         // SAFETY: room for sixteen events.
         let count = check(unsafe { libc::epoll_wait(self.raw(), events.as_mut_ptr(), 16, ms) });
-        let count = match count {
-            Err(error) if error.kind() == ErrorKind::Interrupted => 0,
-            count => usize::try_from(count?).unwrap_or(0),
-        };
+        let count = usize::try_from(count?).unwrap_or(0);
         if count > 0 {
             self.taken.fetch_add(1, AcqRel);
         }

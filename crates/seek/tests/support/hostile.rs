@@ -368,7 +368,7 @@ impl Run {
             }
             Err(Error::NoSource) => assert!(wanted.source.is_some() && self.concerned(wanted).next().is_none()),
             Err(Error::TimedOut) => assert!(!missed, "sent and not received"),
-            Err(error @ (Error::Cancelled | Error::Io(_))) => panic!("{error}"),
+            Err(error @ (Error::Interrupted | Error::Cancelled | Error::Io(_))) => panic!("{error}"),
         }
         true
     }

@@ -18,6 +18,8 @@ use libc::c_int;
 
 /// Pieces at least this long are not peeked in bulk.
 const LARGE: usize = 48 << 10;
+/// Of pieces at least this long, the one that is searched for goes to where the program wants it at once.
+const MIDDLE: usize = 8 << 10;
 /// Pieces of the present size to be peeked in one go.
 const BULK: usize = 64;
 /// The least that is peeked in one go.
@@ -91,6 +93,9 @@ impl Front<'_> {
         // Counting costs less than to peek in vain, which a bulk is not after a wait.
         if ask.whole && !(small && last) && self.there(end) < end {
             return self.lacking(ask, end, last, ended);
+        }
+        if small && want >= MIDDLE && short() && self.take_behind(ask, end, want)? {
+            return Ok(Step::Bytes(want));
         }
         if small && short() {
             ended = self.fill(end, want)?;
@@ -183,6 +188,49 @@ impl Front<'_> {
             }
             Err(errno) => Err(errno),
         }
+    }
+
+    /// Takes a piece that ends at position `end` and stands behind others, if it is all there and none of it peeked: the front of the stream is
+    /// peeked in bulk, but the piece to where the program wants it and not into the buffer, where nobody will look for it.
+    fn take_behind(&self, ask: &Ask<'_>, end: u64, want: usize) -> Result<bool, Errno> {
+        let holes = &self.area.holes;
+        let from = holes.position(ask.offset);
+        let Some(dest) = ask.vector.only_dest() else {
+            return Ok(false);
+        };
+        let plain = ask.takes() && !ask.truncates() && ask.skip == 0 && ask.offset > 0;
+        if !plain || end.saturating_sub(from) != want as u64 || self.peeked.range(self.area).1 > from {
+            return Ok(false);
+        }
+        self.settle(true)?;
+        let base = self.base();
+        let before = narrow(from.saturating_sub(base));
+        let piece = libc::iovec {
+            iov_base: dest.as_mut_ptr().cast(),
+            iov_len: want,
+        };
+        // Searches that follow are most likely like this one. What is peeked beyond the last whole one is peeked again with the next.
+        let reach = before + want;
+        let whole = (kernel::queued(self.fd).min(BUFFER) / reach).max(1) * reach;
+        let parts = [(0, before), (reach, whole)].map(|(from, to)| self.peeked.buffer.part(from, to));
+        let [Some(before_it), Some(behind_it)] = parts else {
+            return Ok(false);
+        };
+        peek_from(self.fd, self.area, 0);
+        let parts = [before_it, piece, behind_it];
+        let got = match kernel::receive(self.fd, Vector::own(&parts), 0, usize::MAX, libc::MSG_PEEK) {
+            Ok(got) => got,
+            Err(libc::EAGAIN | libc::EINTR) => 0,
+            Err(errno) => return Err(errno),
+        };
+        if got < reach || holes.take(from, end).is_err() {
+            // What there is of it is peeked anew.
+            self.peeked.set(self.area, base, got.min(before) as u64);
+            return Ok(false);
+        }
+        self.peeked.set(self.area, base, got as u64);
+        self.settle(false)?;
+        Ok(true)
     }
 
     /// Receives at the head as the kernel does.

@@ -96,7 +96,7 @@ fn give_back(conn: &Conn, lane: &Receiver<'_>, hole: (u64, u64), taken: (u64, u6
     let from = near(hole.0.max(taken.0.saturating_sub(block)));
     let to = near(hole.1.min(taken.1.saturating_add(block)));
     let head = lane.head();
-    if from < to && lane.release(head + from, head + to) != 0 {
+    if from < to && lane.release(head.wrapping_add(from), head.wrapping_add(to)) != 0 {
         let bits = lane.take_credit_wait();
         if bits != 0 {
             receive::ring_for_credit(conn, bits);
@@ -294,7 +294,7 @@ impl<'a> Stretches<'a> {
     /// Whether what ends at `end` is in the lane and more than it can hold, and the kernel cannot stand in.
     fn is_too_far(&self, parts: &Parts, end: u64) -> bool {
         let (place, into, _) = self.locate(parts, end.saturating_sub(1));
-        let fits = || self.lane.can_hold(self.lane.head() + into + 1);
+        let fits = || self.lane.can_hold(self.lane.head().wrapping_add(into + 1));
         place == Place::Lane && !fits() && !self.ask_for_kernel(end)
     }
 
@@ -307,7 +307,7 @@ impl<'a> Stretches<'a> {
         };
         if self.incoming.source() == Source::Lane {
             let too_far = self.is_too_far(parts, end);
-            let until = self.lane.head() + end.saturating_sub(self.base());
+            let until = self.lane.head().wrapping_add(end.saturating_sub(self.base()));
             if !last && !too_far {
                 // Marks cost a system call, and most waits are over before a sleep.
                 return Ok(not_yet(until, 0));

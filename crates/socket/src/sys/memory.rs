@@ -59,6 +59,15 @@ impl Buffer {
         }
     }
 
+    /// Its bytes from place `from` up to `to`, for a call that is to fill them; `None` if there is no memory.
+    pub(crate) fn part(&self, from: usize, to: usize) -> Option<libc::iovec> {
+        let (from, to) = (from.min(BUFFER), to.min(BUFFER));
+        Some(libc::iovec {
+            iov_base: self.map()?.wrapping_add(from).cast(),
+            iov_len: to.saturating_sub(from),
+        })
+    }
+
     /// Peeks at most `len` bytes from the front of a socket's stream into it.
     pub(crate) fn peek(&self, fd: c_int, len: usize) -> Result<usize, Errno> {
         let at = self.map().ok_or(libc::ENOBUFS)?;

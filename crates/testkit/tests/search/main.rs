@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use viaduct_control::counters::Wanted;
-use viaduct_testkit::binaries::{bin_dir, workspace};
+use viaduct_control::runtime::socket_path;
+use viaduct_testkit::binaries::{link_with_library, workspace};
 use viaduct_testkit::pattern::Random;
 use viaduct_testkit::{Counters, Instance, Launch, Mode, can_run};
 
@@ -35,17 +36,11 @@ fn compile(instance: &Instance, name: &str) -> PathBuf {
         .args(["check.c", "../../programs/ends.c"].map(|name| sources.join(name)))
         .arg("-I")
         .arg(workspace().join("include"))
-        .args(libraries())
+        .args(link_with_library(instance.dir()))
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     program
-}
-
-/// What the program is linked with besides the C library.
-fn libraries() -> [String; 3] {
-    let dir = bin_dir().display().to_string();
-    [format!("-L{dir}"), "-lviaduct".to_owned(), format!("-Wl,-rpath,{dir}")]
 }
 
 /// The lines that tell of failed checks, and the names of all that ran.
@@ -86,11 +81,56 @@ fn check(name: &str) {
         }
     }
     assert!(failures.is_empty(), "under Viaduct: {failures:#?}");
+    // Two of the sets of options let connections have lanes, and most checks have one that does.
+    let (checks, pairs) = (names.len() as u64, instance.stats().pairs);
+    assert!(pairs > checks, "{pairs} connections had lanes in {checks} checks");
 }
 
 #[test]
 fn direct_search() {
     check("search");
+}
+
+/// What the manual pages of the message functions say of errors.
+#[test]
+fn errors_of_messages() {
+    check("messages");
+}
+
+/// Offsets in control messages.
+#[test]
+fn offsets_in_messages() {
+    check("requests");
+}
+
+/// IPv6, and IPv4 in its disguise.
+#[test]
+fn families_of_addresses() {
+    check("families");
+}
+
+/// Under `viaduct run`, where no viaductd can be started.
+#[test]
+fn searches_without_viaductd() {
+    if !can_run(false, &["cc"]) {
+        return;
+    }
+    let instance = Instance::without_daemon();
+    for name in ["search", "families", "messages"] {
+        let program = compile(&instance, name);
+        let outcome = Launch::new(Mode::Accelerated(&instance), &program, [] as [&str; 0])
+            .variable("VIADUCT_DAEMON", "/nonexistent/viaductd")
+            .run(PATIENCE);
+        assert!(outcome.errors.contains("runs as plain TCP"), "{}", outcome.errors);
+        let lines = |start: &str| outcome.output.lines().filter(|line| line.starts_with(start)).count();
+        assert!(
+            outcome.status.success() && lines("ok") > 5 && lines("ok") == lines("check"),
+            "{name}: {}{}",
+            outcome.output,
+            outcome.errors
+        );
+    }
+    assert!(!socket_path(instance.dir()).exists());
 }
 
 /// Several threads, processes and waits on one socket.

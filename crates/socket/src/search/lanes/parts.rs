@@ -78,7 +78,11 @@ impl Stretches<'_> {
             match self.incoming.source() {
                 Source::Lane => {
                     let ready = self.in_lane(narrow(enough))?;
-                    return Ok(one(Part::open(Place::Lane, ready), self.lane.head() + ready, 0));
+                    return Ok(one(
+                        Part::open(Place::Lane, ready),
+                        self.lane.head().wrapping_add(ready),
+                        0,
+                    ));
                 }
                 Source::LaneThenRaw => {
                     let published = self.lane.published();

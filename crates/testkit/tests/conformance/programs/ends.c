@@ -23,11 +23,11 @@ static void half_close_then_much(void)
 {
     if (is_near) {
         R(shutdown(s, SHUT_WR));
-        drink(s, 0, 3000000);
+        drink(s, 0, 12000000);
         GET(s, 1, 0);
     } else {
         GET(s, 1, 0);
-        pour(s, 0, 3000000);
+        pour(s, 0, 12000000);
         R(close(s));
     }
     step();

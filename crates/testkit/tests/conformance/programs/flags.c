@@ -94,7 +94,7 @@ static void parts_of_vectors(void)
 
     if (is_near) {
         fcntl(s, F_SETFL, O_NONBLOCK);
-        for (int round = 0; at < 4000000 || !full; round++) {
+        for (int round = 0; at < 12000000 || !full; round++) {
             long sent = part_of_a_vector(at, round % 2);
             if (sent < 0 && !full) {
                 full = true;
@@ -110,9 +110,9 @@ static void parts_of_vectors(void)
         tell((int)at);
     } else {
         ask();
-        drink(s, 0, 4000000);
+        drink(s, 0, 12000000);
         at = (size_t)ask();
-        for (size_t place = 4000000; place < at; place++) {
+        for (size_t place = 12000000; place < at; place++) {
             unsigned char byte;
             if (recv(s, &byte, 1, 0) != 1 || byte != pattern(place)) {
                 say("wrong byte at %zu", place);

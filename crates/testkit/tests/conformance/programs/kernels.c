@@ -122,11 +122,11 @@ static void file_sent_in_one_call(void)
     off_t offset = 0;
 
     if (is_near) {
-        file = file_of(4000000);
-        R(sendfile(s, file, &offset, 5000000));
+        file = file_of(12000000);
+        R(sendfile(s, file, &offset, 13000000));
         say("%ld", (long)offset);
     } else
-        drink(s, 0, 4000000);
+        drink(s, 0, 12000000);
     step();
 }
 

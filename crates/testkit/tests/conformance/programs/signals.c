@@ -226,11 +226,11 @@ static void stop_and_continue(void)
 static void stopped_meanwhile(void)
 {
     if (is_near) {
-        drink(s, 0, 2000000);
+        drink(s, 0, 12000000);
     } else {
         pid_t child = fork();
         if (child == 0) {
-            pour(s, 0, 2000000);
+            pour(s, 0, 12000000);
             exit(0);
         }
         for (int round = 0; round < 3; round++) {

@@ -140,7 +140,7 @@ static void reads_on_beside_an_idle_peer(void)
 /* The same while the peer is in a send that waits for room. */
 static void reads_on_beside_a_busy_peer(void)
 {
-    enum { COUNT = 3000000 };
+    enum { COUNT = 12000000 };
 
     if (is_near) {
         pour(s, 0, COUNT);

@@ -1,0 +1,136 @@
+//! Memory that connections have taken for a burst and give back when they are idle.
+
+use std::fs;
+use std::time::Duration;
+use viaduct_testkit::processes::{free_port, wait_until};
+use viaduct_testkit::{Instance, Launch, Mode, Program};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// KiB of a segment whose connection is idle: the header page, larger tables of both lanes, and a block each.
+const IDLE_KIB: u64 = 4 + 2 * 8 + 2 * 4;
+
+/// Sends bursts of eight megabytes both ways, one whenever the server has been told to. The server reads late, so that lanes fill. `WAIT`: how it
+/// waits in between. Each burst's bytes are checked.
+const SCRIPT: &str = r#"
+import os, select, socket, sys, threading, time
+role, way, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+BURST = 8 << 20
+def bytes_of(n, m):
+    return bytes((n * 7 + m + i) % 251 for i in range(251)) * (BURST // 251 + 1)
+def idle(s):
+    if way == "block":
+        return
+    if way == "poll":
+        p = select.poll(); p.register(s, select.POLLIN); p.poll()
+    elif way == "epoll":
+        e = select.epoll(); e.register(s, select.EPOLLIN); e.poll()
+    else:
+        select.select([s], [], [])
+def exactly(s, n):
+    got = bytearray()
+    while len(got) < n:
+        piece = s.recv(min(n - len(got), 1 << 20))
+        assert piece, "ended early"
+        got += piece
+    return bytes(got)
+def burst(s, n, mine, theirs):
+    sender = threading.Thread(target=s.sendall, args=(bytes_of(n, mine)[:BURST],))
+    sender.start()
+    time.sleep(0.3)
+    assert exactly(s, BURST) == bytes_of(n, theirs)[:BURST], "wrong bytes"
+    sender.join()
+if role == "serve":
+    listener = socket.create_server(("127.0.0.1", port))
+    s, _ = listener.accept()
+    for n in range(2):
+        idle(s)
+        exactly(s, 1)
+        burst(s, n, 1, 2)
+    idle(s)
+    assert s.recv(1) == b""
+else:
+    s = socket.create_connection(("127.0.0.1", port))
+    for n in range(2):
+        s.sendall(b"!")
+        burst(s, n, 2, 1)
+        print(n, flush=True)
+        # Until the test has looked: waiting for bytes that do not come.
+        go = sys.argv[4] + str(n)
+        while not os.path.exists(go):
+            s.settimeout(4)
+            try:
+                s.recv(1)
+            except TimeoutError:
+                pass
+            s.settimeout(None)
+"#;
+
+/// KiB of memory that segments of the program have.
+fn segments_kib(program: &Program) -> u64 {
+    let maps = fs::read_to_string(format!("/proc/{}/smaps", program.pid())).unwrap_or_default();
+    let mut ours = false;
+    let mut kib = 0;
+    for line in maps.lines() {
+        if line.contains("viaduct-segment") {
+            ours = true;
+        } else if let Some(rest) = line.strip_prefix("Rss:").filter(|_| ours) {
+            kib += rest.trim().trim_end_matches(" kB").parse::<u64>().unwrap();
+            ours = false;
+        }
+    }
+    kib
+}
+
+fn burst_and_idle(way: &str) {
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    let script = instance.scratch("bursts.py");
+    fs::write(&script, SCRIPT).unwrap();
+    let port = free_port();
+    let go = instance.scratch("go");
+    let peer = |role: &str| {
+        let words = [
+            script.to_str().unwrap(),
+            role,
+            way,
+            &port.to_string(),
+            go.to_str().unwrap(),
+        ]
+        .map(str::to_owned);
+        Launch::new(mode, "python3", words).spawn()
+    };
+    let server = peer("serve").listening(port);
+    let client = peer("talk");
+    for round in 0..2 {
+        let done = wait_until(PATIENCE, || client.output().lines().count() > round);
+        assert!(done, "{way}: {}{}", client.errors(), server.errors());
+        let both = || segments_kib(&server).max(segments_kib(&client));
+        let burst = both();
+        assert!(burst > 1024, "{way}: {burst} KiB in round {round}: no lane has grown");
+        let idle = wait_until(Duration::from_secs(20), || both() <= IDLE_KIB);
+        assert!(idle, "{way}: {burst} KiB have become {} in round {round}", both());
+        fs::write(format!("{}{round}", go.display()), "").unwrap();
+    }
+    client.finish(PATIENCE).success();
+    server.finish(PATIENCE).success();
+}
+
+#[test]
+fn blocking_calls_give_it_back() {
+    burst_and_idle("block");
+}
+
+#[test]
+fn poll_gives_it_back() {
+    burst_and_idle("poll");
+}
+
+#[test]
+fn select_gives_it_back() {
+    burst_and_idle("select");
+}
+
+#[test]
+fn epoll_gives_it_back() {
+    burst_and_idle("epoll");
+}

@@ -1,0 +1,251 @@
+//! What `make install` and `pip install` put somewhere, used from there.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use viaduct_testkit::binaries::{LIBRARY, bin_dir, find, workspace};
+use viaduct_testkit::can_run;
+
+const PREFIX: &str = "usr/local";
+
+/// Uses the call by both of its names.
+const PROGRAM: &str = r#"
+#define VIADUCT_SHORT_NAMES
+#include <stdio.h>
+#include <string.h>
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <viaduct.h>
+
+int main(void)
+{
+    struct sockaddr_in address;
+    socklen_t size = sizeof address;
+    char bytes[8] = "";
+    int listener = socket(AF_INET, SOCK_STREAM, 0), near = socket(AF_INET, SOCK_STREAM, 0), far;
+    viaduct_inbox *inbox = viaduct_inbox_open(0, 0);
+
+    memset(&address, 0, sizeof address);
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (bind(listener, (struct sockaddr *)&address, size) || listen(listener, 1) ||
+        getsockname(listener, (struct sockaddr *)&address, &size) || connect(near, (struct sockaddr *)&address, size))
+        return 1;
+    far = accept(listener, NULL, NULL);
+    if (send(near, "0123456789", 10, 0) != 10)
+        return 2;
+    if (seek_recv(far, bytes, 3, MSG_WAITALL, 4) != 3 || strcmp(bytes, "456") != 0)
+        return 3;
+    if (viaduct_seek_recv(far, bytes, 7, MSG_WAITALL, 0) != 7 || memcmp(bytes, "0123789", 7) != 0)
+        return 4;
+    if (!inbox || viaduct_inbox_add(inbox, far) != 0 || viaduct_msg_send(near, 5, "five", 4) != 0)
+        return 5;
+    if (viaduct_msg_recv(inbox, 5, VIADUCT_ANY, bytes, sizeof bytes, 5000, NULL) != 4 || memcmp(bytes, "five", 4) != 0)
+        return 6;
+    viaduct_inbox_close(inbox);
+    puts("found");
+    return 0;
+}
+"#;
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{command:?}: {} {said}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    said
+}
+
+/// A target of the Makefile, with the programs under test in place of a build.
+fn make(target: &str, stage: &Path) {
+    let built = bin_dir();
+    run(Command::new("make")
+        .args(["--silent", "--old-file=build", target])
+        .arg(format!("DESTDIR={}", stage.display()))
+        .arg(format!("PREFIX=/{PREFIX}"))
+        .arg(format!("RELEASE={}", built.display()))
+        .arg(format!("GENERATED={}", stage.join("generated").display()))
+        .env_remove("MAKEFLAGS")
+        .env_remove("UNITDIR")
+        .current_dir(workspace()));
+}
+
+/// All that is not a directory below `dir`.
+fn files(dir: &Path) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    for entry in std::fs::read_dir(dir).unwrap().flatten() {
+        if entry.file_type().unwrap().is_dir() {
+            found.extend(files(&entry.path()));
+        } else {
+            found.insert(entry.path());
+        }
+    }
+    found
+}
+
+fn pkg_config(stage: &Path, what: &[&str]) -> Vec<String> {
+    let said = run(Command::new("pkg-config")
+        .args(what)
+        .arg("viaduct")
+        .env("PKG_CONFIG_PATH", stage.join(PREFIX).join("lib/pkgconfig"))
+        .env("PKG_CONFIG_SYSROOT_DIR", stage)
+        // Else what is usual would be left out.
+        .env("PKG_CONFIG_ALLOW_SYSTEM_CFLAGS", "1")
+        .env("PKG_CONFIG_ALLOW_SYSTEM_LIBS", "1"));
+    said.split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn what_is_installed_is_enough_for_c_and_cpp() {
+    if !can_run(false, &["make", "pkg-config", "cc", "c++", "readelf"]) {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let stage = scratch.path().join("stage");
+    make("install", &stage);
+    let root = stage.join(PREFIX);
+    let library = root.join("lib");
+
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(pkg_config(&stage, &["--modversion"]), [version]);
+    let named = run(Command::new("readelf").arg("-d").arg(library.join("libviaduct.so")));
+    assert!(named.contains(&format!("Library soname: [{LIBRARY}]")), "{named}");
+    assert_eq!(
+        library.join(LIBRARY).canonicalize().unwrap(),
+        library.join(format!("libviaduct.so.{version}")).canonicalize().unwrap()
+    );
+
+    let source = scratch.path().join("program.c");
+    std::fs::write(&source, PROGRAM).unwrap();
+    let mut programs = Vec::new();
+    for (compiler, language) in [("cc", ["-std=c11", "-xc"]), ("c++", ["-std=c++11", "-xc++"])] {
+        let program = scratch.path().join(compiler);
+        run(Command::new(compiler)
+            .args(["-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-pedantic"])
+            .args(language)
+            .arg(&source)
+            .arg("-o")
+            .arg(&program)
+            // The language is of what comes before.
+            .arg("-xnone")
+            .args(pkg_config(&stage, &["--cflags", "--libs"])));
+        programs.push(program);
+    }
+    // What only compilers need may be missing where programs run.
+    std::fs::remove_file(library.join("libviaduct.so")).unwrap();
+    for program in programs {
+        assert_eq!(run(Command::new(program).env("LD_LIBRARY_PATH", &library)), "found\n");
+    }
+
+    for name in ["bin/viaduct", "bin/viaductd", "lib/viaduct/libviaduct_preload.so"] {
+        let mode = std::fs::metadata(root.join(name)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o755, "{name}");
+    }
+    let changes = std::fs::read_to_string(root.join("share/doc/viaduct/CHANGELOG.md")).unwrap();
+    let fragment = std::fs::read_to_string(workspace().join("changelog.d/inbox-fd.added.md"));
+    for text in fragment.iter().flat_map(|text| text.lines()) {
+        assert!(changes.contains(text), "{text}");
+    }
+    let pages = root.join("share/man");
+    for page in files(&pages) {
+        let text = std::fs::read_to_string(&page).unwrap();
+        if let Some(other) = text.strip_prefix(".so ") {
+            assert!(pages.join(other.trim()).is_file(), "{}", page.display());
+        }
+    }
+    make("uninstall", &stage);
+    assert_eq!(files(&root), BTreeSet::new());
+}
+
+/// Every public name has its manual page.
+#[test]
+fn every_function_has_a_page() {
+    let header = std::fs::read_to_string(workspace().join("include/viaduct.h")).unwrap();
+    let names: BTreeSet<&str> = header
+        .split(|letter: char| !letter.is_alphanumeric() && letter != '_')
+        .filter(|word| word.starts_with("viaduct_") && header.contains(&format!("{word}(")))
+        .collect();
+    assert!(names.len() > 8, "{names:?}");
+    for name in names {
+        let page = workspace().join(format!("docs/man/{name}.3"));
+        assert!(page.is_file(), "{}", page.display());
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    for file in files(from) {
+        if file
+            .components()
+            .any(|part| part.as_os_str() == OsStr::new("__pycache__"))
+        {
+            continue;
+        }
+        let place = to.join(file.strip_prefix(from).unwrap());
+        std::fs::create_dir_all(place.parent().unwrap()).unwrap();
+        std::fs::copy(&file, &place).unwrap();
+    }
+}
+
+#[test]
+fn the_python_package_installs_and_is_typed() {
+    let parts = [
+        "/usr/lib/python3/dist-packages/setuptools",
+        "/usr/lib/python3/dist-packages/wheel",
+        "/usr/share/doc/python3-venv",
+    ];
+    let programs = ["python3", "mypy"]
+        .into_iter()
+        .chain(parts.into_iter().filter(|part| !Path::new(part).exists()));
+    if !can_run(false, &programs.collect::<Vec<_>>()) {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let scratch = scratch.path();
+    // pip builds where the sources are.
+    copy(&workspace().join("python"), &scratch.join("python"));
+    run(Command::new(find("mypy").unwrap())
+        .args(["--strict", "viaduct"])
+        .current_dir(scratch.join("python")));
+    run(Command::new(find("python3").unwrap())
+        .args(["-m", "venv", "--system-site-packages"])
+        .arg(scratch.join("venv")));
+    // With what the machine has to build packages: tests use no network.
+    run(Command::new(scratch.join("venv/bin/pip"))
+        .args(["install", "--quiet", "--no-index", "--no-build-isolation", "./python"])
+        .current_dir(scratch));
+    std::os::unix::fs::symlink(bin_dir().join("libviaduct.so"), scratch.join(LIBRARY)).unwrap();
+    let program = "import viaduct; viaduct.Inbox().close(); print(viaduct.__file__)";
+    let place = run(Command::new(scratch.join("venv/bin/python"))
+        .args(["-c", program])
+        .env_remove("PYTHONPATH")
+        .env_remove("VIADUCT_LIBRARY")
+        .env("LD_LIBRARY_PATH", scratch)
+        .current_dir(scratch));
+    assert!(place.starts_with(&*scratch.join("venv").to_string_lossy()), "{place}");
+    assert!(Path::new(place.trim()).with_file_name("py.typed").is_file());
+    // A program that uses it is checked against its types.
+    let user = scratch.join("user.py");
+    std::fs::write(
+        &user,
+        "import viaduct\nfirst: str = viaduct.Inbox().receive().payload\n",
+    )
+    .unwrap();
+    let output = Command::new(find("mypy").unwrap())
+        .args(["--strict", "--python-executable"])
+        .arg(scratch.join("venv/bin/python"))
+        .arg(&user)
+        .current_dir(scratch)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        said.contains("expression has type \"bytes\", variable has type \"str\""),
+        "{said}"
+    );
+}

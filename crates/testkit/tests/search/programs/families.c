@@ -1,0 +1,157 @@
+/* Direct search on TCP over IPv6, with IPv4 addresses written as those of IPv6, and on the same for sockets of both families. */
+#include "check.h"
+
+#include <stdint.h>
+#include <viaduct.h>
+
+static const struct in6_addr mapped = {{{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1}}};
+
+static int under_viaduct(void)
+{
+    return getenv("LD_PRELOAD") != NULL;
+}
+
+/* In order, as a program may: holes are minded by its own calls only under Viaduct. */
+static ssize_t in_order(int fd, void *bytes, size_t count, int flags)
+{
+    return under_viaduct() ? recv(fd, bytes, count, flags) : viaduct_seek_recv(fd, bytes, count, flags, 0);
+}
+
+/* A connection between sockets of these families and kinds to this address, whichever of the families can tell it. */
+static struct pair pair_of(int near, int far, int kind, struct in6_addr to)
+{
+    struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_addr = near == AF_INET6 ? to : in6addr_any};
+    struct sockaddr_in four = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_in6 bound = {.sin6_family = AF_INET6, .sin6_addr = in6addr_any};
+    struct sockaddr_in bound_four = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t size;
+    int listener = socket(far, kind, 0), off = 0;
+    struct pair p = {socket(near, kind, 0), -1};
+
+    setsockopt(listener, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    size = far == AF_INET6 ? sizeof bound : sizeof bound_four;
+    if (bind(listener, far == AF_INET6 ? (struct sockaddr *)&bound : (struct sockaddr *)&bound_four, size) ||
+        listen(listener, 8) ||
+        getsockname(listener, far == AF_INET6 ? (struct sockaddr *)&bound : (struct sockaddr *)&bound_four, &size)) {
+        perror("listen");
+        exit(1);
+    }
+    six.sin6_port = four.sin_port = far == AF_INET6 ? bound.sin6_port : bound_four.sin_port;
+    if (near == AF_INET6 ? connect(p.near, (struct sockaddr *)&six, sizeof six)
+                         : connect(p.near, (struct sockaddr *)&four, sizeof four)) {
+        perror("connect");
+        exit(1);
+    }
+    p.far = accept(listener, NULL, NULL);
+    close(listener);
+    warm_up(p.near, p.far);
+    return p;
+}
+
+/* Bytes out of the middle, in both directions, then what is left. */
+static void search(struct pair p)
+{
+    char bytes[16];
+    int ends[] = {p.near, p.far, p.near};
+
+    for (int index = 0; index < 2; index++) {
+        int from = ends[index], to = ends[index + 1];
+
+        EXPECT(send_all(from, "0123456789", 10));
+        EXPECT(viaduct_seek_recv(to, bytes, 3, MSG_WAITALL, 4) == 3 && !memcmp(bytes, "456", 3));
+        EXPECT(viaduct_seek_recv(to, bytes, 2, MSG_WAITALL, 3) == 2 && !memcmp(bytes, "37", 2));
+        EXPECT(viaduct_readable(to) == 5);
+        EXPECT(in_order(to, bytes, sizeof bytes, 0) == 5 && !memcmp(bytes, "01289", 5));
+        EXPECT_ERROR(viaduct_seek_recv(to, bytes, 1, MSG_DONTWAIT, 1), EAGAIN);
+    }
+    EXPECT(shutdown(p.near, SHUT_WR) == 0 && viaduct_seek_recv(p.far, bytes, 1, 0, 9) == 0);
+}
+
+static void six_to_six(void)
+{
+    struct pair p = pair_of(AF_INET6, AF_INET6, SOCK_STREAM, in6addr_loopback);
+
+    search(p);
+    close_pair(p);
+}
+
+static void four_to_six(void)
+{
+    struct pair p = pair_of(AF_INET, AF_INET6, SOCK_STREAM, in6addr_loopback);
+
+    search(p);
+    close_pair(p);
+}
+
+static void mapped_to_six(void)
+{
+    struct pair p = pair_of(AF_INET6, AF_INET6, SOCK_STREAM, mapped);
+
+    search(p);
+    close_pair(p);
+}
+
+static void mapped_to_four(void)
+{
+    struct pair p = pair_of(AF_INET6, AF_INET, SOCK_STREAM, mapped);
+
+    search(p);
+    close_pair(p);
+}
+
+static void messages_over_six(void)
+{
+    struct pair p = pair_of(AF_INET6, AF_INET6, SOCK_STREAM, in6addr_loopback);
+    viaduct_inbox *inbox = viaduct_inbox_open(0, 0);
+    struct viaduct_msg info;
+    uint32_t number;
+
+    EXPECT(inbox && viaduct_inbox_add(inbox, p.far) == 0);
+    for (number = 0; number < 3000; number++)
+        EXPECT(viaduct_msg_send(p.near, number % 3, &number, sizeof number) == 0);
+    for (uint32_t tag = 3; tag-- > 0;)
+        for (uint32_t expected = tag; expected < 3000; expected += 3)
+            EXPECT(viaduct_msg_recv(inbox, tag, 0, &number, sizeof number, 5000, &info) == sizeof number &&
+                   number == expected && info.tag == tag);
+    viaduct_inbox_close(inbox);
+    close_pair(p);
+}
+
+static void offsets_in_messages_over_six(void)
+{
+    union {
+        char bytes[CMSG_SPACE(sizeof(uint64_t))];
+        struct cmsghdr header;
+    } control = {.header = {CMSG_LEN(sizeof(uint64_t)), SOL_VIADUCT, VIADUCT_SEEK}};
+    char bytes[16];
+    struct iovec part = {bytes, 3};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    uint64_t offset = 4;
+    struct pair p;
+
+    if (!under_viaduct()) {
+        EXPECT_ERROR(socket(AF_INET6, SOCK_SEEK_STREAM, 0), EINVAL);
+        return;
+    }
+    p = pair_of(AF_INET6, AF_INET6, SOCK_SEEK_STREAM, in6addr_loopback);
+    memcpy(CMSG_DATA(&control.header), &offset, sizeof offset);
+    EXPECT(send_all(p.near, "0123456789", 10));
+    EXPECT(recvmsg(p.far, &message, MSG_WAITALL) == 3 && !memcmp(bytes, "456", 3));
+    EXPECT(recv(p.far, bytes, 7, MSG_WAITALL) == 7 && !memcmp(bytes, "0123789", 7));
+    close_pair(p);
+}
+
+static const struct check checks[] = {
+    {"six_to_six", six_to_six},
+    {"four_to_six", four_to_six},
+    {"mapped_to_six", mapped_to_six},
+    {"mapped_to_four", mapped_to_four},
+    {"messages_over_six", messages_over_six},
+    {"offsets_in_messages_over_six", offsets_in_messages_over_six},
+};
+
+int main(int argc, char **argv)
+{
+    return run_checks(checks, sizeof checks / sizeof *checks, argc, argv);
+}
