@@ -73,7 +73,11 @@ lint: ## what CI demands of formatting and lints
 doc: ## API documentation in target/doc
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
-generate: build
+# All that is installed. Under sudo, or where there is no cargo, what is there is installed as it is: whoever built it has the compiler.
+BUILT := $(wildcard $(addprefix $(RELEASE)/,viaduct viaductd libviaduct_preload.so libviaduct.so))
+CAN_BUILD := $(if $(SUDO_USER),,$(shell command -v $(CARGO)))
+
+generate: $(if $(filter 4,$(words $(BUILT))),$(if $(CAN_BUILD),build),build)
 	rm -rf $(GENERATED)
 	mkdir -p $(GENERATED)/man $(GENERATED)/completions
 	$(RELEASE)/viaduct generate man $(GENERATED)/man

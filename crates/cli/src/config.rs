@@ -146,16 +146,15 @@ impl Settings {
         ]
     }
 
-    /// Checks that the preload in a program named `program` will understand these settings.
+    /// What the preload in a program named `program` will make of these settings.
     ///
     /// # Errors
-    /// It would not: more rules apply to the program than it holds.
-    pub(crate) fn check(&self, program: &str) -> Result<()> {
+    /// Nothing: more rules apply to the program than it holds.
+    pub(crate) fn policy(&self, program: &str) -> Result<Policy> {
         let variables = self.variables();
         Policy::parse(program, |name| {
             variables.iter().find(|(key, _)| *key == name).map(|(_, value)| *value)
         })
-        .map(drop)
         .map_err(|error| anyhow!("{error}"))
     }
 }

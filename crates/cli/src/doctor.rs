@@ -415,7 +415,7 @@ fn runtime_directory(dir: &Path) -> Vec<Check> {
             NAME,
             Level::Fail,
             format!("{} cannot be made by this user", dir.display()),
-            "No viaductd can listen there. Choose another directory, or have somebody make it for this user.",
+            "No viaductd can listen there: it makes the last directory of the path only, where it may. Choose another, or have somebody make it for this user.",
         ),
         Err(_) => Check::ok(NAME, format!("{} will be made by viaductd", dir.display())),
         Ok(metadata) if metadata.uid() == own || metadata.uid() == 0 => Check::ok(NAME, dir.display().to_string()),
@@ -430,8 +430,8 @@ fn runtime_directory(dir: &Path) -> Vec<Check> {
 
 /// Whether this user may make the directory, and those above it that are missing.
 fn can_be_made(dir: &Path) -> bool {
-    let found = dir.ancestors().skip(1).find(|above| above.exists());
-    found.is_none_or(|above| above.is_dir() && access(above, Access::WRITE_OK | Access::EXEC_OK).is_ok())
+    let above = dir.parent().unwrap_or(dir);
+    above.is_dir() && access(above, Access::WRITE_OK | Access::EXEC_OK).is_ok()
 }
 
 fn viaductd(dir: &Path) -> Check {

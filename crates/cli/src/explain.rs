@@ -235,6 +235,11 @@ impl View {
                 if !reason.advice().is_empty() {
                     writeln!(text, "    What to do: {}", reason.advice())?;
                 }
+                if reason == Reason::Misspelt
+                    && let Some(what) = presence::misspelt(process.pid, &process.program)
+                {
+                    writeln!(text, "    Its environment: {what}")?;
+                }
             }
         }
         if let Some(sentence) = self.other_end(process, end) {

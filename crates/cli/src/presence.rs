@@ -2,10 +2,12 @@
 
 use crate::elf::{self, Obstacle};
 use crate::locate::PRELOAD_NAME;
+use crate::proc::printable;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use viaduct_control::policy::{OFFER_VARIABLE, PATH_VARIABLE, Policy, RULES_VARIABLE, SPIN_VARIABLE};
 use viaduct_control::runtime::DIR_VARIABLE;
 
 /// How far Viaduct is in a process.
@@ -42,6 +44,15 @@ pub(crate) fn runtime_dir(pid: u32) -> Option<PathBuf> {
     variable(pid, DIR_VARIABLE)
         .map(PathBuf::from)
         .filter(|dir| Path::is_absolute(dir))
+}
+
+/// Which of the variables with which `pid` was started makes no sense to the preload in it, and why.
+pub(crate) fn misspelt(pid: u32, program: &str) -> Option<String> {
+    let values = [PATH_VARIABLE, SPIN_VARIABLE, OFFER_VARIABLE, RULES_VARIABLE]
+        .map(|name| (name, variable(pid, name).and_then(|value| value.into_string().ok())));
+    let lookup = |name| values.iter().find(|(known, _)| *known == name)?.1.as_deref();
+    let error = Policy::parse(program, lookup).err()?;
+    Some(printable(error.to_string().as_bytes()))
 }
 
 /// `name` in the environment with which `pid` was started.

@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use viaduct_control::policy::Policy;
 use viaduct_control::runtime::DIR_VARIABLE;
 
 /// Run a program with its TCP connections accelerated
@@ -66,11 +67,12 @@ CONFIGURATION
         dir = "/run/viaduct"
 
         [[rules]]                    # the first rule that matches decides
-        action = "tcp"               # never accelerate; or auto, now, wait
+        action = "never"             # start it without the library
         program = "ssh*"             # a trailing * matches any rest
 
         [[rules]]
-        action = "now"
+        action = "now"               # offer at the first byte; or auto,
+                                     # wait, tcp: do not accelerate
         addr = "10.0.0.0/8"          # of either end
         port = "6379-6380"           # of either end; or a number
 
@@ -93,8 +95,8 @@ const OWN_FAILURE: u8 = 125;
 
 /// Turns into the program; returns only if that fails.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
-    let settings = match prepare(&args) {
-        Ok(settings) => settings,
+    let (settings, policy) = match prepare(&args) {
+        Ok(prepared) => prepared,
         Err(error) => {
             eprintln!("viaduct: {error:#}");
             return Ok(OWN_FAILURE.into());
@@ -116,12 +118,12 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     };
     let mut command = Command::new(&file);
     command.arg0(program).args(arguments);
-    match preload_for(&file) {
-        Ok(library) => {
-            enter(&settings, &library, program, args.verbose);
-        }
-        Err(why) => {
-            eprintln!("viaduct: {} runs as plain TCP: {why}", program.display());
+    if policy.is_never() {
+        stay_out(program, args.verbose);
+    } else {
+        match preload_for(&file) {
+            Ok(library) => enter(&settings, &library, program, args.verbose),
+            Err(why) => eprintln!("viaduct: {} runs as plain TCP: {why}", program.display()),
         }
     }
     inherit::as_found(&mut command);
@@ -137,7 +139,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     .into())
 }
 
-fn prepare(args: &Args) -> Result<Settings> {
+fn prepare(args: &Args) -> Result<(Settings, Policy)> {
     let flags = Layer {
         path: args.path,
         spin: args.spin,
@@ -150,8 +152,8 @@ fn prepare(args: &Args) -> Result<Settings> {
     };
     let settings = Settings::resolve(flags, args.config.clone().or_else(config::named_file))?;
     let name = args.command.first().map(Path::new).and_then(Path::file_name);
-    settings.check(&name.unwrap_or_default().to_string_lossy())?;
-    Ok(settings)
+    let policy = settings.policy(&name.unwrap_or_default().to_string_lossy())?;
+    Ok((settings, policy))
 }
 
 /// The library to preload into `file`, or why there is none.
@@ -201,6 +203,28 @@ fn enter(settings: &Settings, library: &Path, program: &OsStr, verbose: bool) {
             settings.spin.as_str(),
             settings.offer.as_str(),
             settings.dir.display()
+        );
+    }
+}
+
+/// A rule says that the program is not to have the library. One that this process was itself started with would go on to it.
+fn stay_out(program: &OsStr, verbose: bool) {
+    let is_ours =
+        |entry: &[u8]| Path::new(OsStr::from_bytes(entry)).file_name() == Some(OsStr::new(locate::PRELOAD_NAME));
+    let existing = env::var_os("LD_PRELOAD").unwrap_or_default();
+    let separator = |byte: &u8| matches!(byte, b':' | b' ');
+    if existing.as_bytes().split(separator).any(is_ours) {
+        let others: Vec<&[u8]> = existing
+            .as_bytes()
+            .split(separator)
+            .filter(|entry| !is_ours(entry))
+            .collect();
+        inherit::set_variable("LD_PRELOAD", OsStr::from_bytes(&others.join(&b':')));
+    }
+    if verbose {
+        eprintln!(
+            "viaduct: {} runs without the library: a rule says never",
+            program.display()
         );
     }
 }

@@ -164,9 +164,9 @@ fn errors_name_file_and_line() {
         ("\nspin = 3\n", 2, "wanted string"),
         ("dir = 'relative'\n", 1, "absolute"),
         (
-            "[[rules]]\naction = 'tcp'\n\n[[rules]]\naction = 'never'\n",
+            "[[rules]]\naction = 'tcp'\n\n[[rules]]\naction = 'always'\n",
             4,
-            "tcp, auto, now or wait",
+            "never, tcp, auto, now or wait",
         ),
         ("[[rules]]\naction = 'tcp'\nname = 'x'\n", 3, "name"),
         ("[[rules]]\naction = 'tcp'\nport = '9-1'\n", 1, "port"),

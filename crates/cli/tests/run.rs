@@ -417,6 +417,40 @@ fn a_program_that_stays_on_tcp_starts_no_viaductd() {
 }
 
 #[test]
+fn a_program_that_a_rule_says_never_of_is_started_as_without_viaduct() {
+    const SHOW: &str = "echo ${LD_PRELOAD-none} ${VIADUCT_RULES-none}";
+    let dir = Dir::new();
+    dir.file("viaduct.toml", "[[rules]]\naction = 'never'\nprogram = 'sh'\n");
+    let (output, _) = start(&dir, STAND_IN, &["sh", "-c", SHOW]);
+    assert_eq!(
+        (stdout(&output), stderr(&output)),
+        ("none none\n".into(), String::new())
+    );
+    assert!(!dir.path.join("arguments").exists(), "it has started viaductd");
+    // What `viaduct run` itself was started with is not passed on; what is not ours is.
+    let library = some_library();
+    let mut command = viaduct(&dir.path);
+    command.env(
+        "LD_PRELOAD",
+        format!("/nowhere/libviaduct_preload.so:{}", library.display()),
+    );
+    let output = command.args(["run", "-v", "sh", "-c", SHOW]).output().unwrap();
+    assert_eq!(stdout(&output), format!("{} none\n", library.display()));
+    assert!(stderr(&output).contains("a rule says never"), "{}", stderr(&output));
+    // Another program is not meant, nor one of which the rule spares some connections only.
+    dir.file(
+        "viaduct.toml",
+        "[[rules]]\naction = 'never'\nport = 22\n[[rules]]\naction = 'never'\nprogram = 'ssh'\n",
+    );
+    let (output, _) = start(&dir, STAND_IN, &["sh", "-c", SHOW]);
+    let expected = format!(
+        "/$LIB/../../../..{} never,port=22;never,program=ssh\n",
+        library.display()
+    );
+    assert_eq!(stdout(&output), expected);
+}
+
+#[test]
 fn manual_pages_and_completions_are_written() {
     let dir = Dir::new();
     let (man, completions) = (dir.path.join("man"), dir.path.join("completions"));

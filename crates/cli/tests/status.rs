@@ -414,6 +414,7 @@ fn doctor_finds_directories_in_which_no_viaductd_can_listen() {
     for (dir, level) in [
         (home.path.as_path(), "ok"),
         (&home.path.join("new"), "ok"),
+        (&home.path.join("two/new"), "fail"),
         (&file, "fail"),
         (&file.join("below"), "fail"),
     ] {

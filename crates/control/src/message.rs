@@ -4,6 +4,7 @@
 //! travel beside it as `SCM_RIGHTS`, in the order the body's documentation gives. Integers are in host order: both parties
 //! are on one machine.
 
+use crate::Reason;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// First word of every packet.
@@ -219,14 +220,21 @@ body! {
 }
 
 body! {
-    /// An offer came to nothing.
+    /// An offer came to nothing, or a hello did.
     Refuse {
-        /// As in [`Offer`].
+        /// As in [`Offer`]; 0 for a hello.
         offer: u64,
         /// A [`crate::Reason`] as number.
         reason: u32,
         /// Milliseconds after which it may be offered again; 0: not at all.
         retry_ms: u32,
+    }
+}
+
+impl Refuse {
+    /// Why, if the reason is one that this version knows.
+    pub fn reason(&self) -> Option<Reason> {
+        u16::try_from(self.reason).ok().and_then(Reason::from_number)
     }
 }
 

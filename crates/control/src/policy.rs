@@ -7,12 +7,16 @@
 //! | `VIADUCT_OFFER` | `auto`, `now`, `wait` |
 //! | `VIADUCT_RULES` | rules separated by `;`, the first that matches decides |
 //!
-//! A rule is an action (`tcp`, `auto`, `now`, `wait`) and conditions, all of which must hold, separated by commas:
+//! A rule is an action (`never`, `tcp`, `auto`, `now`, `wait`) and conditions, all of which must hold, separated by commas:
 //! `program=NAME` (a trailing `*` matches any rest), `addr=ADDRESS[/BITS]` (either end), `port=LOW[-HIGH]` (either end).
-//! Example: `tcp,program=ssh*;now,addr=10.0.0.0/8,port=6379`.
+//! Example: `never,program=ssh*;now,addr=10.0.0.0/8,port=6379`.
+//!
+//! `never` keeps a connection on TCP as `tcp` does. Where it holds for every connection of a program, having neither address nor port and no rule
+//! before it that could accelerate one, `viaduct run` also starts the program without the library.
 //!
 //! Parsing allocates nothing, because it happens inside a guest.
 
+use crate::Reason;
 use crate::message::Address;
 use core::net::IpAddr;
 
@@ -64,6 +68,7 @@ pub enum OfferPolicy {
 /// What a rule does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
+    Never,
     Tcp,
     Offer(OfferPolicy),
 }
@@ -78,6 +83,11 @@ struct Rule {
 }
 
 impl Rule {
+    /// Whether it holds for every connection of the program.
+    fn matches_all(&self) -> bool {
+        self.bits == 0 && self.ports == (0, u16::MAX)
+    }
+
     fn matches(&self, address: &Address) -> bool {
         if !(self.ports.0..=self.ports.1).contains(&address.port) {
             return false;
@@ -121,6 +131,8 @@ pub struct Policy {
     pub spin: SpinPolicy,
     /// When an end is offered, where no rule says otherwise.
     pub offer: OfferPolicy,
+    /// Why [`PathPolicy::Tcp`] holds, where it does.
+    pub why_tcp: Reason,
     rules: [Option<Rule>; MAX_RULES],
     /// Whether there are any: asked at every message of a plain connection.
     has_rules: bool,
@@ -132,6 +144,7 @@ impl Default for Policy {
             path: PathPolicy::Auto,
             spin: SpinPolicy::Auto,
             offer: OfferPolicy::Auto,
+            why_tcp: Reason::PolicyTcp,
             rules: [None; MAX_RULES],
             has_rules: false,
         }
@@ -139,10 +152,11 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// Plain TCP for everything.
-    pub fn plain() -> Self {
+    /// What holds where the variables do not parse: plain TCP for everything.
+    pub fn misspelt() -> Self {
         Self {
             path: PathPolicy::Tcp,
+            why_tcp: Reason::Misspelt,
             ..Self::default()
         }
     }
@@ -187,7 +201,17 @@ impl Policy {
                 policy.has_rules = true;
             }
         }
+        if policy.is_never() {
+            (policy.path, policy.why_tcp) = (PathPolicy::Tcp, Reason::RuleTcp);
+        }
         Ok(policy)
+    }
+
+    /// Whether a `never` decides about every connection of this program, so that the program needs no library.
+    pub fn is_never(&self) -> bool {
+        let mut rules = self.rules.iter().flatten();
+        let first = rules.find(|rule| rule.matches_all() || matches!(rule.action, Action::Offer(_)));
+        first.is_some_and(|rule| rule.action == Action::Never)
     }
 
     /// Whether a rule could apply to some connection of this program; if not, addresses need not be asked for.
@@ -204,7 +228,7 @@ impl Policy {
             .flatten()
             .find(|rule| rule.matches(local) || rule.matches(remote));
         match rule.map(|rule| rule.action) {
-            Some(Action::Tcp) => None,
+            Some(Action::Never | Action::Tcp) => None,
             Some(Action::Offer(offer)) => Some(offer),
             None => Some(self.offer),
         }
@@ -232,11 +256,15 @@ fn parse_offer(word: &str) -> Option<OfferPolicy> {
 fn parse_rule<'a>(program: &str, text: &'a str) -> Result<Option<Rule>, PolicyError<'a>> {
     let mut words = text.split(',').map(str::trim);
     let action = match words.next() {
+        Some("never") => Action::Never,
         Some("tcp") => Action::Tcp,
-        Some(word) => Action::Offer(
-            parse_offer(word)
-                .ok_or_else(|| error(RULES_VARIABLE, "a rule to begin with tcp, auto, now or wait", word))?,
-        ),
+        Some(word) => Action::Offer(parse_offer(word).ok_or_else(|| {
+            error(
+                RULES_VARIABLE,
+                "a rule to begin with never, tcp, auto, now or wait",
+                word,
+            )
+        })?),
         None => return Ok(None),
     };
     let mut rule = Rule {
@@ -332,6 +360,32 @@ mod tests {
     fn rules_for_other_programs_do_not_count() {
         assert!(!policy("redis-server", "tcp,program=ssh*").unwrap().has_rules());
         assert!(policy("sshd", "tcp,program=ssh*").unwrap().has_rules());
+    }
+
+    #[test]
+    fn never_is_for_a_program_of_which_no_connection_may_be_accelerated() {
+        for (rules, is_never) in [
+            ("never", true),
+            ("never,program=ssh*", true),
+            ("never,addr=::/0", true),
+            ("tcp,port=22;never,program=sshd;now", true),
+            ("never,program=redis", false),
+            ("never,port=22", false),
+            ("never,addr=10.0.0.0/8", false),
+            ("now,port=80;never,program=sshd", false),
+            ("tcp;never", false),
+        ] {
+            let policy = policy("sshd", rules).unwrap();
+            assert_eq!(policy.is_never(), is_never, "{rules}");
+            let expected = match is_never {
+                true => (PathPolicy::Tcp, Reason::RuleTcp),
+                false => (PathPolicy::Auto, Reason::PolicyTcp),
+            };
+            assert_eq!((policy.path, policy.why_tcp), expected, "{rules}");
+        }
+        let one_port = policy("p", "never,port=22").unwrap();
+        let offer = |end| one_port.offer_for(&address(end), &address("[::1]:9"));
+        assert_eq!((offer("[::1]:22"), offer("[::1]:23")), (None, Some(OfferPolicy::Auto)));
     }
 
     #[test]

@@ -41,7 +41,7 @@ reasons! {
     Offered = 2, "offered", "Offered to viaductd; the other end has not offered itself.",
         "Start the other end's program with `viaduct run` under the same runtime directory; a peer on another machine stays on TCP.";
     NoDaemon = 3, "no-daemon", "No viaductd answers in the runtime directory.",
-        "Start viaductd, or use `viaduct run`, which starts one if it can; that one leaves after a minute in which no connection was offered to it or stood.";
+        "Start viaductd, or use `viaduct run`, which starts one if it can; that one leaves a minute after the last program under Viaduct has ended.";
     Version = 4, "version", "viaductd is of another version.", "Restart viaductd, then the program.";
     PolicyTcp = 5, "policy-tcp", "The policy says plain TCP.", "Remove `--path tcp` or VIADUCT_PATH=tcp.";
     RuleTcp = 6, "rule-tcp", "A rule keeps this connection on TCP.", "Look for the rule in the configuration file.";
@@ -50,7 +50,8 @@ reasons! {
         "Raise `segments_per_user` in the configuration, or close connections.";
     LimitMemory = 9, "limit-memory", "The user's segments may grow to as much memory as viaductd allows.",
         "Raise `memory_per_user` in the configuration, or close connections.";
-    NoMemory = 10, "no-memory", "The machine could not give memory for a segment.", "Free memory or raise the memory limit of the control group.";
+    NoMemory = 10, "no-memory", "The machine could not give memory, or room for one more mapping, for a segment.",
+        "Free memory, raise the memory limit of the control group, or raise vm.max_map_count, which `viaduct doctor` shows.";
     NoDescriptors = 11, "no-descriptors", "The descriptor limit of the program or of viaductd is reached.", "Raise `ulimit -n`.";
     Ambiguous = 12, "ambiguous", "More than one end matches, so no pair can be proved.",
         "Run viaductd as root: the kernel's ticket is never ambiguous.";
@@ -79,6 +80,12 @@ reasons! {
     OneWay = 36, "one-way", "One direction is on shared memory; the other moves when its sender next sends.", "";
     NotStream = 33, "not-stream", "The socket is not a TCP connection.", "";
     Resources = 32, "resources", "The program has more connections than Viaduct keeps records for.", "";
+    LimitProcesses = 37, "limit-processes", "The user has as many programs connected to viaductd as it allows.",
+        "Raise `processes_per_user` in the configuration and restart viaductd, or end programs that run under Viaduct.";
+    LimitOffers = 38, "limit-offers", "The user has as many connections waiting for their other ends' offers as viaductd allows.",
+        "Start the other ends' programs under Viaduct, keep connections that have none on TCP by a rule, or raise `offers_per_user` in the configuration.";
+    Misspelt = 39, "misspelt", "A VIADUCT_ variable of the program's environment makes no sense, so all its connections stay on TCP.",
+        "Correct VIADUCT_PATH, VIADUCT_SPIN, VIADUCT_OFFER or VIADUCT_RULES, or start the program by `viaduct run`, which says what is wrong.";
 }
 
 #[cfg(test)]

@@ -19,8 +19,9 @@ use std::path::PathBuf;
 pub(crate) struct Args {
     /// Runtime directory; it holds the socket
     ///
-    /// Default: /run/viaduct for root, else $XDG_RUNTIME_DIR/viaduct, else /tmp/viaduct-UID.
-    #[arg(long, env = "VIADUCT_DIR")]
+    /// Found as `viaduct` finds it: here, in the variable VIADUCT_DIR, under `dir` in the configuration files, or by default: /run/viaduct
+    /// for root, else $XDG_RUNTIME_DIR/viaduct, else /tmp/viaduct-UID. It is made if the directory above it is there.
+    #[arg(long)]
     pub(crate) dir: Option<PathBuf>,
 
     /// Exit when for so long no program has been connected, and none runs under Viaduct that might
@@ -39,7 +40,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BYTES")]
     pub(crate) memory_per_user: Option<u64>,
 
-    /// Configuration file, on top of the user's and the machine's
+    /// Configuration file, on top of the user's and the machine's; else the one that the variable VIADUCT_CONFIG names
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 

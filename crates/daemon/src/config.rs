@@ -5,12 +5,14 @@
 
 use crate::args::Args;
 use crate::registry::Limits;
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use toml::Spanned;
+use viaduct_control::runtime;
 
 const SYSTEM_FILE: &str = "/etc/viaduct.toml";
 
@@ -25,8 +27,7 @@ struct File {
     _spin: Option<IgnoredAny>,
     #[serde(rename = "offer")]
     _offer: Option<IgnoredAny>,
-    #[serde(rename = "dir")]
-    _dir: Option<IgnoredAny>,
+    dir: Option<Spanned<PathBuf>>,
     #[serde(rename = "rules")]
     _rules: Option<IgnoredAny>,
 }
@@ -47,9 +48,18 @@ pub(crate) struct Table {
     same_user: Option<bool>,
 }
 
+/// What one file says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Layer {
+    table: Table,
+    dir: Option<PathBuf>,
+}
+
 /// What holds after all sources have been read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Decided {
+    /// The runtime directory, if a source names one.
+    pub(crate) dir: Option<PathBuf>,
     pub(crate) limits: Limits,
     pub(crate) processes_per_user: usize,
     pub(crate) same_user: bool,
@@ -66,8 +76,9 @@ impl Table {
         }
     }
 
-    fn decide(self) -> Decided {
+    fn decide(self, dir: Option<PathBuf>) -> Decided {
         Decided {
+            dir,
             limits: Limits {
                 segments: self.segments_per_user.unwrap_or(65536),
                 memory: self.memory_per_user.unwrap_or(2 << 40),
@@ -84,29 +95,42 @@ impl Table {
 /// # Errors
 /// A file that cannot be read or says what it must not, with its name and line.
 pub(crate) fn decide(args: &Args) -> anyhow::Result<Decided> {
-    let mut table = Table {
-        segments_per_user: args.segments_per_user,
-        memory_per_user: args.memory_per_user,
-        same_user: args.same_user.then_some(true),
-        ..Table::default()
+    let mut layer = Layer {
+        table: Table {
+            segments_per_user: args.segments_per_user,
+            memory_per_user: args.memory_per_user,
+            same_user: args.same_user.then_some(true),
+            ..Table::default()
+        },
+        dir: args.dir.clone().or_else(|| variable(runtime::DIR_VARIABLE)),
     };
-    if let Some(path) = &args.config {
-        table = table.over(read(path)?.ok_or_else(|| anyhow!("{}: no such file", path.display()))?);
+    if let Some(path) = args.config.clone().or_else(|| variable("VIADUCT_CONFIG")) {
+        layer = layer.over(read(&path)?.ok_or_else(|| anyhow!("{}: no such file", path.display()))?);
     }
     let user_file = user_file().filter(|path| !is_closed(path));
     for path in user_file.into_iter().chain([PathBuf::from(SYSTEM_FILE)]) {
-        table = table.over(read(&path)?.unwrap_or_default());
+        layer = layer.over(read(&path)?.unwrap_or_default());
     }
-    Ok(table.decide())
+    Ok(layer.table.decide(layer.dir))
+}
+
+impl Layer {
+    fn over(self, below: Self) -> Self {
+        Self {
+            table: self.table.over(below.table),
+            dir: self.dir.or(below.dir),
+        }
+    }
+}
+
+/// A variable that names a file; an empty one names none.
+fn variable(name: &str) -> Option<PathBuf> {
+    let value = std::env::var_os(name)?;
+    (!value.is_empty()).then(|| PathBuf::from(value))
 }
 
 fn user_file() -> Option<PathBuf> {
-    let set = |name| {
-        std::env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
-    let dir = set("XDG_CONFIG_HOME").or_else(|| set("HOME").map(|home| home.join(".config")))?;
+    let dir = variable("XDG_CONFIG_HOME").or_else(|| variable("HOME").map(|home| home.join(".config")))?;
     Some(dir.join("viaduct.toml"))
 }
 
@@ -127,7 +151,7 @@ fn is_closed(path: &Path) -> bool {
     closed
 }
 
-fn read(path: &Path) -> anyhow::Result<Option<Table>> {
+fn read(path: &Path) -> anyhow::Result<Option<Layer>> {
     match std::fs::read_to_string(path) {
         Ok(text) => parse(&text).with_context(|| path.display().to_string()).map(Some),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -135,12 +159,19 @@ fn read(path: &Path) -> anyhow::Result<Option<Table>> {
     }
 }
 
-fn parse(text: &str) -> anyhow::Result<Table> {
+fn parse(text: &str) -> anyhow::Result<Layer> {
+    let line = |at: usize| text.get(..at).unwrap_or(text).matches('\n').count() + 1;
     let file: File = toml::from_str(text).map_err(|error| {
-        let before = text.get(..error.span().map_or(0, |span| span.start)).unwrap_or(text);
-        anyhow!("line {}: {}", before.matches('\n').count() + 1, error.message())
+        let at = error.span().map_or(0, |span| span.start);
+        anyhow!("line {}: {}", line(at), error.message())
     })?;
-    Ok(file.daemon)
+    if let Some(dir) = file.dir.as_ref().filter(|dir| !dir.get_ref().is_absolute()) {
+        bail!("line {}: dir: expected an absolute path", line(dir.span().start));
+    }
+    Ok(Layer {
+        table: file.daemon,
+        dir: file.dir.map(Spanned::into_inner),
+    })
 }
 
 #[cfg(test)]
@@ -159,8 +190,16 @@ mod tests {
 
     #[test]
     fn what_concerns_programs_is_left_to_viaduct() {
-        let table = parse("path = \"tcp\"\nspin = \"auto\"\noffer = \"now\"\ndir = \"/d\"\n[[rules]]\naction = \"tcp\"\n[daemon]\nmemory_per_user = 5\n").unwrap();
-        assert_eq!(table.memory_per_user, Some(5));
+        let layer = parse("path = \"tcp\"\nspin = \"auto\"\noffer = \"now\"\n[[rules]]\naction = \"tcp\"\n[daemon]\nmemory_per_user = 5\n").unwrap();
+        assert_eq!((layer.table.memory_per_user, layer.dir), (Some(5), None));
+    }
+
+    #[test]
+    fn the_directory_is_absolute() {
+        let dir = |text| parse(text).map(|layer| layer.dir);
+        assert_eq!(dir("dir = '/d'\n").unwrap(), Some(PathBuf::from("/d")));
+        let error = dir("\ndir = 'd'\n").unwrap_err().to_string();
+        assert!(error.starts_with("line 2:") && error.contains("absolute"), "{error}");
     }
 
     #[test]
@@ -170,7 +209,7 @@ mod tests {
             memory_per_user,
             ..Table::default()
         };
-        let decided = table(Some(1), None).over(table(Some(2), Some(3))).decide();
+        let decided = table(Some(1), None).over(table(Some(2), Some(3))).decide(None);
         assert_eq!((decided.limits.segments, decided.limits.memory), (1, 3));
     }
 }

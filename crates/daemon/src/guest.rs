@@ -65,6 +65,8 @@ pub(crate) enum Farewell {
     Overflow,
     /// It does not keep to the protocol.
     Violation(&'static str),
+    /// Its user has as many processes as it may, which it was told.
+    Turned,
     /// A system call failed.
     Io(Errno),
 }

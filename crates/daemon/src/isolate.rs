@@ -1,10 +1,11 @@
 //! What viaductd gives up once it is set up: every capability it does not need, the way to new ones, and all system calls
 //! but those of its loop.
 //!
-//! It opens no file, makes no socket and starts no process from then on. A part that the machine does not support is
-//! logged and left out.
+//! It opens no file, makes no socket and starts no process from then on. What it says about itself to others is worth something only if
+//! that is so; a viaductd of root that cannot do it must not serve.
 
 use crate::ticket::Tickets;
+use anyhow::Context;
 use rustix::io::Errno;
 use rustix::thread::{
     CapabilitySet, CapabilitySets, remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
@@ -72,18 +73,16 @@ const OLDER_CALLS: &[libc::c_long] = &[libc::SYS_epoll_wait, libc::SYS_readlink,
 const OLDER_CALLS: &[libc::c_long] = &[];
 
 /// Gives up everything that is not needed to serve, for good.
-pub(crate) fn isolate(tickets: Option<&mut Tickets>) {
+///
+/// # Errors
+/// What could not be given up; the rest has been.
+pub(crate) fn isolate(tickets: Option<&mut Tickets>) -> anyhow::Result<()> {
     // Read from a file at the first call, which must not be the one in the loop.
     rustix::param::page_size();
-    if let Err(error) = drop_capabilities(tickets) {
-        tracing::warn!("capabilities: {error}");
-    }
-    if let Err(error) = set_no_new_privs(true) {
-        tracing::warn!("no_new_privs: {error}");
-    }
-    if let Err(error) = filter().and_then(|filter| apply_filter(&filter)) {
-        tracing::warn!("seccomp: {error}");
-    }
+    let capabilities = drop_capabilities(tickets).context("capabilities");
+    let privileges = set_no_new_privs(true).context("no_new_privs");
+    let calls = filter().and_then(|filter| apply_filter(&filter)).context("seccomp");
+    capabilities.and(privileges).and(calls)
 }
 
 fn drop_capabilities(tickets: Option<&mut Tickets>) -> Result<(), Errno> {

@@ -8,6 +8,7 @@ use rustix::net::{
     socket_with,
 };
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -94,10 +95,9 @@ fn prepare(dir: &Path, uid: u32) -> anyhow::Result<()> {
     let mode = if uid == 0 { 0o755 } else { 0o700 };
     let mut builder = std::fs::DirBuilder::new();
     match builder.mode(mode).create(dir) {
+        // What leads there is somebody's to make: a typing error would else become a tree.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let mut builder = std::fs::DirBuilder::new();
-            let made = builder.recursive(true).mode(mode).create(dir);
-            made.with_context(|| dir.display().to_string())?;
+            bail!("{}: the directory it is to be made in does not exist", dir.display());
         }
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
             return Err(error).with_context(|| dir.display().to_string());
@@ -110,7 +110,7 @@ fn prepare(dir: &Path, uid: u32) -> anyhow::Result<()> {
         Mode::empty(),
     )
     .with_context(|| format!("{}: not a directory of ours", dir.display()))?;
-    let held = std::fs::File::from(held);
+    let held = File::from(held);
     let metadata = held.metadata()?;
     if metadata.uid() != uid {
         bail!(
@@ -173,28 +173,46 @@ fn answers(path: &Path) -> bool {
     ask().is_ok_and(|len| len > 0)
 }
 
-/// Tells whoever started viaductd that programs can connect.
-pub(crate) fn announce(ready_fd: Option<u32>) {
-    if let Some(fd) = ready_fd {
-        let written = std::fs::OpenOptions::new()
-            .write(true)
-            .open(format!("/proc/self/fd/{fd}"))
-            .and_then(|mut pipe| pipe.write_all(b"1"));
-        if let Err(error) = written {
-            tracing::warn!("--ready-fd {fd}: {error}");
+/// Word to whoever started viaductd that programs can connect: opened before viaductd gives up the right to open anything, sent once it has.
+#[derive(Debug, Default)]
+pub(crate) struct Announcement {
+    pipe: Option<File>,
+    notify: Option<(OwnedFd, SocketAddrUnix)>,
+}
+
+impl Announcement {
+    pub(crate) fn open(ready_fd: Option<u32>) -> Self {
+        let mut announcement = Self::default();
+        if let Some(fd) = ready_fd {
+            match File::options().write(true).open(format!("/proc/self/fd/{fd}")) {
+                Ok(pipe) => announcement.pipe = Some(pipe),
+                Err(error) => tracing::warn!("--ready-fd {fd}: {error}"),
+            }
         }
+        if let Some(path) = std::env::var_os("NOTIFY_SOCKET") {
+            let bytes = path.as_bytes();
+            let address = match bytes.split_first() {
+                Some((b'@', name)) => SocketAddrUnix::new_abstract_name(name),
+                _ => SocketAddrUnix::new(bytes),
+            };
+            let socket = || socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+            match address.and_then(|address| Ok((socket()?, address))) {
+                Ok(notify) => announcement.notify = Some(notify),
+                Err(error) => tracing::warn!("NOTIFY_SOCKET: {error}"),
+            }
+        }
+        announcement
     }
-    if let Some(path) = std::env::var_os("NOTIFY_SOCKET") {
-        let bytes = path.as_bytes();
-        let address = match bytes.split_first() {
-            Some((b'@', name)) => SocketAddrUnix::new_abstract_name(name),
-            _ => SocketAddrUnix::new(bytes),
-        };
-        let sent = address.and_then(|address| {
-            let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-            sendto(&socket, b"READY=1", SendFlags::NOSIGNAL, &address)
-        });
-        if let Err(error) = sent {
+
+    pub(crate) fn send(self) {
+        if let Some(mut pipe) = self.pipe
+            && let Err(error) = pipe.write_all(b"1")
+        {
+            tracing::warn!("--ready-fd: {error}");
+        }
+        if let Some((socket, address)) = self.notify
+            && let Err(error) = sendto(&socket, b"READY=1", SendFlags::NOSIGNAL, &address)
+        {
             tracing::warn!("NOTIFY_SOCKET: {error}");
         }
     }

@@ -49,15 +49,14 @@ fn main() -> ExitCode {
 fn run(args: &args::Args) -> anyhow::Result<()> {
     let decided = config::decide(args)?;
     let uid = rustix::process::geteuid().as_raw();
-    let dir = args
+    let dir = decided
         .dir
-        .clone()
         .unwrap_or_else(|| runtime::default_dir(uid, |name| std::env::var_os(name)));
     let (place, listener) = match listen::take(&dir, uid)? {
         listen::Taken::Ours(place, listener) => (place, listener),
         listen::Taken::Served => {
             tracing::warn!("{}: another viaductd serves it already", dir.display());
-            listen::announce(args.ready_fd);
+            listen::Announcement::open(args.ready_fd).send();
             return Ok(());
         }
     };
@@ -79,9 +78,17 @@ fn run(args: &args::Args) -> anyhow::Result<()> {
         uid,
     };
     let mut server = server::Server::new(settings, listener, stop_signals()?.into(), tickets, random_u64()?)?;
-    listen::announce(args.ready_fd);
+    let announcement = listen::Announcement::open(args.ready_fd);
+    match isolate::isolate(server.tickets.as_mut().ok()) {
+        Ok(()) => {}
+        Err(error) if uid == 0 => {
+            return Err(error.context("as root viaductd serves only if it can give up its rights, and here it cannot"));
+        }
+        // It has no rights but its user's.
+        Err(error) => tracing::warn!("serving with all rights of user {uid}: {error:#}"),
+    }
+    announcement.send();
     tracing::info!("serving {}", dir.display());
-    isolate::isolate(server.tickets.as_mut().ok());
     server.run(|| place.has_programs()).context("epoll")
 }
 

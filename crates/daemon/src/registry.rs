@@ -303,7 +303,7 @@ impl Registry {
     fn wait(&mut self, claim: Claim, replaced: Option<Refusal>) -> Decision {
         let account = self.accounts.entry(claim.user).or_default();
         if account.offers >= self.limits.offers {
-            let mut refusals = vec![refusal(&claim, Reason::Resources, LIMIT_RETRY_MS)];
+            let mut refusals = vec![refusal(&claim, Reason::LimitOffers, LIMIT_RETRY_MS)];
             refusals.extend(replaced);
             self.totals.refused += 1;
             return Decision::Refused(refusals);

@@ -250,7 +250,7 @@ fn waiting_offers_are_limited() {
         assert_eq!(decision, Decision::Wait(None));
     }
     let ninth = registry.offer(claim(1, 9, 7, 1, addresses(7, 1, 50, 9)), BYTES);
-    assert_eq!(reasons(&ninth), [(1, Reason::Resources)]);
+    assert_eq!(reasons(&ninth), [(1, Reason::LimitOffers)]);
     registry.withdraw(GuestId(1), 3);
     let again = registry.offer(claim(1, 9, 7, 1, addresses(7, 1, 50, 9)), BYTES);
     assert_eq!(again, Decision::Wait(None));

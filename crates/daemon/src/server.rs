@@ -1,7 +1,7 @@
 //! The loop: one thread, one epoll set, guests that can neither block it nor make it grow without bound.
 
 use crate::guest::{Farewell, Guest, Mail, Received};
-use crate::registry::{GuestId, Limits, Registry};
+use crate::registry::{GuestId, LIMIT_RETRY_MS, Limits, Registry};
 use crate::ticket::Tickets;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -11,10 +11,11 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use viaduct_control::PROTOCOL_VERSION;
 use viaduct_control::message::{
-    Detach, Hello, Kind, MODE_SAME_USER, MODE_TICKET, Offer, Packet, Query, Stats, Welcome, Withdraw, decode, kind_of,
+    Detach, Hello, Kind, MODE_SAME_USER, MODE_TICKET, Offer, Packet, Query, Refuse, Stats, Welcome, Withdraw, decode,
+    kind_of,
 };
+use viaduct_control::{PROTOCOL_VERSION, Reason};
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
@@ -23,6 +24,9 @@ const FIRST_GUEST: u64 = 16;
 
 /// Packets taken from one guest before the others have their turn.
 const TURN: usize = 64;
+/// Connections that one user may have beyond its processes: of those that have not said hello yet, of the command line, and of those that are
+/// to be told that there are too many.
+const STRANGERS: usize = 64;
 /// Room for mail in the kernel, for one guest: descriptors in flight count against limits that all guests share.
 const SEND_BUFFER: usize = 16 << 10;
 /// How long viaductd leaves alone what failed for want of descriptors: accepting, and sending some.
@@ -39,6 +43,13 @@ pub(crate) struct Settings {
     pub(crate) idle_exit: Option<Duration>,
     /// Effective user of viaductd.
     pub(crate) uid: u32,
+}
+
+/// How many a user has: connections, and those of them that are processes that have said hello.
+#[derive(Debug, Default)]
+struct Crowd {
+    connected: usize,
+    introduced: usize,
 }
 
 #[derive(Debug)]
@@ -60,7 +71,7 @@ pub(crate) struct Server {
     pub(crate) tickets: Result<Tickets, String>,
     pub(crate) guests: HashMap<GuestId, Guest>,
     introduced: usize,
-    processes: HashMap<u32, usize>,
+    users: HashMap<u32, Crowd>,
     pub(crate) bells: HashMap<u64, Bell>,
     next_guest: u64,
     pub(crate) next_bell: u64,
@@ -97,7 +108,7 @@ impl Server {
             tickets,
             guests: HashMap::new(),
             introduced: 0,
-            processes: HashMap::new(),
+            users: HashMap::new(),
             bells: HashMap::new(),
             next_guest: FIRST_GUEST,
             next_bell: 1,
@@ -198,9 +209,10 @@ impl Server {
             );
             return;
         }
-        let processes = self.processes.entry(user).or_default();
-        if *processes >= self.settings.processes_per_user {
-            tracing::info!(pid, user, "turned away: too many processes of this user");
+        let crowd = self.users.entry(user).or_default();
+        let most = self.settings.processes_per_user;
+        if crowd.connected >= most + most.min(STRANGERS) {
+            tracing::info!(pid, user, "turned away: too many connections of this user");
             return;
         }
         let id = GuestId(self.next_guest);
@@ -210,7 +222,7 @@ impl Server {
             tracing::warn!(pid, "epoll: {error}");
             return;
         }
-        *processes += 1;
+        crowd.connected += 1;
         self.next_guest += 1;
         self.guests.insert(id, Guest::new(id, socket, user, pid));
     }
@@ -276,6 +288,16 @@ impl Server {
             self.welcome(id, 0);
             return Err(Farewell::Violation("another version"));
         }
+        let crowd = self.users.entry(guest.user).or_default();
+        if crowd.introduced >= self.settings.processes_per_user {
+            let refuse = Refuse {
+                offer: 0,
+                reason: Reason::LimitProcesses as u32,
+                retry_ms: LIMIT_RETRY_MS,
+            };
+            self.post(id, Packet::new(&refuse), Vec::new());
+            return Err(Farewell::Turned);
+        }
         let mut nonce = 0;
         if let Ok(tickets) = &mut self.tickets {
             nonce = new_nonce().map_err(Farewell::Io)?;
@@ -288,6 +310,7 @@ impl Server {
             tickets.dismiss(guest.pid, nonce);
         }
         introduced?;
+        crowd.introduced += 1;
         self.introduced += 1;
         tracing::debug!(pid = guest.pid, user = guest.user, "hello");
         self.welcome(id, nonce);
@@ -373,6 +396,11 @@ impl Server {
         match farewell {
             Farewell::HangUp => tracing::debug!(pid = guest.pid, "hung up"),
             Farewell::Overflow => tracing::info!(pid = guest.pid, "dropped: does not read its mail"),
+            Farewell::Turned => tracing::info!(
+                pid = guest.pid,
+                user = guest.user,
+                "turned away: too many processes of this user"
+            ),
             Farewell::Violation(what) => tracing::info!(pid = guest.pid, "dropped: {what}"),
             Farewell::Io(error) => tracing::warn!(pid = guest.pid, "dropped: {error}"),
         }
@@ -386,10 +414,11 @@ impl Server {
                 other.given.remove(name);
             }
         }
-        if let Some(processes) = self.processes.get_mut(&guest.user) {
-            *processes -= 1;
-            if *processes == 0 {
-                self.processes.remove(&guest.user);
+        if let Some(crowd) = self.users.get_mut(&guest.user) {
+            crowd.connected -= 1;
+            crowd.introduced -= usize::from(guest.introduced.is_some());
+            if crowd.connected == 0 {
+                self.users.remove(&guest.user);
             }
         }
         if guest.introduced.is_some() {

@@ -8,7 +8,9 @@ use std::time::Duration;
 use support::driver::join;
 use support::{Daemon, Driver, Event, Guest, Host, connect, connection, is_root, link, listener, receive, send, until};
 use viaduct_channel::Mapping;
-use viaduct_control::message::{Detach, Hello, Kind, MODE_TICKET, Offer, Packet, Welcome, Withdraw, decode, kind_of};
+use viaduct_control::message::{
+    Detach, Hello, Kind, MODE_TICKET, Offer, Packet, Refuse, Welcome, Withdraw, decode, kind_of,
+};
 use viaduct_control::{PROTOCOL_VERSION, Reason, counters};
 
 const NOBODY: Option<u32> = Some(65534);
@@ -342,10 +344,38 @@ fn a_user_may_connect_so_many_processes_and_no_more() {
     std::fs::write(&file, "[daemon]\nprocesses_per_user = 3\n").unwrap();
     let daemon = Daemon::start(&["--same-user", "--config", file.to_str().unwrap()]);
     let guests: Vec<Guest> = (0..3).map(|_| Guest::hello(daemon.dir())).collect();
-    let fourth = connect(daemon.dir()).unwrap();
-    let packet = receive(&fourth, support::PATIENCE);
-    assert!(!packet.is_ok_and(|packet| packet.is_none_or(|(bytes, _)| !bytes.is_empty())));
+    let bytes = counters::REGION_WORDS * size_of::<u64>();
+    let (_region, fd) = Mapping::create(c"viaduct-counters", bytes).unwrap();
+    let answer = || {
+        let socket = connect(daemon.dir()).unwrap();
+        send(&socket, hello(PROTOCOL_VERSION).as_bytes(), &[fd.as_fd()]).unwrap();
+        let (bytes, _) = receive(&socket, support::PATIENCE).unwrap().unwrap();
+        (socket, bytes)
+    };
+    for _ in 0..10 {
+        let (fourth, refusal) = answer();
+        let refusal = decode::<Refuse>(&refusal).unwrap();
+        assert_eq!((refusal.offer, refusal.reason()), (0, Some(Reason::LimitProcesses)));
+        assert!(receive(&fourth, support::PATIENCE).unwrap().unwrap().0.is_empty());
+        // The command line is answered all the same.
+        assert_eq!(daemon.stats().processes, 3);
+    }
     drop(guests);
+    until("there is room again", || kind_of(&answer().1) == Some(Kind::Welcome));
+}
+
+/// Connections that say nothing are bounded as well.
+#[test]
+fn a_user_may_hold_so_many_silent_connections_and_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config.toml");
+    std::fs::write(&file, "[daemon]\nprocesses_per_user = 3\n").unwrap();
+    let daemon = Daemon::start(&["--same-user", "--config", file.to_str().unwrap()]);
+    let silent: Vec<_> = (0..6).map(|_| connect(daemon.dir()).unwrap()).collect();
+    let seventh = connect(daemon.dir()).unwrap();
+    assert!(receive(&seventh, support::PATIENCE).unwrap().unwrap().0.is_empty());
+    assert!(receive(&silent[0], Duration::from_millis(20)).unwrap().is_none());
+    drop(silent);
     until("there is room again", || {
         let socket = connect(daemon.dir()).unwrap();
         matches!(receive(&socket, Duration::from_millis(20)), Ok(None))
@@ -364,7 +394,7 @@ fn offers_that_wait_are_bounded() {
     for (number, (opener, _)) in ends.iter().enumerate() {
         guest.offer(number as u64, opener);
     }
-    assert_eq!(guest.expect_refusal(), (2, Reason::Resources, 5000));
+    assert_eq!(guest.expect_refusal(), (2, Reason::LimitOffers, 5000));
     assert!(matches!(guest.event(support::MOMENT), Event::Nothing));
 }
 

@@ -160,7 +160,7 @@ fn a_directory_that_could_be_anothers_is_refused() {
 #[test]
 fn modes_let_in_whom_they_should() {
     let outer = tempfile::tempdir().unwrap();
-    let dir = outer.path().join("made/on/demand");
+    let dir = outer.path().join("made");
     let _child = Running(command(&dir, &["--same-user"]).spawn().unwrap());
     until("it listens", || connect(&dir).is_ok());
     let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
@@ -170,6 +170,106 @@ fn modes_let_in_whom_they_should() {
         (0o700, 0o600)
     };
     assert_eq!((mode(&dir), mode(&socket_path(&dir))), expected);
+}
+
+#[test]
+fn of_a_mistyped_directory_no_tree_is_made() {
+    let outer = tempfile::tempdir().unwrap();
+    let child = command(&outer.path().join("run/viaduct"), &["--same-user", "--idle-exit", "5"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let complaint = complaint(child);
+    assert!(
+        complaint.contains("run/viaduct") && complaint.contains("does not exist"),
+        "{complaint}"
+    );
+    assert!(!outer.path().join("run").exists());
+}
+
+/// Started by hand it serves the directory that programs use.
+#[test]
+fn the_directory_is_found_as_programs_find_it() {
+    let home = tempfile::tempdir().unwrap();
+    let at = |name: &str| home.path().join(name);
+    let write = |name: &str, dir: &str| {
+        std::fs::write(at(name), format!("dir = {:?}\n[daemon]\nsame_user = true\n", at(dir))).unwrap();
+    };
+    write("viaduct.toml", "of-user");
+    write("named.toml", "of-named");
+    write("given.toml", "of-given");
+    let (named, given) = (at("named.toml"), at("given.toml"));
+    let (in_variable, in_option) = (at("of-variable"), at("of-option"));
+    let viaductd = |variables: &[(&str, &Path)], arguments: &[&Path]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_viaductd"));
+        command.env_remove("VIADUCT_DIR").env_remove("VIADUCT_CONFIG");
+        command
+            .env("XDG_CONFIG_HOME", home.path())
+            .envs(variables.iter().copied());
+        Running(command.args(arguments).spawn().unwrap())
+    };
+    let none = Path::new("");
+    let (dir, config) = (Path::new("--dir"), Path::new("--config"));
+    type Case<'a> = (&'a [(&'a str, &'a Path)], &'a [&'a Path], &'a str);
+    let cases: [Case<'_>; 6] = [
+        (&[("VIADUCT_CONFIG", none), ("VIADUCT_DIR", none)], &[], "of-user"),
+        (&[("VIADUCT_CONFIG", &named)], &[], "of-named"),
+        (&[("VIADUCT_CONFIG", &named)], &[config, &given], "of-given"),
+        (&[("VIADUCT_DIR", &in_variable)], &[config, &given], "of-variable"),
+        (&[("VIADUCT_DIR", &in_variable)], &[dir, &in_option], "of-option"),
+        (&[], &[], "of-user"),
+    ];
+    for (variables, arguments, expected) in cases {
+        let _child = viaductd(variables, arguments);
+        until(expected, || connect(&at(expected)).is_ok());
+        std::fs::remove_dir_all(at(expected)).unwrap();
+    }
+}
+
+/// A system that refuses seccomp(2), as some container engines do.
+#[test]
+fn as_root_it_does_not_serve_with_rights_that_it_could_not_give_up() {
+    if !is_root() {
+        return;
+    }
+    let (outer, program) = public_dir();
+    std::fs::set_permissions(outer.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let start = |dir: &str, user: u32| {
+        let mut command = std::process::Command::new(&program);
+        command.arg("--dir").arg(outer.path().join(dir));
+        // One that serves is to end as well.
+        command.args(["--same-user", "--idle-exit", "5"]);
+        command
+            .env("XDG_CONFIG_HOME", outer.path())
+            .env_remove("VIADUCT_CONFIG");
+        command.uid(user).gid(user).stderr(Stdio::piped());
+        // A filter holds for the thread that sets it and what it starts.
+        let spawn = || {
+            seccompiler::apply_filter(&without_seccomp()).unwrap();
+            command.spawn().unwrap()
+        };
+        std::thread::scope(|scope| scope.spawn(spawn).join().unwrap())
+    };
+    let complaint = complaint(start("of-root", 0));
+    assert!(
+        complaint.contains("seccomp") && complaint.contains("as root"),
+        "{complaint}"
+    );
+    assert!(connect(&outer.path().join("of-root")).is_err());
+    let mut child = Running(start("of-user", 65534));
+    until("it listens", || connect(&outer.path().join("of-user")).is_ok());
+    let mut said = String::new();
+    let mut errors = std::io::BufReader::new(child.0.stderr.take().unwrap());
+    std::io::BufRead::read_line(&mut errors, &mut said).unwrap();
+    assert!(said.contains("with all rights of user 65534"), "{said}");
+}
+
+fn without_seccomp() -> seccompiler::BpfProgram {
+    let refused = seccompiler::SeccompAction::Errno(1);
+    let calls = [(libc::SYS_seccomp, Vec::new())].into_iter().collect();
+    let arch = std::env::consts::ARCH.try_into().unwrap();
+    let filter = seccompiler::SeccompFilter::new(calls, seccompiler::SeccompAction::Allow, refused, arch);
+    filter.unwrap().try_into().unwrap()
 }
 
 #[test]

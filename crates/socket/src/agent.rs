@@ -1,27 +1,25 @@
 //! This process's dealings with viaductd.
 //!
 //! The connection to it is opened when the first TCP connection has shown itself worth it. Everything here is done without
-//! waiting, but for the one answer that opens the connection, which is awaited for at most [`WELCOME_MS`]. Where viaductd is absent, slow
+//! waiting, but for the one answer that opens the connection, which is awaited for at most [`welcome::WELCOME_MS`]. Where viaductd is absent, slow
 //! or gone, connections stay as they are.
 
 use crate::conn::{self, Conn, Phase};
 use crate::policy::{directory, policy};
 use crate::records;
 use crate::sys::{self, raw};
-use crate::{bell, counters, epoll, lifecycle, lock, lone, peer_bells, table, unseen, worth};
+use crate::{bell, counters, epoll, lifecycle, lock, lone, peer_bells, table, unseen, welcome, worth};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use std::os::fd::AsFd;
 use viaduct_channel::{Segment, Side};
 use viaduct_control::message::{
     self, Body, Detach, Hello, Kind, MODE_TICKET, OFFER_HAS_BELL, OFFER_HAS_TICKET, Offer, PAIR_HAS_BELL, Packet, Pair,
-    Refuse, TICKET_LEVEL, Welcome, Withdraw,
+    Refuse, TICKET_LEVEL, Withdraw,
 };
 use viaduct_control::policy::{OfferPolicy, PathPolicy};
 use viaduct_control::{PROTOCOL_VERSION, Reason, counters as layout, runtime};
 
-/// How long viaductd may take to welcome a process.
-const WELCOME_MS: u64 = 50;
 /// How long `--offer wait` holds `connect` and `accept`.
 const WAIT_MS: u64 = 50;
 /// An offer that finds viaductd behind with reading is followed by no other for so long.
@@ -173,10 +171,10 @@ fn open_connection() -> Result<i32, Reason> {
         program: counters::program_name(),
     };
     let welcome = sys::send_packet(fd, Packet::new(&hello).as_bytes(), Some(region))
-        .ok()
-        .and_then(|()| await_welcome(fd));
+        .map_err(|_| Reason::NoDaemon)
+        .and_then(|()| welcome::await_on(fd));
     match welcome {
-        Some(welcome) if welcome.version == PROTOCOL_VERSION => {
+        Ok(welcome) => {
             MODE.store(welcome.mode, Relaxed);
             NONCE.store(welcome.nonce, Relaxed);
             bell::reset_given();
@@ -187,34 +185,9 @@ fn open_connection() -> Result<i32, Reason> {
             MAILBOX.fd.store(fd, Release);
             Ok(fd)
         }
-        other => {
+        Err(reason) => {
             raw::close(fd);
-            Err(if other.is_some() {
-                Reason::Version
-            } else {
-                Reason::NoDaemon
-            })
-        }
-    }
-}
-
-fn await_welcome(fd: i32) -> Option<Welcome> {
-    let until = sys::now_ns() + WELCOME_MS * 1_000_000;
-    let mut packet = [0; message::MAX_PACKET];
-    loop {
-        match sys::receive_packet(fd, &mut packet) {
-            Ok((len, descriptors)) => {
-                descriptors.into_iter().for_each(|fd| drop(sys::own_descriptor(fd)));
-                return message::decode(packet.get(..len)?);
-            }
-            Err(libc::EAGAIN) => {
-                let left = until.saturating_sub(sys::now_ns());
-                if left == 0 {
-                    return None;
-                }
-                sys::wait_readable_quietly(fd, left);
-            }
-            Err(_) => return None,
+            Err(reason)
         }
     }
 }
@@ -241,7 +214,7 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<Optio
     let policy = policy();
     if policy.path == PathPolicy::Tcp {
         conn.set_flag(conn::BANNED, true);
-        return Err(Reason::PolicyTcp);
+        return Err(policy.why_tcp);
     }
     let Some((local, remote)) = sys::addresses(conn.fd()) else {
         return Ok(None);
@@ -405,8 +378,7 @@ fn handle(packet: &[u8], descriptors: [i32; 2]) {
             if let Some(refuse) = message::decode::<Refuse>(packet)
                 && let Some(conn) = records::by_id(refuse.offer).filter(|conn| conn.phase() == Phase::Offered)
             {
-                let reason = u16::try_from(refuse.reason).ok().and_then(Reason::from_number);
-                conn.refused(reason.unwrap_or(Reason::Ambiguous), refuse.retry_ms);
+                conn.refused(refuse.reason().unwrap_or(Reason::Ambiguous), refuse.retry_ms);
             }
         }
         _ => {}

@@ -80,6 +80,7 @@ mod unseen;
 #[expect(unsafe_code, reason = "the program's buffers, on its word")]
 mod vector;
 mod wait;
+mod welcome;
 mod wish;
 mod worth;
 

@@ -10,7 +10,8 @@ use viaduct_control::runtime;
 
 static POLICY: AtomicPtr<Policy> = AtomicPtr::new(core::ptr::null_mut());
 
-/// The policy `viaduct run` set. One that does not parse is plain TCP: `viaduct run` has already refused it.
+/// The policy in the environment. One that does not parse is plain TCP, and the status says so: `viaduct run` would have refused it, but a
+/// container that sets `LD_PRELOAD` has nobody else to tell.
 #[inline]
 pub(crate) fn policy() -> &'static Policy {
     // Acquire pairs with the release in `parse_policy`.
@@ -37,7 +38,7 @@ fn parse_policy() -> &'static Policy {
             _ => return None,
         })
     });
-    let policy = parsed.unwrap_or_else(|_| Policy::plain());
+    let policy = parsed.unwrap_or_else(|_| Policy::misspelt());
     let fresh = Box::leak(Box::new(policy));
     match POLICY.compare_exchange(core::ptr::null_mut(), fresh, Release, Acquire) {
         Ok(_) => fresh,

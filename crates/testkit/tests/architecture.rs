@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use viaduct_testkit::binaries::workspace;
 
-/// What each crate may use of ours. Imports point down only, and the command line never uses the daemon.
-const MAY_USE: &[(&str, &[&str])] = &[
+/// What each crate uses of ours, no more and no less. Imports point down only, and the command line never uses the daemon.
+const USES: &[(&str, &[&str])] = &[
     ("viaduct-channel", &[]),
     ("viaduct-control", &[]),
     ("viaduct-stream", &["viaduct-channel"]),
@@ -15,20 +15,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "viaduct-socket",
         &["viaduct-channel", "viaduct-stream", "viaduct-control"],
     ),
-    (
-        "viaduct-preload",
-        &["viaduct-socket", "viaduct-channel", "viaduct-stream", "viaduct-control"],
-    ),
-    (
-        "viaduct-seek",
-        &["viaduct-socket", "viaduct-channel", "viaduct-stream", "viaduct-control"],
-    ),
+    ("viaduct-preload", &["viaduct-socket"]),
+    ("viaduct-seek", &["viaduct-socket"]),
     ("viaduct-daemon", &["viaduct-channel", "viaduct-control"]),
     // `bench` measures the raw channel beside the socket layer.
     ("viaduct-cli", &["viaduct-control", "viaduct-channel", "viaduct-seek"]),
     // What is measured against stands alone, and nothing of the product uses it.
     ("viaduct-rivals", &[]),
-    ("viaduct-testkit", &["viaduct-control", "viaduct-channel"]),
+    ("viaduct-testkit", &["viaduct-control"]),
 ];
 
 /// Lines of Rust a file may have, its tests not counted.
@@ -61,24 +55,28 @@ fn metadata(options: &[&str]) -> Value {
 #[test]
 fn imports_point_down() {
     let metadata = metadata(&["--no-deps"]);
-    let allowed: BTreeMap<_, BTreeSet<_>> = MAY_USE
+    let allowed: BTreeMap<_, BTreeSet<_>> = USES
         .iter()
         .map(|(name, uses)| (*name, uses.iter().copied().collect()))
         .collect();
     let mut wrong = Vec::new();
     for package in metadata["packages"].as_array().unwrap() {
         let name = package["name"].as_str().unwrap();
-        let Some(may_use) = allowed.get(name) else {
+        let Some(expected) = allowed.get(name) else {
             wrong.push(format!("{name}: not in the table of this test"));
             continue;
         };
-        for dependency in package["dependencies"].as_array().unwrap() {
-            let used = dependency["name"].as_str().unwrap();
+        let used: BTreeSet<_> = package["dependencies"]
+            .as_array()
+            .unwrap()
+            .iter()
             // Tests may reach further than the product.
-            let in_product = dependency["kind"].as_str() != Some("dev");
-            if in_product && used.starts_with("viaduct-") && !may_use.contains(used) {
-                wrong.push(format!("{name} must not use {used}"));
-            }
+            .filter(|dependency| dependency["kind"].as_str() != Some("dev"))
+            .map(|dependency| dependency["name"].as_str().unwrap())
+            .filter(|used| used.starts_with("viaduct-"))
+            .collect();
+        if used != *expected {
+            wrong.push(format!("{name} uses {used:?}, not {expected:?}"));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
@@ -115,6 +113,38 @@ fn dependencies_are_free_to_use_and_come_from_the_registry() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// What is quoted in the list `key` of `deny.toml`.
+fn quoted_in(key: &str) -> BTreeSet<String> {
+    let text = std::fs::read_to_string(workspace().join("deny.toml")).unwrap();
+    let list = text.split(&format!("\n{key} = [")).nth(1).unwrap();
+    let list = list.split(']').next().unwrap();
+    list.split('"').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// What `cargo deny check bans licenses` says, where it is not installed.
+#[test]
+fn nothing_that_is_banned_is_used_by_any_way() {
+    let banned = quoted_in("deny");
+    assert!(banned.contains("tokio"));
+    let lock = std::fs::read_to_string(workspace().join("Cargo.lock")).unwrap();
+    let names = lock.lines().filter_map(|line| line.strip_prefix("name = "));
+    let used: Vec<_> = names.filter(|name| banned.contains(name.trim_matches('"'))).collect();
+    assert!(used.is_empty(), "{used:?}");
+
+    let metadata = metadata(&["--no-deps"]);
+    let packages = metadata["packages"].as_array().unwrap();
+    let wildcards: Vec<_> = packages
+        .iter()
+        .flat_map(|package| package["dependencies"].as_array().unwrap())
+        .filter(|dependency| dependency["req"] == "*" && dependency["path"].is_null())
+        .map(|dependency| dependency["name"].as_str().unwrap())
+        .collect();
+    assert!(wildcards.is_empty(), "{wildcards:?}");
+
+    let licences: BTreeSet<_> = LICENCES.iter().map(|&licence| licence.to_owned()).collect();
+    assert_eq!(quoted_in("allow"), licences);
+}
+
 #[test]
 fn crates_that_need_no_unsafe_code_forbid_it() {
     for source in [
@@ -145,6 +175,26 @@ fn crates_that_need_no_unsafe_code_forbid_it() {
             .count()
     };
     assert_eq!(files.iter().map(count).sum::<usize>(), 1);
+}
+
+/// `libviaduct` is C's face to the world and calls into it; the rest of it, which reads what strangers send, is safe code.
+#[test]
+fn the_search_library_has_unsafe_code_in_its_corners_only() {
+    let sources = workspace().join("crates/seek/src");
+    let mut files = Vec::new();
+    rust_files(&sources, &mut files);
+    let is_unsafe = |path: &PathBuf| {
+        let text = std::fs::read_to_string(path).unwrap();
+        let code = text.lines().map(|line| line.split("//").next().unwrap_or(""));
+        code.flat_map(|line| line.split(|c: char| !(c.is_alphanumeric() || c == '_')))
+            .any(|word| word == "unsafe")
+    };
+    files.retain(is_unsafe);
+    let corners: BTreeSet<_> = files
+        .iter()
+        .map(|path| path.strip_prefix(&sources).unwrap().to_str().unwrap())
+        .collect();
+    assert_eq!(corners, BTreeSet::from(["call.rs", "face.rs", "message/wait.rs"]));
 }
 
 fn rust_files(dir: &Path, found: &mut Vec<PathBuf>) {

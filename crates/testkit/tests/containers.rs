@@ -21,7 +21,7 @@ fn instance() -> Instance {
 fn start(container: &Container<'_>, instance: &Instance, arguments: &str) -> Program {
     let library = binaries::binary("libviaduct_preload.so");
     let launch = Launch::testpeer(Mode::Native, arguments)
-        .variable("LD_PRELOAD", &library.to_string_lossy())
+        .variable("LD_PRELOAD", &format!("/$LIB/../../../..{}", library.display()))
         .variable("VIADUCT_DIR", &instance.dir().to_string_lossy())
         .variable("VIADUCT_OFFER", "now");
     container.spawn(&launch, &[instance.dir(), library.parent().unwrap()])

@@ -109,6 +109,7 @@ pub fn command(dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_viaductd"));
     // Settings of the machine or the user must not change what is tested.
     command.env("XDG_CONFIG_HOME", dir).env_remove(runtime::DIR_VARIABLE);
+    command.env_remove("VIADUCT_CONFIG");
     command.arg("--dir").arg(dir).args(args);
     command
 }
