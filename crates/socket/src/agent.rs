@@ -99,16 +99,24 @@ pub(crate) fn probe() -> u32 {
     if fd < 0 {
         return 0;
     }
-    let mut byte = [0; 1];
-    match raw::recv(fd, &mut byte, libc::MSG_PEEK | libc::MSG_DONTWAIT) {
-        Err(libc::EAGAIN) => {}
-        Ok(len) if len > 0 => {}
-        _ => disconnect(fd),
-    }
+    look_after(fd);
     if MAILBOX.fd.load(Acquire) < 0 {
         0
     } else {
         GENERATION.load(Acquire)
+    }
+}
+
+/// Gives the connection up if viaductd is gone and no mail is left. A pair it has matched stands only when both ends have read theirs.
+fn look_after(fd: i32) {
+    let mut byte = [0; 1];
+    let mut peek = || raw::recv(fd, &mut byte, libc::MSG_PEEK | libc::MSG_DONTWAIT);
+    // That it left something of ours unread is told first, and once.
+    match peek().or_else(|errno| if errno == libc::ECONNRESET { peek() } else { Err(errno) }) {
+        Err(libc::EAGAIN) => {}
+        // It may have died before it could say so.
+        Ok(len) if len > 0 => drop(MAILBOX.seen.fetch_sub(1, Relaxed)),
+        _ => disconnect(fd),
     }
 }
 
@@ -180,6 +188,7 @@ fn open_connection() -> Result<i32, Reason> {
             MODE.store(welcome.mode, Relaxed);
             NONCE.store(welcome.nonce, Relaxed);
             bell::reset_given();
+            peer_bells::orphan();
             let fd = hide(fd);
             GENERATION.fetch_add(1, Relaxed);
             let written = written.map_or(core::ptr::null(), core::ptr::from_ref);
@@ -229,7 +238,7 @@ fn send<B: Body>(body: &B, descriptor: Option<i32>) -> Result<(), Reason> {
         // viaductd is behind with reading: ask again later.
         Err(libc::EAGAIN | libc::ENOBUFS) => Err(Reason::NotYet),
         Err(_) => {
-            disconnect(fd);
+            look_after(fd);
             Err(Reason::NoDaemon)
         }
     }
@@ -383,6 +392,8 @@ pub(crate) fn deliver() {
             Ok((0, _)) => return disconnect(fd),
             Ok((len, descriptors)) => handle(packet.get(..len).unwrap_or(&[]), descriptors),
             Err(libc::EAGAIN | libc::EINTR) => return,
+            // viaductd is gone; its mail is still there.
+            Err(libc::ECONNRESET) => {}
             Err(_) => return disconnect(fd),
         }
     }

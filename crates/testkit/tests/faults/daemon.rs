@@ -1,14 +1,19 @@
 //! viaductd killed and restarted: what runs goes on, and what comes later is accelerated again.
 
-use crate::{PATIENCE, moment, settle};
+use crate::{PATIENCE, PROMPTLY, moment, settle};
+use nix::sys::signal::Signal;
 use std::path::Path;
 use std::time::Duration;
 use viaduct_control::runtime::socket_path;
 use viaduct_testkit::pattern::Random;
-use viaduct_testkit::processes::wait_until;
+use viaduct_testkit::processes::{signal, wait_until};
 use viaduct_testkit::{Instance, Launch, Mode, Program, Server, can_run};
 
+/// How often viaductd is killed or stopped, and how often while it pairs.
 const ROUNDS: u64 = 60;
+const PAIRING_ROUNDS: u64 = 20;
+
+pub(crate) const FAULTS: u64 = ROUNDS + PAIRING_ROUNDS;
 
 /// Stream bytes that the connections of process `pid` have carried.
 fn carried(instance: &Instance, pid: u32) -> u64 {
@@ -23,7 +28,7 @@ fn viaductd_may_die_and_come_back() {
     let mode = Mode::Accelerated(&instance);
     let mut random = Random::new(3);
     let mut server = Server::start(mode, "epoll");
-    settle(&mut server, mode);
+    let before = settle(&mut server, mode);
     let mut lasting = server.client(mode, "--seconds 1000 --connections 2 --seed 5").spawn();
     let fast = instance.wait_for_status(PATIENCE, |rows| {
         let mut own = rows.iter().filter(|row| row.pid == lasting.pid());
@@ -38,11 +43,11 @@ fn viaductd_may_die_and_come_back() {
         } else {
             instance.kill_daemon();
         }
-        let before = carried(&instance, lasting.pid());
+        let sent = carried(&instance, lasting.pid());
         // Connections that begin while nobody pairs them go over TCP.
         let early = (round % 6 == 0).then(|| begins_on_tcp(&instance, &server, round));
         moment(&mut random, 60);
-        let moves = wait_until(PATIENCE, || carried(&instance, lasting.pid()) > before + 1_000_000);
+        let moves = wait_until(PATIENCE, || carried(&instance, lasting.pid()) > sent + 1_000_000);
         assert!(moves, "round {round}: running connections stand still without viaductd");
         instance.start_daemon();
         if let Some(early) = early {
@@ -57,6 +62,48 @@ fn viaductd_may_die_and_come_back() {
         }
     }
     lasting.kill();
+    assert_eq!(server.returns_to(before, PROMPTLY), Ok(()));
+}
+
+/// What a viaductd has matched and not yet handed to both ends dies with it; the next one is to match it again.
+#[test]
+fn viaductd_may_die_while_it_pairs() {
+    const CONNECTIONS: usize = 8;
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    let mut random = Random::new(19);
+    let mut server = Server::start(mode, "epoll");
+    let before = settle(&mut server, mode);
+    let mut last = None;
+    for round in 0..PAIRING_ROUNDS {
+        let pairs = instance.stats().pairs;
+        let arguments = format!("--seconds 100 --connections {CONNECTIONS} --seed {round}");
+        let client = server.client(mode, &arguments).spawn();
+        if round % 2 == 0 {
+            // With mail underway in both directions.
+            wait_until(PATIENCE, || instance.stats().pairs > pairs);
+            signal(instance.daemon_pid(), Signal::SIGSTOP);
+            moment(&mut random, 10);
+        } else {
+            moment(&mut random, 40);
+        }
+        instance.kill_daemon();
+        moment(&mut random, 10);
+        instance.start_daemon();
+        let fast = instance.wait_for_status(Duration::from_secs(10), |rows| {
+            let own = rows.iter().filter(|row| row.pid == client.pid());
+            own.filter(|row| row.is_fast_both_ways()).count() == CONNECTIONS
+        });
+        assert!(
+            fast.is_ok(),
+            "round {round}: not accelerated though viaductd is back: {fast:#?}"
+        );
+        server.assert_sound();
+        // Until now that of the viaductd before, so that what the server knows from two of them meets in it.
+        last = Some(client);
+    }
+    drop(last);
+    assert_eq!(server.returns_to(before, PROMPTLY), Ok(()));
 }
 
 /// A client that is started while viaductd is away, and runs on.
