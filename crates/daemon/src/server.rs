@@ -87,7 +87,7 @@ impl Server {
         }
         let now = Instant::now();
         // Programs know segments and bells of viaductds before this one, so no two may count from the same number.
-        let first_name = (instance >> 1).max(1);
+        let first_name = instance & !u64::from(u32::MAX) | 1;
         Ok(Self {
             settings,
             epoll,
