@@ -96,28 +96,25 @@ pub(crate) fn unhide(fd: i32) {
 /// The number of the connection to viaductd that stands now; 0 if none does.
 pub(crate) fn probe() -> u32 {
     let fd = MAILBOX.fd.load(Acquire);
-    if fd < 0 {
+    if fd < 0 || !look_after(fd) {
         return 0;
     }
-    look_after(fd);
-    if MAILBOX.fd.load(Acquire) < 0 {
-        0
-    } else {
-        GENERATION.load(Acquire)
-    }
+    GENERATION.load(Acquire)
 }
 
-/// Gives the connection up if viaductd is gone and no mail is left. A pair it has matched stands only when both ends have read theirs.
-fn look_after(fd: i32) {
-    let mut byte = [0; 1];
-    let mut peek = || raw::recv(fd, &mut byte, libc::MSG_PEEK | libc::MSG_DONTWAIT);
+/// Whether the connection stands, or has mail left: a pair stands only when both ends have read theirs. Else it is given up.
+fn look_after(fd: i32) -> bool {
+    let peek = || raw::recv(fd, &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT);
     // That it left something of ours unread is told first, and once.
-    match peek().or_else(|errno| if errno == libc::ECONNRESET { peek() } else { Err(errno) }) {
-        Err(libc::EAGAIN) => {}
+    let found = peek().or_else(|errno| if errno == libc::ECONNRESET { peek() } else { Err(errno) });
+    if found.is_ok_and(|len| len > 0) {
         // It may have died before it could say so.
-        Ok(len) if len > 0 => drop(MAILBOX.seen.fetch_sub(1, Relaxed)),
-        _ => disconnect(fd),
+        MAILBOX.seen.fetch_sub(1, Relaxed);
+    } else if found != Err(libc::EAGAIN) {
+        disconnect(fd);
+        return false;
     }
+    true
 }
 
 fn disconnect(fd: i32) {
@@ -379,14 +376,10 @@ pub(crate) fn deliver() {
         return;
     };
     let fd = MAILBOX.fd.load(Acquire);
-    let Some(mail) = counters::header().and_then(|words| words.get(layout::MAIL)) else {
-        return;
-    };
+    let mail = counters::header().and_then(|words| words.get(layout::MAIL));
+    let Some(mail) = mail.filter(|_| fd >= 0) else { return };
     MAILBOX.seen.store(mail.load(Acquire), Relaxed);
     let mut packet = [0; message::MAX_PACKET];
-    if fd < 0 {
-        return;
-    }
     loop {
         match sys::receive_packet(fd, &mut packet) {
             Ok((0, _)) => return disconnect(fd),
