@@ -165,7 +165,8 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    pub(crate) fn new(limits: Limits) -> Self {
+    /// Segments are numbered from `first_segment` on.
+    pub(crate) fn new(limits: Limits, first_segment: u64) -> Self {
         Self {
             limits,
             waiting: HashMap::new(),
@@ -173,7 +174,7 @@ impl Registry {
             segments: HashMap::new(),
             held: HashMap::new(),
             accounts: HashMap::new(),
-            next_segment: 1,
+            next_segment: first_segment,
             totals: Totals::default(),
         }
     }

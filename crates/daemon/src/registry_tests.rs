@@ -67,7 +67,7 @@ fn reasons(decision: &Decision) -> Vec<(u64, Reason)> {
 
 #[test]
 fn mirrored_addresses_are_a_pair_and_the_earlier_end_is_first() {
-    let mut registry = Registry::new(LIMITS);
+    let mut registry = Registry::new(LIMITS, 1);
     let first = registry.offer(claim(1, 1, 7, 11, addresses(7, 1, 80, 5000)), BYTES);
     assert_eq!(first, Decision::Wait(None));
     let second = registry.offer(claim(2, 1, 7, 12, addresses(7, 1, 5000, 80)), BYTES);
@@ -77,7 +77,7 @@ fn mirrored_addresses_are_a_pair_and_the_earlier_end_is_first() {
 
 #[test]
 fn another_namespace_user_or_port_is_no_pair() {
-    let mut registry = Registry::new(LIMITS);
+    let mut registry = Registry::new(LIMITS, 1);
     registry.offer(claim(1, 1, 7, 11, addresses(7, 1, 80, 5000)), BYTES);
     for other in [
         addresses(7, 2, 5000, 80),
@@ -94,7 +94,7 @@ fn another_namespace_user_or_port_is_no_pair() {
 
 #[test]
 fn two_ends_with_one_proof_are_both_refused() {
-    let mut registry = Registry::new(LIMITS);
+    let mut registry = Registry::new(LIMITS, 1);
     registry.offer(claim(1, 1, 7, 11, addresses(7, 1, 80, 5000)), BYTES);
     let rival = registry.offer(claim(2, 1, 7, 12, addresses(7, 1, 80, 5000)), BYTES);
     assert_eq!(reasons(&rival), [(1, Reason::Ambiguous), (2, Reason::Ambiguous)]);
@@ -103,7 +103,7 @@ fn two_ends_with_one_proof_are_both_refused() {
 
 #[test]
 fn a_repeated_offer_replaces_the_older_one() {
-    let mut registry = Registry::new(LIMITS);
+    let mut registry = Registry::new(LIMITS, 1);
     registry.offer(claim(1, 1, 7, 11, addresses(7, 1, 80, 5000)), BYTES);
     let child = registry.offer(claim(2, 1, 7, 11, addresses(7, 1, 80, 5000)), BYTES);
     let Decision::Wait(Some(refusal)) = child else {
@@ -116,7 +116,7 @@ fn a_repeated_offer_replaces_the_older_one() {
 
 #[test]
 fn an_unknown_cookie_replaces_nothing() {
-    let mut registry = Registry::new(LIMITS);
+    let mut registry = Registry::new(LIMITS, 1);
     registry.offer(claim(1, 1, 7, 0, addresses(7, 1, 80, 5000)), BYTES);
     let rival = registry.offer(claim(2, 1, 7, 0, addresses(7, 1, 80, 5000)), BYTES);
     assert_eq!(reasons(&rival).len(), 2);
@@ -127,7 +127,7 @@ fn sequence_numbers_mirror_whoever_opened_and_whoever_offers_first() {
     for (opener, accepter) in [(1000, 2000), (u32::MAX, 1), (1, u32::MAX), (u32::MAX - 1, u32::MAX)] {
         let (opening, accepting) = sequences(opener, accepter);
         for (one, other) in [(opening, accepting), (accepting, opening)] {
-            let mut registry = Registry::new(LIMITS);
+            let mut registry = Registry::new(LIMITS, 1);
             registry.offer(claim(1, 1, 7, 11, one), BYTES);
             let decision = registry.offer(claim(2, 1, 8, 12, other), BYTES);
             assert!(is_matched(&decision, (1, 2)), "{opener} {accepter} {decision:?}");
@@ -141,7 +141,7 @@ fn ends_that_opened_at_once_mirror() {
         sent: own,
         received: peer + 1,
     };
-    let mut registry = Registry::new(LIMITS);
+    let mut registry = Registry::new(LIMITS, 1);
     registry.offer(claim(1, 1, 7, 11, end(100, 200)), BYTES);
     let decision = registry.offer(claim(2, 1, 7, 12, end(200, 100)), BYTES);
     assert!(is_matched(&decision, (1, 2)), "{decision:?}");
@@ -151,7 +151,7 @@ fn ends_that_opened_at_once_mirror() {
 fn sequence_numbers_that_are_nearly_right_are_wrong() {
     let (opening, _) = sequences(1000, 2000);
     for (sent, received) in [(2001, 1000), (2001, 1002), (2002, 1001), (1999, 1001), (2001, 999)] {
-        let mut registry = Registry::new(LIMITS);
+        let mut registry = Registry::new(LIMITS, 1);
         registry.offer(claim(1, 1, 7, 11, opening), BYTES);
         let decision = registry.offer(claim(2, 1, 7, 12, Proof::Sequence { sent, received }), BYTES);
         assert_eq!(decision, Decision::Wait(None), "{sent} {received}");
@@ -160,7 +160,7 @@ fn sequence_numbers_that_are_nearly_right_are_wrong() {
 
 #[test]
 fn of_two_candidates_none_is_taken() {
-    let mut registry = Registry::new(LIMITS);
+    let mut registry = Registry::new(LIMITS, 1);
     let mirrors = addresses(7, 1, 80, 5000).mirrors();
     assert_eq!(mirrors.iter().flatten().count(), 1);
     let own = Proof::Sequence {
@@ -177,7 +177,7 @@ fn of_two_candidates_none_is_taken() {
 
 #[test]
 fn a_socket_connected_to_itself_is_not_paired() {
-    let mut registry = Registry::new(LIMITS);
+    let mut registry = Registry::new(LIMITS, 1);
     let alone = Proof::Sequence { sent: 77, received: 78 };
     for proof in [addresses(7, 1, 80, 80), alone] {
         let decision = registry.offer(claim(1, 1, 7, 11, proof), BYTES);
@@ -200,7 +200,7 @@ fn pair(registry: &mut Registry, number: u16, users: (u32, u32)) -> Decision {
 
 #[test]
 fn a_user_is_charged_once_for_a_segment_between_its_own_processes() {
-    let mut registry = Registry::new(LIMITS);
+    let mut registry = Registry::new(LIMITS, 1);
     for number in 0..4 {
         assert!(is_matched(&pair(&mut registry, number, (7, 7)), (7, 7)), "{number}");
     }
@@ -213,7 +213,7 @@ fn a_user_is_charged_once_for_a_segment_between_its_own_processes() {
 
 #[test]
 fn both_users_of_a_segment_are_charged_until_they_let_go() {
-    let mut registry = Registry::new(LIMITS);
+    let mut registry = Registry::new(LIMITS, 1);
     for number in 0..4 {
         assert!(is_matched(&pair(&mut registry, number, (7, 8)), (7, 8)));
     }
@@ -232,7 +232,7 @@ fn memory_is_limited_too() {
         memory: 3 * BYTES - 1,
         ..LIMITS
     };
-    let mut registry = Registry::new(limits);
+    let mut registry = Registry::new(limits, 1);
     for number in 0..2 {
         assert!(is_matched(&pair(&mut registry, number, (7, 8)), (7, 8)));
     }
@@ -244,7 +244,7 @@ fn memory_is_limited_too() {
 
 #[test]
 fn waiting_offers_are_limited() {
-    let mut registry = Registry::new(LIMITS);
+    let mut registry = Registry::new(LIMITS, 1);
     for number in 0..8 {
         let decision = registry.offer(claim(1, number.into(), 7, 1, addresses(7, 1, number, 9)), BYTES);
         assert_eq!(decision, Decision::Wait(None));
@@ -258,7 +258,7 @@ fn waiting_offers_are_limited() {
 
 #[test]
 fn nobody_detaches_for_another() {
-    let mut registry = Registry::new(LIMITS);
+    let mut registry = Registry::new(LIMITS, 1);
     pair(&mut registry, 1, (7, 8));
     assert!(!registry.detach(GuestId(9), 1));
     assert!(!registry.detach(GuestId(7), 2));
@@ -304,7 +304,7 @@ proptest! {
     /// Whatever guests do: only mirrored proofs are paired, accounts equal what is held, and limits hold.
     #[test]
     fn accounts_always_balance(steps in steps()) {
-        let mut registry = Registry::new(LIMITS);
+        let mut registry = Registry::new(LIMITS, 1);
         for step in steps {
             match step {
                 Step::Offer { guest, offer, connection, opens } => {

@@ -97,6 +97,8 @@ impl Server {
             epoll::add(&epoll, tickets.ring(), EventData::new_u64(RING), EventFlags::IN)?;
         }
         let now = Instant::now();
+        // Programs know segments and bells of viaductds before this one, so no two may count from the same number.
+        let first_name = instance & !u64::from(u32::MAX) | 1;
         Ok(Self {
             settings,
             epoll,
@@ -104,14 +106,14 @@ impl Server {
             _stop: stop,
             started: now,
             instance,
-            registry: Registry::new(settings.limits),
+            registry: Registry::new(settings.limits, first_name),
             tickets,
             guests: HashMap::new(),
             introduced: 0,
             users: HashMap::new(),
             bells: HashMap::new(),
             next_guest: FIRST_GUEST,
-            next_bell: 1,
+            next_bell: first_name,
             accept_again: None,
             flush_again: None,
             idle_since: now,

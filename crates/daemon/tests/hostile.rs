@@ -223,6 +223,7 @@ fn noise_does_no_harm() {
         state
     };
     let mut guests: Vec<Guest> = (0..4).map(|_| Guest::hello(daemon.dir())).collect();
+    let mut names = 0;
     for _ in 0..20_000 {
         let number = usize::try_from(random() % 4).unwrap();
         // Small numbers, so that offers meet, replace and mirror each other.
@@ -231,7 +232,7 @@ fn noise_does_no_harm() {
         let packet = match random() % 8 {
             0 => Packet::new(&Withdraw { offer: random() % 50 }),
             1 => Packet::new(&Detach {
-                segment: random() % 100,
+                segment: names | (random() % 100),
             }),
             _ => Packet::new(&Offer {
                 offer: random() % 50,
@@ -247,7 +248,13 @@ fn noise_does_no_harm() {
         if send(&guests[number].socket, packet.as_bytes(), &[]).is_err() || random() % 500 == 0 {
             guests[number] = Guest::hello(daemon.dir());
         }
-        while !matches!(guests[number].event(Duration::ZERO), Event::Nothing | Event::HangUp) {}
+        loop {
+            match guests[number].event(Duration::ZERO) {
+                Event::Nothing | Event::HangUp => break,
+                Event::Pair(pair, _) => names = pair.segment & !u64::from(u32::MAX),
+                Event::Refuse(..) => {}
+            }
+        }
     }
     drop(guests);
     until("all is given back", || {

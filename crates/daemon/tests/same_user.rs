@@ -44,6 +44,22 @@ fn two_ends_get_one_segment_and_each_others_bells() {
     assert!(rustix::io::read(&bells[0], &mut [0; 8]).is_err());
 }
 
+/// Programs outlive a viaductd, and go on to name what it has given them.
+#[test]
+fn no_two_viaductds_give_the_same_names() {
+    let names = [(); 2].map(|()| {
+        let daemon = start(&[]);
+        let (mut one, mut other) = (Guest::hello(daemon.dir()), Guest::hello(daemon.dir()));
+        let (opener, accepter) = connection(&listener());
+        let bell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        one.offer_with_bell(1, &opener, 1, Some(&bell));
+        other.offer_with_bell(2, &accepter, 1, Some(&bell));
+        let (pair, _) = one.expect_pair();
+        (pair.segment, pair.bell)
+    });
+    assert!(names[0].0 != names[1].0 && names[0].1 != names[1].1, "{names:?}");
+}
+
 #[test]
 fn a_bell_is_given_once_and_named_afterwards() {
     let daemon = start(&[]);

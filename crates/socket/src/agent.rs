@@ -94,20 +94,25 @@ pub(crate) fn unhide(fd: i32) {
 /// The number of the connection to viaductd that stands now; 0 if none does.
 pub(crate) fn probe() -> u32 {
     let fd = MAILBOX.fd.load(Acquire);
-    if fd < 0 {
+    if fd < 0 || !look_after(fd) {
         return 0;
     }
-    let mut byte = [0; 1];
-    match raw::recv(fd, &mut byte, libc::MSG_PEEK | libc::MSG_DONTWAIT) {
-        Err(libc::EAGAIN) => {}
-        Ok(len) if len > 0 => {}
-        _ => disconnect(fd),
+    GENERATION.load(Acquire)
+}
+
+/// Whether the connection stands, or has mail left: a pair stands only when both ends have read theirs. Else it is given up.
+fn look_after(fd: i32) -> bool {
+    let peek = || raw::recv(fd, &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT);
+    // That it left something of ours unread is told first, and once.
+    let found = peek().or_else(|errno| if errno == libc::ECONNRESET { peek() } else { Err(errno) });
+    if found.is_ok_and(|len| len > 0) {
+        // It may have died before it could say so.
+        MAILBOX.seen.fetch_sub(1, Relaxed);
+    } else if found != Err(libc::EAGAIN) {
+        disconnect(fd);
+        return false;
     }
-    if MAILBOX.fd.load(Acquire) < 0 {
-        0
-    } else {
-        GENERATION.load(Acquire)
-    }
+    true
 }
 
 fn disconnect(fd: i32) {
@@ -178,6 +183,7 @@ fn open_connection() -> Result<i32, Reason> {
             MODE.store(welcome.mode, Relaxed);
             NONCE.store(welcome.nonce, Relaxed);
             bell::reset_given();
+            peer_bells::orphan();
             let fd = hide(fd);
             GENERATION.fetch_add(1, Relaxed);
             let written = written.map_or(core::ptr::null(), core::ptr::from_ref);
@@ -202,7 +208,7 @@ fn send<B: Body>(body: &B, descriptor: Option<i32>) -> Result<(), Reason> {
         // viaductd is behind with reading: ask again later.
         Err(libc::EAGAIN | libc::ENOBUFS) => Err(Reason::NotYet),
         Err(_) => {
-            disconnect(fd);
+            look_after(fd);
             Err(Reason::NoDaemon)
         }
     }
@@ -343,19 +349,17 @@ pub(crate) fn deliver() {
         return;
     };
     let fd = MAILBOX.fd.load(Acquire);
-    let Some(mail) = counters::header().and_then(|words| words.get(layout::MAIL)) else {
-        return;
-    };
+    let mail = counters::header().and_then(|words| words.get(layout::MAIL));
+    let Some(mail) = mail.filter(|_| fd >= 0) else { return };
     MAILBOX.seen.store(mail.load(Acquire), Relaxed);
     let mut packet = [0; message::MAX_PACKET];
-    if fd < 0 {
-        return;
-    }
     loop {
         match sys::receive_packet(fd, &mut packet) {
             Ok((0, _)) => return disconnect(fd),
             Ok((len, descriptors)) => handle(packet.get(..len).unwrap_or(&[]), descriptors),
             Err(libc::EAGAIN | libc::EINTR) => return,
+            // viaductd is gone; its mail is still there.
+            Err(libc::ECONNRESET) => {}
             Err(_) => return disconnect(fd),
         }
     }

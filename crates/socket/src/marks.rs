@@ -122,19 +122,28 @@ fn set_may_miss_edge(conn: &Conn) -> bool {
     conn.memberships.load(Relaxed) != 0 && (conn.segment(&conn).is_some_and(raw) || epoll::is_left_to_kernel(conn))
 }
 
-/// Takes `count` bytes that have been seen, marks as a rule, off the kernel connection. Read rather than discarded: what stays behind would be
-/// taken for data later.
+/// Takes `count` marks that have been seen off the kernel connection.
 pub(crate) fn take(conn: &Conn, count: usize) -> Result<(), Errno> {
     let mut bytes = [0; 64];
     let mut left = count;
-    while let Some(room) = bytes.get_mut(..left)
+    while let Some(room) = bytes.get_mut(..left.min(64))
         && left > 0
     {
+        take_into(conn, room)?;
+        left -= left.min(64);
+    }
+    Ok(())
+}
+
+/// Takes as many bytes as there is `room`, which have been seen, off the kernel connection. Read rather than discarded: what stays behind
+/// would be taken for data later.
+pub(crate) fn take_into(conn: &Conn, mut room: &mut [u8]) -> Result<(), Errno> {
+    while !room.is_empty() {
         match raw::recv(conn.fd(), room, libc::MSG_DONTWAIT) {
             Ok(0) => return Ok(()),
             Ok(taken) => {
                 conn.advance(taken);
-                left -= taken.min(left);
+                room = room.get_mut(taken..).unwrap_or_default();
             }
             Err(libc::EINTR) => {}
             // Another process took them, which knows no better.

@@ -15,7 +15,7 @@ struct PeerBell {
     fd: AtomicI32,
     /// Connections that ring it.
     users: AtomicU32,
-    /// The process that listens to it.
+    /// The process that listens to it; 0: no connection gets the bell any more.
     owner: AtomicU32,
 }
 
@@ -39,12 +39,29 @@ pub(crate) fn release(fd: i32) {
     {
         bell.users.fetch_sub(1, Relaxed);
     }
-    for bell in PEER_BELL
+    close_idle();
+}
+
+/// viaductd is a new one, which gives every bell anew and under another name: those of the old one stay only while connections ring them.
+pub(crate) fn orphan() {
+    for bell in ever_used() {
+        bell.owner.store(0, Relaxed);
+    }
+    close_idle();
+}
+
+fn ever_used() -> impl Iterator<Item = &'static PeerBell> {
+    PEER_BELL
         .iter()
         .take_while(|bell| bell.name.load(Relaxed) != 0 || bell.fd.load(Relaxed) >= 0)
-    {
+}
+
+/// Closes the bells that nobody rings and nobody will.
+fn close_idle() {
+    for bell in ever_used() {
         let idle = bell.name.load(Relaxed) != 0 && bell.users.load(Relaxed) == 0;
-        if idle && !raw::thread_alive(bell.owner.load(Relaxed)) {
+        let owner = bell.owner.load(Relaxed);
+        if idle && (owner == 0 || !raw::thread_alive(owner)) {
             bell.name.store(0, Relaxed);
             unhide(bell.fd.swap(FREED, Relaxed));
         }
@@ -78,8 +95,7 @@ pub(crate) fn of_peer(name: u64, fresh: Option<i32>, owner: u32) -> i32 {
         let known = bell.name.load(Relaxed);
         if known == name {
             if let Some(fresh) = fresh {
-                // A new viaductd counts from the beginning. Connections keep the number they got, so the old bell stays open.
-                bell.fd.store(hide(fresh), Relaxed);
+                raw::close(fresh);
             }
             bell.users.fetch_add(1, Relaxed);
             return bell.fd.load(Relaxed);

@@ -137,7 +137,7 @@ fn give_back_raw(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>, until:
             return moved;
         };
         let written = give_back(&room, incoming, part.get(..seen).unwrap_or(&[]));
-        if written == 0 || marks::take(conn, written).is_err() {
+        if written == 0 || marks::take_into(conn, part.get_mut(..written).unwrap_or_default()).is_err() {
             return moved;
         }
         moved = true;

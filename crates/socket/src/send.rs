@@ -175,11 +175,12 @@ fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) 
                 let wanted = out.peer_wants_raw();
                 if wanted {
                     recall::answer(conn, &out);
-                    if recall::fetch(conn, &out) {
-                        continue;
-                    }
+                    // In this order: a receiver that ends its stretch between the two is fetched from before anything else is sent.
                     if recall::is_peers_turn(conn, &out) {
                         return Ok(0);
+                    }
+                    if recall::fetch(conn, &out) {
+                        continue;
                     }
                 }
                 let may = moves < MOVES && conn.wants_lane() && !wanted && !conn.sending_directly();

@@ -87,7 +87,7 @@ impl Instance {
     /// Starts viaductd, if it does not run, and waits until it answers.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If it does not come up, or another one serves the directory.
     pub fn start_daemon(&self) {
         let mut daemon = self.daemon();
         if daemon.is_some() {
@@ -118,6 +118,9 @@ impl Instance {
             "viaductd does not come up in {}",
             self.dir().display()
         );
+        // One that finds the directory served says that it is ready, too, and leaves.
+        let child = daemon.as_ref().map(Child::id);
+        assert_eq!(Some(self.stats().pid), child, "another viaductd serves the directory");
     }
 
     /// What viaductd says goes to a file of the instance, shown if the test fails.
@@ -126,24 +129,42 @@ impl Instance {
         file.map_or_else(|_| Stdio::null(), Stdio::from)
     }
 
+    /// viaductd, which runs no longer for this instance but must have lived until now.
+    fn take_daemon(&self) -> Option<Child> {
+        let mut child = self.daemon().take()?;
+        let ended = child.try_wait();
+        assert!(matches!(ended, Ok(None)), "viaductd has ended before: {ended:?}");
+        Some(child)
+    }
+
     /// Kills viaductd without a word of warning.
+    ///
+    /// # Panics
+    /// If it has ended before.
     pub fn kill_daemon(&self) {
-        if let Some(mut child) = self.daemon().take() {
+        if let Some(mut child) = self.take_daemon() {
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 
-    /// Asks viaductd to end, as a service manager would.
+    /// Asks viaductd to end, as a service manager would, and waits until it has.
     ///
-    /// # Errors
-    /// If it cannot be waited for.
-    pub fn stop_daemon(&self) -> io::Result<()> {
-        if let Some(mut child) = self.daemon().take() {
+    /// # Panics
+    /// If it has ended before, or does not end in order.
+    pub fn stop_daemon(&self) {
+        if let Some(mut child) = self.take_daemon() {
             signal(child.id(), Signal::SIGTERM);
-            child.wait()?;
+            let mut status = None;
+            let ended = wait_until(Duration::from_secs(10), || {
+                status = child.try_wait().ok().flatten();
+                status.is_some()
+            });
+            let _ = child.kill();
+            let _ = child.wait();
+            assert!(ended, "viaductd does not end when it is asked to");
+            assert!(status.is_some_and(|status| status.success()), "{status:?}");
         }
-        Ok(())
     }
 
     /// What `viaduct status` shows of this instance.
@@ -231,7 +252,11 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        self.kill_daemon();
+        // It may have left by itself.
+        if let Some(mut child) = self.daemon().take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
         if std::thread::panicking() {
             let log = std::fs::read_to_string(self.scratch(LOG)).unwrap_or_default();
             eprintln!("viaductd's last words:\n{}", tail(&log));

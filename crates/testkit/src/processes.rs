@@ -42,6 +42,17 @@ pub fn is_listening(pid: u32, port: u16) -> bool {
     })
 }
 
+/// Connections that stand to TCP `port`, in the network namespace of process `pid`.
+pub fn connections_to(pid: u32, port: u16) -> usize {
+    let needle = format!(":{port:04X}");
+    let text = fs::read_to_string(format!("/proc/{pid}/net/tcp")).unwrap_or_default();
+    let stands = |line: &str| {
+        let mut columns = line.split_whitespace().skip(2);
+        columns.next().is_some_and(|remote| remote.ends_with(&needle)) && columns.next() == Some("01")
+    };
+    text.lines().filter(|line| stands(line)).count()
+}
+
 /// A TCP port of the loopback address that nobody used a moment ago.
 ///
 /// # Panics

@@ -42,6 +42,8 @@ pub struct Launch<'a> {
 impl<'a> Launch<'a> {
     /// `program` (a path or a name) with `arguments`.
     ///
+    /// Accelerated, it starts no viaductd: that is the instance's part, or a test of its absence would meet another one.
+    ///
     /// # Panics
     /// If the program is not on this machine.
     pub fn new<I>(mode: Mode<'a>, program: impl AsRef<Path>, arguments: I) -> Self
@@ -55,12 +57,16 @@ impl<'a> Launch<'a> {
         } else {
             find(&program.to_string_lossy()).unwrap_or_else(|| panic!("{} is not installed", program.display()))
         };
+        let variables = match mode {
+            Mode::Native => Vec::new(),
+            Mode::Accelerated(_) => vec![("VIADUCT_DAEMON".into(), "/nonexistent/viaductd".into())],
+        };
         Self {
             mode,
             program: path,
             arguments: arguments.into_iter().map(Into::into).collect(),
             options: vec!["--offer".into(), "now".into()],
-            variables: Vec::new(),
+            variables,
             host: None,
             directory: None,
             input: None,

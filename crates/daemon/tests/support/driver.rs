@@ -133,6 +133,8 @@ struct State {
     ends: Vec<TcpStream>,
     offer: Option<Offer>,
     eventfds: Vec<OwnedFd>,
+    /// What all names of this viaductd have in common.
+    names: u64,
 }
 
 impl State {
@@ -210,7 +212,8 @@ impl State {
                 "done".to_owned()
             }
             ["detach", segment] => {
-                self.guest.as_ref().unwrap().detach(segment.parse().unwrap());
+                let segment = self.names | segment.parse::<u64>().unwrap();
+                self.guest.as_ref().unwrap().detach(segment);
                 "done".to_owned()
             }
             ["event", ms] => self.event(Duration::from_millis(ms.parse().unwrap())),
@@ -251,18 +254,22 @@ impl State {
         offer.ticket_sequence.to_string()
     }
 
-    fn event(&self, patience: Duration) -> String {
+    fn event(&mut self, patience: Duration) -> String {
+        let number = |name: u64| name & u64::from(u32::MAX);
         match self.guest.as_ref().unwrap().event(patience) {
-            Event::Pair(pair, descriptors) => format!(
-                "pair {} segment {} side {} bell {} peer {} {} descriptors {}",
-                pair.offer,
-                pair.segment,
-                pair.side,
-                pair.bell,
-                pair.peer_pid,
-                pair.peer_uid,
-                descriptors.len()
-            ),
+            Event::Pair(pair, descriptors) => {
+                self.names = pair.segment - number(pair.segment);
+                format!(
+                    "pair {} segment {} side {} bell {} peer {} {} descriptors {}",
+                    pair.offer,
+                    number(pair.segment),
+                    pair.side,
+                    number(pair.bell),
+                    pair.peer_pid,
+                    pair.peer_uid,
+                    descriptors.len()
+                )
+            }
             Event::Refuse(offer, reason, retry_ms) => format!("refuse {offer} {} {retry_ms}", reason.code()),
             Event::HangUp => "hang-up".to_owned(),
             Event::Nothing => "nothing".to_owned(),

@@ -69,7 +69,7 @@ fn check(pair: &Pair<'_>, model: &str) {
     let text = pair.client("wget", pages.split_whitespace()).run(PATIENCE).success();
     assert_eq!(text, "p".repeat(30_000));
 
-    let answers = pair.proved("apache2", || wrk(pair, &["-t1", "-c16", "-d1s", &page]));
+    let answers = pair.proved_at_length("apache2", || wrk(pair, &["-t1", "-c16", "-d1s", &page]));
     assert!(answers > 100, "{answers} answers");
     pair.results.figure("wrk page.html", answers as f64);
     assert!(wrk(pair, &["-t1", "-c8", "-d1s", "-H", "Connection: close", &page]) > 100);

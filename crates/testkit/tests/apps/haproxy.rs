@@ -37,7 +37,7 @@ fn check(pair: &Pair<'_>) {
         assert!(nginx::is_big(&copy), "the body differs");
     });
     let small = format!("{base}/small");
-    let answers = pair.proved("haproxy", || nginx::wrk(pair, &["-t1", "-c16", "-d1s", &small]));
+    let answers = pair.proved_at_length("haproxy", || nginx::wrk(pair, &["-t1", "-c16", "-d1s", &small]));
     assert!(answers > 100, "{answers} answers");
     pair.results.figure("wrk small", answers as f64);
     assert!(nginx::wrk(pair, &["-t1", "-c8", "-d1s", "-H", "Connection: close", &small]) > 100);

@@ -11,7 +11,7 @@ fn check(pair: &Pair<'_>) {
     let mut server = pair.server("iperf3", server.split_whitespace()).spawn().listening(port);
     for options in ["-t 1", "-t 1 -R", "-t 1 -P 4", "-n 300M -l 1000", "-t 1 -b 50M -l 200"] {
         let all = format!("-c 127.0.0.1 -p {port} -J {options}");
-        let output = pair.proved("iperf3", || {
+        let output = pair.proved_at_length("iperf3", || {
             pair.client("iperf3", all.split_whitespace()).run(PATIENCE).success()
         });
         let report: serde_json::Value = serde_json::from_str(&output).unwrap();

@@ -64,6 +64,9 @@ use viaduct_testkit::{Instance, Launch, Mode, Outcome, pattern};
 /// How long a program may take for what it does in a second or two.
 const PATIENCE: Duration = Duration::from_secs(40);
 
+/// The least share of a long load's bytes that goes over shared memory.
+const LONG_SHARE: f64 = 0.9;
+
 /// A text of `size` letters that does not repeat soon.
 fn letters(size: usize) -> String {
     let alphabet = "abcdefghijklmnopqrstuvwxyz0123456789_";
@@ -135,6 +138,26 @@ impl Pair<'_> {
         );
     }
 
+    /// Runs a client whose load lasts. With both sides accelerated, most of the bytes that living processes of `server` carry meanwhile must go
+    /// over shared memory: what goes over TCP is the beginning of each connection.
+    fn proved_at_length<T>(&self, server: &str, client: impl FnOnce() -> T) -> T {
+        if !self.is_accelerated() {
+            return client();
+        }
+        let carried = || (self.bytes(server), self.fast_bytes(server));
+        let before = carried();
+        let result = client();
+        let after = carried();
+        let (all, fast) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
+        println!("{fast} of {all} bytes of {server} went over shared memory");
+        assert!(
+            fast as f64 >= LONG_SHARE * all as f64 && fast > 0,
+            "only {fast} of {all} bytes of {server} went over shared memory: {:#?}",
+            self.instance.totals()
+        );
+        result
+    }
+
     /// Runs a client that takes its time. With both sides accelerated, bytes of its connection must go over shared memory meanwhile: for
     /// servers whose processes end with their connections.
     fn proved_meanwhile(&self, server: &str, client: Launch<'_>) -> Outcome {
@@ -155,6 +178,13 @@ impl Pair<'_> {
             let totals = self.instance.totals();
             assert_eq!(self.instance.stats().pairs, 0, "paired: {totals:#?}");
         }
+    }
+
+    /// Bytes that living processes of `program` have sent and received so far.
+    fn bytes(&self, program: &str) -> u64 {
+        let totals = self.instance.totals();
+        let own = totals.iter().filter(|totals| totals.program.starts_with(program));
+        own.map(|totals| totals.bytes_sent + totals.bytes_received).sum()
     }
 
     /// Bytes that living processes of `program` have sent and received over shared memory so far.

@@ -77,9 +77,13 @@ fn check(pair: &Pair<'_>) {
         "--concurrency=4 --number-of-queries=500 --auto-generate-sql-load-type=write --detach=10",
     ] {
         let all = format!("{to} --auto-generate-sql --auto-generate-sql-add-autoincrement {more}");
-        let report = pair.proved("mariadbd", || {
-            pair.client("mysqlslap", all.split_whitespace()).run(PATIENCE).success()
-        });
+        let client = || pair.client("mysqlslap", all.split_whitespace()).run(PATIENCE).success();
+        // A connection for every ten queries is no long load.
+        let report = if more.contains("--detach") {
+            pair.proved("mariadbd", client)
+        } else {
+            pair.proved_at_length("mariadbd", client)
+        };
         let time = report.lines().find_map(|line| {
             line.trim()
                 .strip_prefix("Average number of seconds to run all queries: ")

@@ -29,7 +29,7 @@ fn check(pair: &Pair<'_>) {
     }
     for test in ["set", "get", "mget"] {
         let all = format!("{servers} --concurrency=4 --execute-number=2000 --initial-load=2000 --test={test}");
-        pair.proved("memcached", || {
+        pair.proved_at_length("memcached", || {
             pair.client("memcslap", all.split_whitespace()).run(PATIENCE).success()
         });
     }

@@ -86,7 +86,7 @@ fn daemon(pair: &Pair<'_>) {
     let copy = pair.instance.scratch("copy");
     curl(pair, &format!("--output {} {base}/big.bin", copy.display()));
     assert!(is_big(&copy), "the body differs");
-    pair.proved("nginx", || {
+    pair.proved_at_length("nginx", || {
         assert!(wrk(pair, &["-t1", "-c16", "-d1s", &format!("{base}/page.html")]) > 100);
     });
     pair.prove(&["nginx"]);
@@ -144,7 +144,7 @@ fn check(pair: &Pair<'_>) {
     let small = format!("{base}/small");
     let page = format!("{base}/page.html");
     for address in [&small, &page] {
-        let answers = pair.proved("nginx", || wrk(pair, &["-t1", "-c16", "-d1s", address]));
+        let answers = pair.proved_at_length("nginx", || wrk(pair, &["-t1", "-c16", "-d1s", address]));
         assert!(answers > 100, "{answers} answers");
         let what = address.rsplit('/').next().unwrap();
         pair.results.figure(&format!("wrk {what}"), answers as f64);

@@ -57,7 +57,7 @@ fn check(pair: &Pair<'_>) {
         ("-t set,get,lpush,lrange_100,mset -n 20000 -c 20 -d 100", 5),
         ("-t set,get -n 50000 -c 10 -P 16 -d 1000 -r 1000", 2),
     ] {
-        let output = pair.proved("redis-server", || {
+        let output = pair.proved_at_length("redis-server", || {
             benchmark(pair, port, arguments).run(PATIENCE).success()
         });
         assert!(output.lines().count() >= results, "{output}");

@@ -12,7 +12,7 @@ fn check(pair: &Pair<'_>) {
     // Room for more messages than it expects of TCP.
     for size in [14, 30_000] {
         let all = format!("pp --tcp -i 127.0.0.1 -p {port} -t 1 -m {size} --mps=4000000 --data-integrity");
-        let output = pair.proved("sockperf", || {
+        let output = pair.proved_at_length("sockperf", || {
             pair.client("sockperf", all.split_whitespace()).run(PATIENCE).success()
         });
         let counts = "dropped messages = 0; # duplicated messages = 0; # out-of-order messages = 0";
@@ -25,7 +25,7 @@ fn check(pair: &Pair<'_>) {
             .figure(&format!("ping-pong of {size} bytes"), 1.0 / latency);
     }
     let all = format!("tp --tcp -i 127.0.0.1 -p {port} -t 1 -m 64");
-    let output = pair.proved("sockperf", || {
+    let output = pair.proved_at_length("sockperf", || {
         pair.client("sockperf", all.split_whitespace()).run(PATIENCE).success()
     });
     assert!(output.contains("Summary: BandWidth is"), "{output}");

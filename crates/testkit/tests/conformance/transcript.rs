@@ -1,5 +1,6 @@
 //! What the two ends of each case have printed.
 
+use crate::received::same_bytes;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -26,6 +27,11 @@ impl Transcript {
     /// The paths its connections were on when the case began to use them.
     pub(crate) fn paths(&self) -> impl Iterator<Item = &str> {
         self.all().filter_map(|line| line.strip_prefix("#path "))
+    }
+
+    /// Whether both ends received what they received in `native`, whatever else they saw.
+    pub(crate) fn has_bytes_of(&self, native: &Self) -> bool {
+        same_bytes(&self.near, &native.near) && same_bytes(&self.far, &native.far)
     }
 
     /// Whether both ends came to the end of the case in order, and saw something.

@@ -9,8 +9,14 @@ use viaduct_testkit::pattern::Random;
 use viaduct_testkit::processes::wait_until;
 use viaduct_testkit::{Instance, Mode, Server, can_run};
 
-/// Bytes of a segment before its pools.
+/// Bytes of a segment's header page, after which the larger tables of both lanes come.
 const HEADER: u64 = 4096;
+
+/// Where the pools begin.
+const POOLS: u64 = 20480;
+
+/// How often segments are garbled.
+const ROUNDS: u64 = 16;
 
 /// The segments that a process has mapped, to be written by whoever may.
 fn segments(pid: u32) -> Vec<File> {
@@ -33,7 +39,8 @@ fn garble(segments: &[File], random: &mut Random) {
             0 => random.number(),
             _ => random.below(4),
         };
-        let place = random.below(HEADER / 8) * 8;
+        let end = any_of(random, &[HEADER, POOLS]);
+        let place = random.below(end / 8) * 8;
         segment.write_all_at(&word.to_ne_bytes(), place).unwrap();
     }
 }
@@ -46,7 +53,7 @@ fn garbled_segments_end_connections_and_no_more() {
     let instance = Instance::start();
     let mode = Mode::Accelerated(&instance);
     let mut random = Random::new(17);
-    for round in 0..16 {
+    for round in 0..ROUNDS {
         let server_waits = any_of(&mut random, &WAITING);
         let waiting = any_of(&mut random, &WAITING);
         let mut server = Server::start(mode, server_waits);

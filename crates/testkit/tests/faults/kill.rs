@@ -6,6 +6,15 @@ use viaduct_testkit::pattern::Random;
 use viaduct_testkit::processes::{descriptors, free_port, wait_until};
 use viaduct_testkit::{Instance, Mode, Server};
 
+/// Clients killed of blocking and event-driven servers, and servers killed of clients.
+const OF_BLOCKING: usize = 100;
+const OF_EVENT_DRIVEN: [(&str, usize); 3] = [("epoll", 40), ("edge", 40), ("poll", 20)];
+const SERVERS: usize = 150;
+const HALF_CLOSED: usize = 5;
+
+pub(crate) const FAULTS: usize =
+    OF_BLOCKING + OF_EVENT_DRIVEN[0].1 + OF_EVENT_DRIVEN[1].1 + OF_EVENT_DRIVEN[2].1 + SERVERS + HALF_CLOSED;
+
 /// Waits until more bytes of the server's have gone over shared memory, so that it is a lane that the fault hits.
 fn becomes_fast(mode: Mode<'_>, server: &Server) {
     let Mode::Accelerated(instance) = mode else { return };
@@ -18,12 +27,21 @@ fn becomes_fast(mode: Mode<'_>, server: &Server) {
     );
 }
 
-/// Kills clients of one server, which must see each of them go and keep nothing of them.
-fn kill_clients(mode: Mode<'_>, server_waits: &str, rounds: usize) {
-    let mut random = Random::new(rounds as u64);
+/// Kills clients of one server amidst connections, `faults` of them: the server must see each go and keep nothing of it.
+fn kill_clients(mode: Mode<'_>, server_waits: &str, faults: usize) {
+    let mut random = Random::new(faults as u64);
     let mut server = Server::start(mode, server_waits);
     let before = settle(&mut server, mode);
-    for round in 0..rounds {
+    let mut known = server.reports().len();
+    let mut hit = 0;
+    for round in 0.. {
+        if hit == faults {
+            break;
+        }
+        assert!(
+            round < 2 * faults,
+            "only {hit} of {round} clients were killed in a connection"
+        );
         let waiting = any_of(&mut random, &WAITING);
         let connections = 1 + random.below(3);
         let direction = any_of(&mut random, &["both", "both", "up", "down"]);
@@ -41,6 +59,10 @@ fn kill_clients(mode: Mode<'_>, server_waits: &str, rounds: usize) {
             panic!("round {round} ({arguments}): the server holds {holds:?}, before {before:?}: {open:#?}");
         }
         server.assert_sound();
+        // One that died before it had connected was not amidst a transfer.
+        let reports = server.reports().len();
+        hit += usize::from(reports > known);
+        known = reports;
     }
     settle(&mut server, mode);
     let after = server.holdings();
@@ -51,10 +73,18 @@ fn kill_clients(mode: Mode<'_>, server_waits: &str, rounds: usize) {
     );
 }
 
-/// Kills servers, which their clients must see.
-fn kill_servers(mode: Mode<'_>, rounds: usize) {
+/// Kills servers amidst connections, `faults` of them, which their clients must see.
+fn kill_servers(mode: Mode<'_>, faults: usize) {
     let mut random = Random::new(7);
-    for round in 0..rounds {
+    let mut hit = 0;
+    for round in 0.. {
+        if hit == faults {
+            break;
+        }
+        assert!(
+            round < 2 * faults,
+            "only {hit} of {round} servers were killed in a connection"
+        );
         let server_waits = any_of(&mut random, &WAITING);
         let waiting = any_of(&mut random, &WAITING);
         let mut server = Server::start_on(mode, server_waits, free_port());
@@ -75,6 +105,8 @@ fn kill_servers(mode: Mode<'_>, rounds: usize) {
             client.output(),
             client.errors()
         );
+        // Who is refused had no transfer.
+        hit += usize::from(code != Some(1));
     }
 }
 
@@ -83,17 +115,17 @@ fn a_blocking_server_survives_killed_clients() {
     kill_clients(Mode::Native, "blocking", NATIVE_ROUNDS);
     let instance = Instance::start();
     let daemon = DaemonCheck::new(&instance);
-    kill_clients(Mode::Accelerated(&instance), "blocking", 100);
+    kill_clients(Mode::Accelerated(&instance), "blocking", OF_BLOCKING);
     daemon.assert_clean();
 }
 
 #[test]
 fn an_event_driven_server_survives_killed_clients() {
-    for (waiting, rounds) in [("epoll", 40), ("edge", 40), ("poll", 20)] {
+    for (waiting, faults) in OF_EVENT_DRIVEN {
         kill_clients(Mode::Native, waiting, NATIVE_ROUNDS);
         let instance = Instance::start();
         let daemon = DaemonCheck::new(&instance);
-        kill_clients(Mode::Accelerated(&instance), waiting, rounds);
+        kill_clients(Mode::Accelerated(&instance), waiting, faults);
         daemon.assert_clean();
     }
 }
@@ -103,7 +135,7 @@ fn clients_see_their_server_killed() {
     kill_servers(Mode::Native, NATIVE_ROUNDS);
     let instance = Instance::start();
     let daemon = DaemonCheck::new(&instance);
-    kill_servers(Mode::Accelerated(&instance), 150);
+    kill_servers(Mode::Accelerated(&instance), SERVERS);
     daemon.assert_clean();
 }
 
@@ -114,7 +146,7 @@ fn a_client_whose_peer_speaks_half_closed_dies_quietly() {
         let mode = mode.as_ref().map_or(Mode::Native, Mode::Accelerated);
         let mut server = Server::start(mode, "epoll");
         let before = settle(&mut server, mode);
-        for seed in 0..5 {
+        for seed in 0..HALF_CLOSED {
             let arguments = format!("--seconds 20 --direction down --seed {seed}");
             let mut client = server.client(mode, &arguments).spawn();
             std::thread::sleep(Duration::from_millis(80));

@@ -1,0 +1,218 @@
+//! What `viaduct run` is told, on live connections: each option next to what happens without it.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+use viaduct_control::runtime::socket_path;
+use viaduct_testkit::binaries::binary;
+use viaduct_testkit::processes::{free_port, wait_until};
+use viaduct_testkit::{Instance, Launch, Mode, Program, Server, can_run};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Answers each byte, after so many seconds.
+const ANSWER: &str = "import socket, sys, time
+c = socket.create_server(('127.0.0.1', int(sys.argv[1]))).accept()[0]
+while c.recv(1):
+    time.sleep(float(sys.argv[2]))
+    c.send(b'a')
+";
+
+/// Asks so many times; says how much processor time it took to wait for the answers.
+const ASK: &str = "import socket, sys, time
+s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+used = 0
+for n in range(int(sys.argv[2])):
+    s.send(b'q')
+    used -= time.process_time()
+    s.recv(1)
+    used += time.process_time()
+print(used, flush=True)
+time.sleep(100)
+";
+
+fn python<'a>(mode: Mode<'a>, code: &str, port: u16, argument: &str, options: &str) -> Launch<'a> {
+    Launch::new(mode, "python3", ["-c", code, &port.to_string(), argument]).options(options)
+}
+
+/// Fails unless the connections of `program` carry bytes, none of them over shared memory, for the given reason.
+fn assert_stays_on_tcp(instance: &Instance, program: &Program, reason: &str) {
+    let told = instance.wait_for_status(PATIENCE, |rows| {
+        let mut own = rows.iter().filter(|row| row.pid == program.pid());
+        own.any(|row| row.path == "tcp" && row.reason == reason && row.bytes_sent + row.bytes_received > 10_000_000)
+    });
+    assert!(told.is_ok(), "{told:#?}");
+    assert_eq!(instance.totals_of(program.pid()).fast_bytes(), 0);
+}
+
+fn assert_fast(instance: &Instance, program: &Program) {
+    let fast = instance.wait_for_status(PATIENCE, |rows| {
+        rows.iter()
+            .any(|row| row.pid == program.pid() && row.is_fast_both_ways())
+    });
+    assert!(fast.is_ok(), "{fast:#?}");
+}
+
+#[test]
+fn a_rule_keeps_its_connections_on_tcp() {
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    let [ruled, other] = [(); 2].map(|()| Server::start(mode, "epoll"));
+    let rules = instance.scratch("rules.toml");
+    std::fs::write(
+        &rules,
+        format!("[[rules]]\naction = \"tcp\"\nport = \"{}\"\n", ruled.port),
+    )
+    .unwrap();
+    let options = format!("--offer now --rules {}", rules.display());
+    let start = |server: &Server| server.client(mode, "--seconds 100").options(&options).spawn();
+    let (ruled_client, other_client) = (start(&ruled), start(&other));
+    assert_stays_on_tcp(&instance, &ruled_client, "rule-tcp");
+    assert_fast(&instance, &other_client);
+}
+
+#[test]
+fn the_path_may_be_tcp() {
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    let server = Server::start(mode, "epoll");
+    let client = server.client(mode, "--seconds 100").options("--path tcp --offer now");
+    assert_stays_on_tcp(&instance, &client.spawn(), "policy-tcp");
+}
+
+#[test]
+fn the_path_may_be_shared_memory_before_a_connection_has_shown_itself_worth_it() {
+    if !can_run(false, &["python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    for (options, fast) in [("--path shm", true), ("--path auto", false)] {
+        let port = free_port();
+        let server = python(mode, ANSWER, port, "0.02", options).spawn().listening(port);
+        let client = python(mode, ASK, port, "10", options).spawn();
+        let carried = wait_until(PATIENCE, || {
+            let totals = instance.totals_of(client.pid());
+            (totals.bytes_sent, totals.bytes_received) == (10, 10)
+        });
+        let totals = [client.pid(), server.pid()].map(|pid| instance.totals_of(pid));
+        assert!(carried, "{options}: {totals:#?}");
+        for totals in totals {
+            let both_ways = totals.fast_bytes_sent > 0 && totals.fast_bytes_received > 0;
+            assert_eq!(
+                (both_ways, totals.fast_bytes() > 0),
+                (fast, fast),
+                "{options}: {totals:?}"
+            );
+        }
+    }
+}
+
+/// Seconds of processor time that it takes to wait for answers that come too late for polling to pay.
+fn waiting(instance: &Instance, spin: &str) -> f64 {
+    let mode = Mode::Accelerated(instance);
+    let options = format!("--offer now --spin {spin}");
+    let port = free_port();
+    let _server = python(mode, ANSWER, port, "0.001", &options).spawn().listening(port);
+    let client = python(mode, ASK, port, "1000", &options).spawn();
+    let done = wait_until(PATIENCE, || client.output().ends_with('\n'));
+    assert!(done, "{}", client.errors());
+    let totals = instance.totals_of(client.pid());
+    assert!(totals.fast_bytes_received > 900, "{totals:?}");
+    client.output().trim().parse().unwrap()
+}
+
+#[test]
+fn a_waiter_polls_though_it_never_pays_or_not_at_all() {
+    if !can_run(false, &["python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let [always, auto, never] = ["always", "auto", "never"].map(|spin| waiting(&instance, spin));
+    println!("seconds: always {always}, auto {auto}, never {never}");
+    // A thousand waits, each of which polls for 100 us where it is told to; others may want the processors.
+    assert!(always > auto + 0.04 && always > never + 0.04, "{always} {auto} {never}");
+}
+
+/// Says how long `accept` takes with a client that has connected before.
+const ACCEPT: &str = "import socket, sys, time
+l = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+time.sleep(0.4)
+before = time.monotonic()
+c = l.accept()[0]
+print(time.monotonic() - before, flush=True)
+c.send(b'x'); c.recv(1)
+";
+
+/// Says how long `connect` takes.
+const CONNECT: &str = "import socket, sys, time
+s = socket.socket()
+before = time.monotonic()
+s.connect(('127.0.0.1', int(sys.argv[1])))
+print(time.monotonic() - before, flush=True)
+s.recv(1); s.send(b'x')
+";
+
+/// Seconds that `connect` and `accept` take, each native or accelerated.
+fn connect_and_accept(near: Mode<'_>, far: Mode<'_>) -> (f64, f64) {
+    let port = free_port();
+    let accepting = python(far, ACCEPT, port, "", "--offer wait").spawn().listening(port);
+    let connected = python(near, CONNECT, port, "", "--offer wait").run(PATIENCE).success();
+    let accepted = accepting.finish(PATIENCE).success();
+    let seconds = |output: &str| output.trim().parse().unwrap();
+    (seconds(&connected), seconds(&accepted))
+}
+
+#[test]
+fn whoever_waits_for_a_match_waits_fifty_milliseconds_at_most() {
+    if !can_run(false, &["python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let accelerated = Mode::Accelerated(&instance);
+    // Nobody will match a connection whose other end is plain. What is more than 50 ms is the machine's.
+    let held = 0.045..0.25;
+    let (connect, accept) = connect_and_accept(accelerated, Mode::Native);
+    assert!(held.contains(&connect), "connect took {connect} s");
+    assert!(accept < 0.04, "a native accept took {accept} s");
+    let (connect, accept) = connect_and_accept(Mode::Native, accelerated);
+    assert!(connect < 0.04, "a native connect took {connect} s");
+    assert!(held.contains(&accept), "accept took {accept} s");
+    assert_eq!(instance.stats().pairs, 0);
+}
+
+/// The viaductd that `viaduct run` starts, but for the time after which it leaves.
+const SOON_IDLE: &str = "#!/bin/sh
+[ \"$1 $3 $4 $5\" = '--dir --idle-exit 60 --ready-fd' ] || exit 1
+exec \"$VIADUCTD\" --dir \"$2\" --idle-exit 1 --ready-fd \"$6\"
+";
+
+#[test]
+fn the_first_program_starts_a_viaductd_that_leaves_after_the_last() {
+    let instance = Instance::without_daemon();
+    let mode = Mode::Accelerated(&instance);
+    let file = instance.scratch("viaductd");
+    std::fs::write(&file, SOON_IDLE).unwrap();
+    std::fs::set_permissions(&file, Permissions::from_mode(0o755)).unwrap();
+    let start = |arguments: &str| {
+        Launch::testpeer(mode, arguments)
+            .variable("VIADUCT_DAEMON", &file.to_string_lossy())
+            .variable("VIADUCTD", &binary("viaductd").to_string_lossy())
+            .spawn()
+    };
+    let port = free_port();
+    let mut server = start(&format!("listen 127.0.0.1:{port}")).listening(port);
+    let first = instance.stats();
+    let mut client = start(&format!("connect 127.0.0.1:{port} --seconds 100"));
+    assert_fast(&instance, &client);
+    let both = instance.stats();
+    assert_eq!((both.pid, both.processes), (first.pid, 2), "one viaductd serves both");
+    client.kill();
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(instance.stats().pid, first.pid, "it has left a program alone");
+    server.kill();
+    let left = wait_until(PATIENCE, || {
+        !socket_path(instance.dir()).exists() && !std::path::Path::new(&format!("/proc/{}", first.pid)).exists()
+    });
+    assert!(left, "it stays though nobody is left");
+}
