@@ -348,9 +348,9 @@ impl<'a> Stretches<'a> {
         // A buffer that is empty is not too small yet.
         if last
             && parts.queued > 0
-            && let (Place::Kernel, into, _) = self.locate(parts, end - 1)
+            && let Some(bytes) = self.lacks_in_kernel(parts, end)
         {
-            announce(self.conn.fd(), self.area, self.base() + into + 1)?;
+            announce(self.conn.fd(), self.area, self.base() + bytes)?;
         }
         Ok(not_yet)
     }

@@ -190,6 +190,19 @@ impl Stretches<'_> {
         (Place::Lane, 0, 0)
     }
 
+    /// How many bytes the kernel must hold for what it lacks of those before `end`; `None`: it is the lane that lacks some.
+    pub(super) fn lacks_in_kernel(&self, parts: &Parts, end: u64) -> Option<u64> {
+        let mut needed = end.saturating_sub(self.base());
+        for part in &parts.all {
+            let here = needed.min(part.len);
+            if here > part.ready {
+                return (part.place == Place::Kernel).then(|| part.from.saturating_add(here));
+            }
+            needed -= here;
+        }
+        None
+    }
+
     /// Whether everything from `from` on up to `end` is there. Kernel bytes before the lane's may still be on their way, which keeps
     /// nobody from those behind.
     pub(super) fn reaches(&self, parts: &Parts, from: u64, end: u64) -> bool {
