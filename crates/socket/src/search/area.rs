@@ -27,6 +27,8 @@ pub(crate) struct Area {
     pub(crate) holders: Holders,
     /// Stream position of the first byte that the kernel or the lane still has.
     pub(crate) base: AtomicU64,
+    /// Stream position up to which the kernel was last found to hold bytes.
+    pub(crate) there: AtomicU64,
     /// The socket's buffer has been made as large as it may be for so many bytes.
     pub(crate) ample: AtomicU64,
     /// Calls that wait for bytes of the kernel's.
@@ -113,6 +115,7 @@ pub(crate) fn claim() -> Option<u32> {
             area.base.store(0, Relaxed);
             area.identity.store(0, Relaxed);
             area.holders.clear();
+            area.there.store(0, Relaxed);
             area.ample.store(0, Relaxed);
             area.waiters.store(0, Relaxed);
             area.mark.store(0, Relaxed);

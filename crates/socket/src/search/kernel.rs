@@ -87,7 +87,7 @@ impl Front<'_> {
         let small = want < LARGE && !ask.shared && end.saturating_sub(self.base()) <= BUFFER as u64;
         let short = || self.peeked.range(self.area).1 < end;
         // Counting costs less than to peek in vain, which a bulk is not after a wait.
-        if ask.whole && !(small && last) && self.there(end) < end {
+        if ask.whole && !(small && last) && self.counted(end) < end {
             return self.lacking(ask, end, last, ended);
         }
         if small && want >= MIDDLE && short() && self.take_behind(ask, end, want)? {
@@ -164,10 +164,20 @@ impl Front<'_> {
     /// Position up to which bytes are in the kernel or at least `enough`.
     fn there(&self, enough: u64) -> u64 {
         let known = self.peeked.range(self.area).1.max(self.base());
-        if known >= enough {
-            return known;
-        }
-        self.base() + kernel::queued(self.fd) as u64
+        if known >= enough { known } else { self.count() }
+    }
+
+    /// Position up to which bytes are in the kernel.
+    fn count(&self) -> u64 {
+        let there = self.base() + kernel::queued(self.fd) as u64;
+        self.area.there.store(there, Relaxed);
+        there
+    }
+
+    /// The same as last counted, if that is at least `enough`: to count takes as long as to copy some KiB.
+    fn counted(&self, enough: u64) -> u64 {
+        let last = self.area.there.load(Relaxed);
+        if last >= enough { last } else { self.there(enough) }
     }
 
     /// Peeks the front of the stream, up to position `end` at least, which is near enough; true if the stream ends there.
@@ -212,7 +222,8 @@ impl Front<'_> {
         };
         // Searches that follow are most likely like this one. What is peeked beyond the last whole one is peeked again with the next.
         let reach = before + want;
-        let whole = (kernel::queued(self.fd).min(BUFFER) / reach).max(1) * reach;
+        let there = narrow(self.counted(end).saturating_sub(base)).min(BUFFER);
+        let whole = (there / reach).max(1) * reach;
         let parts = [(0, before), (reach, whole)].map(|(from, to)| self.peeked.buffer.part(from, to));
         let [Some(before_it), Some(behind_it)] = parts else {
             return Ok(false);

@@ -261,8 +261,20 @@ pub(crate) fn at_thread_exit(action: fn()) {
     unsafe { libc::pthread_setspecific(key, action as *const c_void) };
 }
 
-/// `recvmsg` or `sendmsg` on buffers of the program's, without entering the C library.
+/// `recvmsg` or `sendmsg` on buffers of the program's, without entering the C library. The header has buffers only, and is not to be read
+/// afterwards: one buffer goes without, which the kernel need not fetch and check then.
 pub(crate) fn message_call(call: c_long, fd: c_int, message: &mut libc::msghdr, flags: c_int) -> Result<usize, Errno> {
+    if message.msg_iovlen == 1 {
+        // SAFETY: the header's list has one entry.
+        let part = unsafe { *message.msg_iov };
+        let call = match call {
+            libc::SYS_recvmsg => libc::SYS_recvfrom,
+            _ => libc::SYS_sendto,
+        };
+        let (place, len) = (part.iov_base.expose_provenance(), part.iov_len);
+        // SAFETY: the kernel checks the program's buffer itself.
+        return unsafe { raw::call(call, [fd as usize, place, len, flags as usize, 0, 0]) };
+    }
     let place = core::ptr::from_mut(message).expose_provenance();
     // SAFETY: the header outlives the call; the kernel checks the program's buffers itself.
     unsafe { raw::call(call, [fd as usize, place, flags as usize, 0, 0, 0]) }
