@@ -92,13 +92,12 @@ pub(crate) struct SenderSignal {
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub(crate) struct SenderOwn {
-    /// Entries of the free stack, and above them, modulo 2^32, the credits taken since the
-    /// lane began: one word, so that a credit is never without its block.
+    /// Entries of the free stack, 16 bits; above them the physical blocks in use, 16 bits: those from there on have no memory, or
+    /// hold nothing; and above these, modulo 2^32, the credits taken since the lane began. One word, so that no block is ever in
+    /// two places, or in none for long.
     pub(crate) stock: PlainU64,
     /// A logical block that the head is known to have reached.
     pub(crate) known_head: PlainU64,
-    /// Physical blocks in use; those from here on have no memory, or hold nothing.
-    pub(crate) grown: PlainU32,
     /// Not zero: the system had no memory when the pool last tried to grow.
     pub(crate) starved: PlainU32,
     /// Blocks that the sender leaves untouched, so that less is in flight than the pool could hold.
@@ -211,9 +210,8 @@ const _: () = {
     assert!(offset_of!(Lane, sender_own) == 64);
     assert!(offset_of!(SenderOwn, stock) == 0);
     assert!(offset_of!(SenderOwn, known_head) == 8);
-    assert!(offset_of!(SenderOwn, grown) == 16);
-    assert!(offset_of!(SenderOwn, starved) == 20);
-    assert!(offset_of!(SenderOwn, spared) == 24);
+    assert!(offset_of!(SenderOwn, starved) == 16);
+    assert!(offset_of!(SenderOwn, spared) == 20);
     assert!(offset_of!(Lane, receiver) == 128);
     assert!(offset_of!(ReceiverSignal, wait) == 0);
     assert!(offset_of!(ReceiverSignal, words) == 8);

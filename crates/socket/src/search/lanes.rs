@@ -330,7 +330,7 @@ impl<'a> Stretches<'a> {
                 Marks::Changed => Ok(not_yet(until, known)),
             };
         }
-        let not_yet = not_yet(parts.published + 1, parts.queued);
+        let not_yet = not_yet(parts.published.wrapping_add(1), parts.queued);
         let over = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
         if raw::poll_now(self.conn.fd(), over) & over != 0 {
             let now = self.parts(u64::MAX)?;

@@ -354,6 +354,7 @@ pub(crate) fn hand_over(conn: &Conn) {
         // What a reset has taken the successor is told.
         let _ = front.settle(true);
         kernel::peek_from(front.fd, front.area, 0);
+        waiting::lift_mark(front.fd, front.area);
     }
 }
 

@@ -57,6 +57,23 @@ fn fd_arg(fd: c_int) -> usize {
     fd as usize
 }
 
+/// Blocks all signals of the calling thread; answers which were blocked before.
+pub(crate) fn block_signals() -> u64 {
+    let (all, mut before) = (u64::MAX, 0_u64);
+    let set = core::ptr::from_ref(&all).expose_provenance();
+    let old = core::ptr::from_mut(&mut before).expose_provenance();
+    // SAFETY: the kernel's sets are of eight bytes, and both outlive the call.
+    let _ = unsafe { call(libc::SYS_rt_sigprocmask, [libc::SIG_BLOCK as usize, set, old, 8, 0, 0]) };
+    before
+}
+
+/// Has only these signals blocked.
+pub(crate) fn restore_signals(blocked: u64) {
+    let set = core::ptr::from_ref(&blocked).expose_provenance();
+    // SAFETY: as above.
+    let _ = unsafe { call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, set, 0, 8, 0, 0]) };
+}
+
 /// `close`.
 pub fn close(fd: c_int) {
     // SAFETY: no pointers; callers only close descriptors of our own.
