@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import errno
+import gc
+import os
 import selectors
 import signal
 import socket
@@ -10,6 +12,7 @@ import struct
 import threading
 import time
 import unittest
+from unittest import mock
 
 import viaduct
 
@@ -46,6 +49,20 @@ def signals(raises, count=1):
         signal.signal(signal.SIGALRM, before)
 
 
+def when(true, do, *arguments):
+    """Does it in a thread, once that is true."""
+
+    def run():
+        until = time.monotonic() + 20
+        while not true() and time.monotonic() < until:
+            time.sleep(0.005)
+        do(*arguments)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
 class SeekTest(unittest.TestCase):
     def setUp(self):
         self.near, self.far = pair()
@@ -67,11 +84,10 @@ class SeekTest(unittest.TestCase):
         self.near.sendall(b"0")
         with signals(raises=True), self.assertRaises(Stop):
             viaduct.seek_recv(self.far, 4, offset=1, flags=socket.MSG_WAITALL)
-        sender = threading.Timer(0.4, self.near.sendall, (b"1234",))
-        sender.start()
         with signals(raises=False, count=3) as caught:
+            sender = when(lambda: len(caught) >= 3, self.near.sendall, b"1234")
             self.assertEqual(viaduct.seek_recv(self.far, 4, offset=1, flags=socket.MSG_WAITALL), b"1234")
-        self.assertEqual(len(caught), 3)
+        self.assertGreaterEqual(len(caught), 3)
         sender.join()
 
     def test_bad_input_is_refused(self):
@@ -123,22 +139,22 @@ class InboxTest(unittest.TestCase):
     def test_signals_interrupt_waits(self):
         with viaduct.Inbox() as inbox:
             inbox.add(self.far)
-            for wait in (inbox.receive, lambda: inbox.probe(timeout=None), lambda: inbox.receive(timeout=20)):
+            for wait in (inbox.receive, lambda: inbox.probe(timeout=None), lambda: inbox.receive(timeout=60)):
                 began = time.monotonic()
                 with signals(raises=True), self.assertRaises(Stop):
                     wait()
-                self.assertLess(time.monotonic() - began, 1)
-            sender = threading.Timer(0.4, viaduct.send, (self.near, 1, b"late"))
-            sender.start()
+                self.assertLess(time.monotonic() - began, 30)
             with signals(raises=False, count=3) as caught:
+                sender = when(lambda: len(caught) >= 3, viaduct.send, self.near, 1, b"late")
                 self.assertEqual(inbox.receive(), (1, 0, b"late"))
-            self.assertEqual(len(caught), 3)
+            self.assertGreaterEqual(len(caught), 3)
             sender.join()
-            # Time runs on meanwhile.
+            # Time runs on meanwhile: it does not begin anew with each of them.
             began = time.monotonic()
-            with signals(raises=False, count=100), self.assertRaises(TimeoutError):
+            with signals(raises=False, count=200) as caught, self.assertRaises(TimeoutError):
                 inbox.receive(timeout=0.5)
-            self.assertAlmostEqual(time.monotonic() - began, 0.5, delta=0.3)
+            self.assertGreaterEqual(time.monotonic() - began, 0.5)
+            self.assertLess(len(caught), 200)
 
     def test_signals_that_other_threads_catch_interrupt_waits(self):
         # Nothing ends the call itself: Python runs handlers in its first thread only.
@@ -153,10 +169,8 @@ class InboxTest(unittest.TestCase):
                 0.1, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
             )
             catcher.start()
-            began = time.monotonic()
             with self.assertRaises(Stop):
                 inbox.receive()
-            self.assertLess(time.monotonic() - began, 1)
             catcher.join()
 
     def test_signals_interrupt_sends(self):
@@ -376,10 +390,10 @@ class InboxTest(unittest.TestCase):
                     await viaduct.async_send(near, 1 << 32, b"")
                 far.close()
 
-        for timeout in (None, 0, 5):
+        for timeout in (None, 0, 60):
             began = time.monotonic()
             asyncio.run(run(timeout))
-            self.assertLess(time.monotonic() - began, 4)
+            self.assertLess(time.monotonic() - began, 30)
 
     def test_tasks_probe_and_closing_ends_them(self):
         async def run():
@@ -394,10 +408,50 @@ class InboxTest(unittest.TestCase):
             for task in tasks:
                 with self.assertRaises(viaduct.Cancelled):
                     await asyncio.wait_for(task, 5)
-            with self.assertRaises(ValueError):
-                await inbox.receive_async()
+            for wait in (inbox.receive_async, inbox.probe_async):
+                with self.assertRaisesRegex(ValueError, "the inbox is closed"):
+                    await wait()
+            for call in (lambda: inbox.add(self.far), lambda: inbox.remove(0), inbox.cancel):
+                with self.assertRaisesRegex(ValueError, "the inbox is closed"):
+                    call()
+            inbox.close()
 
         asyncio.run(run())
+
+    def test_what_cannot_be_watched_is_not_added(self):
+        async def run():
+            inbox = viaduct.AsyncInbox()
+            before = os.listdir("/proc/self/fd")
+            with mock.patch.object(inbox._arrivals, "add", side_effect=OSError(errno.ENOSPC, "no room")):
+                with self.assertRaisesRegex(OSError, "no room"):
+                    inbox.add(self.far)
+            self.assertEqual(os.listdir("/proc/self/fd"), before)
+            with mock.patch("os.dup", side_effect=OSError(errno.EMFILE, "no number")):
+                with self.assertRaisesRegex(OSError, "no number"):
+                    inbox.add(self.far)
+            with self.assertRaises(viaduct.Ended):
+                await inbox.receive_async()
+            # Nor is one that is taken out watched any more, and it can be added again.
+            for turn in range(3):
+                source = inbox.add(self.far)
+                viaduct.send(self.near, turn, b"")
+                self.assertEqual(await asyncio.wait_for(inbox.receive_async(), 10), (turn, source, b""))
+                inbox.remove(source)
+                self.assertEqual(os.listdir("/proc/self/fd"), before)
+            inbox.close()
+
+        asyncio.run(run())
+
+    def test_an_inbox_that_cannot_be_made_leaves_nothing(self):
+        complaints = []
+        with mock.patch("sys.unraisablehook", complaints.append):
+            with mock.patch("select.epoll", side_effect=OSError(errno.EMFILE, "no number")):
+                with self.assertRaisesRegex(OSError, "no number"):
+                    viaduct.AsyncInbox()
+            with self.assertRaises(ValueError):
+                viaduct.AsyncInbox(longest=-1)
+            gc.collect()
+        self.assertEqual(complaints, [])
 
     def test_tasks_wait_side_by_side(self):
         async def run():

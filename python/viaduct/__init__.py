@@ -12,7 +12,6 @@ receive from a socket that has holes by :func:`seek_recv` only.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import errno
@@ -23,7 +22,7 @@ import socket as _socket
 import struct
 import threading
 import time
-from typing import Callable, Iterator, NamedTuple, NoReturn, Optional, TypeVar, Union
+from typing import Callable, Iterator, NamedTuple, NoReturn, Optional, Union
 
 from ._library import Message as _Message
 from ._library import library as _library
@@ -53,7 +52,6 @@ __all__ = [
 ANY = -1
 
 Socket = Union[_socket.socket, int]
-_T = TypeVar("_T")
 _Bytes = Union[bytes, bytearray, memoryview]
 
 
@@ -156,92 +154,6 @@ def readable(socket: Socket) -> int:
     return count
 
 
-class _Arrivals:
-    """Tells tasks that something has come. Unread bytes keep a socket readable all the time, so this looks at edges."""
-
-    def __init__(self) -> None:
-        self._set = select.epoll()
-        self._waiters: set[asyncio.Future[None]] = set()
-        self._loop: Optional[asyncio.AbstractEventLoop] = None
-
-    def add(self, fd: int) -> None:
-        self._set.register(fd, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
-
-    def close(self) -> None:
-        self._leave()
-        self._set.close()
-
-    def _leave(self) -> None:
-        loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.remove_reader(self._set.fileno())
-
-    @contextlib.contextmanager
-    def expect(self) -> Iterator[asyncio.Future[None]]:
-        """Something that is done once anything comes from now on: so expect first, then look, then wait."""
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        if self._loop is None:
-            loop.add_reader(self._set.fileno(), self.tell)
-            self._loop = loop
-        self._waiters.add(future)
-        try:
-            yield future
-        finally:
-            self._waiters.discard(future)
-            if not self._waiters:
-                self._leave()
-
-    def tell(self, error: Optional[Exception] = None) -> None:
-        """Has every task that waits look again, or raise."""
-        self._set.poll(0)
-        for future in self._waiters:
-            if future.done():
-                continue
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-
-async def async_seek_recv(socket: _socket.socket, size: int, offset: int = 0) -> bytes:
-    """Receives exactly ``size`` bytes from ``offset`` on, fewer only at the end of the stream, without blocking the event loop.
-
-    Takes nothing if it is cancelled. :exc:`OSError` with ``ENOBUFS``: the buffer cannot hold so much.
-    """
-    if size == 0:
-        return seek_recv(socket, size, offset)
-    got = _try_whole(socket, size, offset)
-    if got is not None:
-        return got
-    arrivals = _Arrivals()
-    try:
-        arrivals.add(_fd(socket))
-        while True:
-            with arrivals.expect() as arrival:
-                got = _try_whole(socket, size, offset)
-                if got is not None:
-                    return got
-                await arrival
-    finally:
-        arrivals.close()
-
-
-def _try_whole(socket: Socket, size: int, offset: int) -> Optional[bytes]:
-    if size < 0 or offset < 0:
-        raise ValueError("negative size or offset")
-    try:
-        last = seek_recv(socket, 1, offset + size - 1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)
-        buffer = bytearray(size)
-        flags = _socket.MSG_WAITALL | _socket.MSG_DONTWAIT
-        # While a stream changes its path, bytes may come before those in front of them; unless this is the end, all must be there.
-        if last and seek_recv_into(socket, buffer, offset, flags | _socket.MSG_PEEK | _socket.MSG_TRUNC) < size:
-            return None
-        return bytes(memoryview(buffer)[: seek_recv_into(socket, buffer, offset, flags)])
-    except BlockingIOError:
-        return None
-
-
 class _Outgoing:
     """A message that is being sent."""
 
@@ -298,37 +210,6 @@ def send(socket: Socket, tag: int, payload: _Bytes) -> None:
             room = select.poll()
             room.register(way, select.POLLOUT)
             room.poll()
-
-
-async def async_send(socket: _socket.socket, tag: int, payload: _Bytes) -> None:
-    """As :func:`send`, without blocking the event loop. ``payload`` must not change meanwhile."""
-    message = _Outgoing(tag, payload)
-    # One with a timeout would wait.
-    if not socket.gettimeout() and message.go_on(socket):
-        return
-    # A descriptor of its own: the loop knows one writer of each, and the program may be another.
-    number = os.dup(socket.fileno())
-    try:
-        with _as_socket(number) as way:
-            while not message.go_on(way):
-                await _room(number)
-    finally:
-        os.close(number)
-
-
-async def _room(number: int) -> None:
-    loop = asyncio.get_running_loop()
-    room: asyncio.Future[None] = loop.create_future()
-
-    def tell() -> None:
-        if not room.done():
-            room.set_result(None)
-
-    loop.add_writer(number, tell)
-    try:
-        await room
-    finally:
-        loop.remove_writer(number)
 
 
 class Inbox:
@@ -489,63 +370,5 @@ def _trouble(number: int, info: _Message) -> Exception:
     return error
 
 
-class AsyncInbox(Inbox):
-    """An inbox for asyncio, used by the tasks of one event loop. What is cancelled takes no message."""
-
-    def __init__(self, longest: int = 0, store: int = 0) -> None:
-        super().__init__(longest, store)
-        self._arrivals = _Arrivals()
-        self._sockets: dict[int, int] = {}
-
-    def close(self) -> None:
-        """Gives it up. Tasks that wait now raise :exc:`Cancelled`. The sockets stay open."""
-        if self._inbox:
-            for source in list(self._sockets):
-                os.close(self._sockets.pop(source))
-            self._arrivals.tell(Cancelled(os.strerror(errno.ECANCELED)))
-            self._arrivals.close()
-        super().close()
-
-    def add(self, socket: Socket) -> int:
-        source = super().add(socket)
-        # One of our own: the caller may close its descriptor.
-        self._sockets[source] = os.dup(_fd(socket))
-        self._arrivals.add(self._sockets[source])
-        return source
-
-    def remove(self, source: int) -> None:
-        super().remove(source)
-        os.close(self._sockets.pop(source))
-        self._arrivals.tell()
-
-    def cancel(self) -> None:
-        super().cancel()
-        self._arrivals.tell(Cancelled(os.strerror(errno.ECANCELED)))
-
-    async def receive_async(self, tag: int = ANY, source: int = ANY) -> Message:
-        """As :meth:`Inbox.receive`, without blocking the event loop."""
-        message = await self._look_async(lambda: self.receive(tag, source, timeout=0))
-        # There may be room now for what another task waits for.
-        self._arrivals.tell()
-        return message
-
-    async def probe_async(self, tag: int = ANY, source: int = ANY) -> tuple[int, int, int]:
-        """As :meth:`Inbox.probe`, but it waits, without blocking the event loop."""
-        return await self._look_async(lambda: self.probe(tag, source, timeout=0))
-
-    async def _look_async(self, look: Callable[[], _T]) -> _T:
-        while True:
-            with self._arrivals.expect() as arrival:
-                try:
-                    return look()
-                except TimeoutError:
-                    await arrival
-
-    def __aiter__(self) -> "AsyncInbox":
-        return self
-
-    async def __anext__(self) -> Message:
-        try:
-            return await self.receive_async()
-        except Ended:
-            raise StopAsyncIteration from None
+# At the end: it uses what is above.
+from ._async import AsyncInbox, async_seek_recv, async_send  # noqa: E402

@@ -28,6 +28,9 @@ const USES: &[(&str, &[&str])] = &[
 /// Lines of Rust a file may have, its tests not counted.
 const LONGEST_FILE: usize = 500;
 
+/// Lines that a file of C, Python or shell may have; most are tests.
+const LONGEST_PROGRAM: usize = 520;
+
 /// Licences that a dependency may have, as `deny.toml` says too.
 const LICENCES: &[&str] = &[
     "0BSD",
@@ -198,11 +201,18 @@ fn the_search_library_has_unsafe_code_in_its_corners_only() {
 }
 
 fn rust_files(dir: &Path, found: &mut Vec<PathBuf>) {
+    files_named(dir, &["rs"], found);
+}
+
+fn files_named(dir: &Path, endings: &[&str], found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(dir).unwrap().flatten() {
         let path = entry.path();
         if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
-            rust_files(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files_named(&path, endings, found);
+        } else if path
+            .extension()
+            .is_some_and(|own| endings.iter().any(|ending| own == *ending))
+        {
             found.push(path);
         }
     }
@@ -261,4 +271,23 @@ fn files_stay_short() {
         .filter(|(lines, _)| *lines > LONGEST_FILE)
         .collect();
     assert!(long.is_empty(), "more than {LONGEST_FILE} lines: {long:#?}");
+    let mut programs = Vec::new();
+    for dir in ["crates", "examples", "include", "python"] {
+        let before = programs.len();
+        files_named(&workspace().join(dir), &["c", "h", "py", "sh"], &mut programs);
+        assert!(programs.len() > before, "no programs in {dir}");
+    }
+    let scripts = std::fs::read_dir(workspace().join("scripts")).unwrap();
+    programs.extend(
+        scripts
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(|path| path.is_file()),
+    );
+    let long: Vec<_> = programs
+        .iter()
+        .map(|path| (std::fs::read_to_string(path).unwrap().lines().count(), path))
+        .filter(|(lines, _)| *lines > LONGEST_PROGRAM)
+        .collect();
+    assert!(long.is_empty(), "more than {LONGEST_PROGRAM} lines: {long:#?}");
 }

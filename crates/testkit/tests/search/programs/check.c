@@ -36,6 +36,90 @@ void settle(void)
     sleep_ms(3);
 }
 
+struct pair connect_quickly(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t len = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    struct pair p = {socket(AF_INET, SOCK_STREAM, 0), -1};
+
+    if (bind(listener, (struct sockaddr *)&address, len) || listen(listener, 1) ||
+        getsockname(listener, (struct sockaddr *)&address, &len) ||
+        connect(p.near, (struct sockaddr *)&address, len) || (p.far = accept(listener, NULL, NULL)) < 0) {
+        perror("connect_quickly");
+        exit(1);
+    }
+    close(listener);
+    return p;
+}
+
+void reset(int fd)
+{
+    struct linger linger = {.l_onoff = 1, .l_linger = 0};
+
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof linger);
+    close(fd);
+}
+
+/* The letter that the kernel has for what a thread does; 0 if there is none. */
+static char state_of(pid_t tid)
+{
+    char path[64], line[256], *after;
+    FILE *file;
+    size_t count;
+
+    snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)tid);
+    file = fopen(path, "r");
+    if (!file)
+        return 0;
+    count = fread(line, 1, sizeof line - 1, file);
+    fclose(file);
+    line[count] = 0;
+    after = strrchr(line, ')');
+    return after && after[1] ? after[2] : 0;
+}
+
+int falls_asleep(pid_t tid)
+{
+    /* On its way into a call a thread may sleep for a moment, for a lock. */
+    int looks = 0;
+
+    for (double until = now() + 5; looks < 3 && now() < until; sleep_ms(1)) {
+        char state = state_of(tid);
+
+        if (!state || state == 'Z' || state == 'X')
+            return 0;
+        looks = state == 'S' ? looks + 1 : 0;
+    }
+    return looks == 3;
+}
+
+struct work {
+    void *(*work)(void *);
+    void *argument;
+    pid_t tid;
+};
+
+static void *with_number(void *argument)
+{
+    struct work *place = argument, mine = *place;
+
+    /* From here on the place may be gone. */
+    __atomic_store_n(&place->tid, gettid(), __ATOMIC_RELEASE);
+    return mine.work(mine.argument);
+}
+
+pthread_t in_sleeping_thread(void *(*work)(void *), void *argument, pid_t *tid)
+{
+    struct work place = {work, argument, 0};
+    pthread_t thread = in_thread(with_number, &place);
+
+    while (!(*tid = __atomic_load_n(&place.tid, __ATOMIC_ACQUIRE)))
+        sleep_ms(1);
+    falls_asleep(*tid);
+    return thread;
+}
+
 int old;
 
 int run_checks(const struct check *checks, size_t count, int argc, char **argv)

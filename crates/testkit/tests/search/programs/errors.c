@@ -4,22 +4,6 @@
 #include <sys/resource.h>
 #include <sys/un.h>
 
-/* A connection that no lane has had the time for. */
-static struct pair fresh_pair(void)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    socklen_t len = sizeof address;
-    int listener = socket(AF_INET, SOCK_STREAM, 0);
-    struct pair p = {socket(AF_INET, SOCK_STREAM, 0), -1};
-
-    if (bind(listener, (struct sockaddr *)&address, len) || listen(listener, 1) ||
-        getsockname(listener, (struct sockaddr *)&address, &len) || connect(p.near, (struct sockaddr *)&address, len))
-        snprintf(failure, sizeof failure, "no connection: %s", strerror(errno));
-    p.far = accept(listener, NULL, NULL);
-    close(listener);
-    return p;
-}
-
 /* Whatever is wrong with a call, at the head as elsewhere, before the first search as after it, the next finds all as it was. */
 static void bad_input_changes_nothing(void)
 {
@@ -133,12 +117,12 @@ static void options_that_rule_searches_out(void)
 
     for (size_t index = 0; index < sizeof names / sizeof *names - (size_t)old; index++) {
         for (int warm = 0; warm < 2; warm++) {
-            struct pair p = warm ? connect_pair() : fresh_pair();
+            struct pair p = warm ? connect_pair() : connect_quickly();
             int value = names[index] == SO_RCVLOWAT ? 3 : 1, now = -1;
             socklen_t len = sizeof now;
             char bytes[16] = {0};
 
-            EXPECT(!failure[0] && setsockopt(p.far, SOL_SOCKET, names[index], &value, sizeof value) == 0);
+            EXPECT(setsockopt(p.far, SOL_SOCKET, names[index], &value, sizeof value) == 0);
             EXPECT(send(p.near, "0123456789", 10, 0) == 10);
             settle();
             for (int round = 0; round < 2; round++)
@@ -166,13 +150,13 @@ static void a_receive_in_the_kernel_keeps_searches_out(void)
     struct pair p;
     char bytes[16] = {0};
     pthread_t thread;
+    pid_t tid;
     void *got;
 
     if (!under_viaduct())
         return;
     p = connect_pair();
-    thread = in_thread(receive_five, &p.far);
-    sleep_ms(20);
+    thread = in_sleeping_thread(receive_five, &p.far, &tid);
     for (int round = 0; round < 3; round++) {
         EXPECT_ERROR(viaduct_seek_recv(p.far, bytes, 2, MSG_DONTWAIT, 3), on_lane() ? EAGAIN : EBUSY);
         EXPECT_ERROR(viaduct_seek_recv(p.far, bytes, 2, 0, 3 + (size_t)on_lane() * 100000000), on_lane() ? ENOBUFS : EBUSY);
@@ -185,6 +169,8 @@ static void a_receive_in_the_kernel_keeps_searches_out(void)
 }
 
 static pthread_t waiter;
+static int signals;
+static volatile int returned;
 static volatile sig_atomic_t handled;
 
 static void note(int signal)
@@ -194,9 +180,10 @@ static void note(int signal)
 
 static void *interrupt(void *fd)
 {
-    sleep_ms(30);
-    pthread_kill(waiter, SIGUSR1);
-    sleep_ms(60);
+    /* One that comes between one sleep of the call and the next interrupts nothing. */
+    for (int sent = 0; sent < signals && !returned && falls_asleep(getpid()); sent++)
+        pthread_kill(waiter, SIGUSR1);
+    falls_asleep(getpid());
     send(*(int *)fd, "0123456789", 10, 0);
     return NULL;
 }
@@ -215,11 +202,13 @@ static void signals_interrupt_waits(void)
             EXPECT(sigaction(SIGUSR1, &action, NULL) == 0);
             EXPECT_ERROR(viaduct_seek_recv(p.far, bytes, 2, MSG_DONTWAIT, 8), EAGAIN);
             waiter = pthread_self();
-            handled = 0;
+            signals = restarts && under_viaduct() ? 3 : 200;
+            handled = returned = 0;
             thread = in_thread(interrupt, &p.near);
             errno = 0;
             got = viaduct_seek_recv(p.far, bytes, 2, MSG_WAITALL, offset);
             error = errno;
+            returned = 1;
             EXPECT(handled == SIGUSR1);
             if (restarts && under_viaduct())
                 EXPECT(got == 2 && !memcmp(bytes, offset ? "89" : "01", 2));
@@ -231,14 +220,6 @@ static void signals_interrupt_waits(void)
             close_pair(p);
         }
     }
-}
-
-static void reset(int fd)
-{
-    struct linger linger = {.l_onoff = 1, .l_linger = 0};
-
-    setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof linger);
-    close(fd);
 }
 
 static void *reset_later(void *fd)
@@ -277,13 +258,13 @@ static void killed_holders_damage_holes(void)
     static char sent[length], bytes[length];
     int damaged = 0;
 
-    for (int round = 0; round < 300 && !damaged && !failure[0]; round++) {
-        struct pair p = round ? fresh_pair() : connect_pair();
+    for (int round = 0; round < 300 && !damaged; round++) {
+        struct pair p = round ? connect_quickly() : connect_pair();
         int status, taken[2];
         char byte;
         pid_t child;
 
-        EXPECT(!failure[0] && pipe(taken) == 0);
+        EXPECT(pipe(taken) == 0);
         EXPECT(send_all(p.near, sent, sizeof sent));
         settle();
         EXPECT(viaduct_seek_recv(p.far, &byte, 1, MSG_WAITALL, length / 2) == 1);
@@ -337,8 +318,8 @@ static void only_so_many_sockets_can_be_searched(void)
         return;
     EXPECT(setrlimit(RLIMIT_NOFILE, &limit) == 0);
     for (int index = 0; index < most + more; index++) {
-        pairs[index] = fresh_pair();
-        EXPECT(!failure[0] && send(pairs[index].near, "0123", 4, 0) == 4);
+        pairs[index] = connect_quickly();
+        EXPECT(send(pairs[index].near, "0123", 4, 0) == 4);
         ssize_t got = viaduct_seek_recv(pairs[index].far, &byte, 1, MSG_WAITALL, 2);
         int error = errno;
         EXPECT(index < most ? got == 1 && byte == '2' : got == -1 && error == ENOBUFS);

@@ -6,17 +6,6 @@
 
 static const struct in6_addr mapped = {{{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1}}};
 
-static int under_viaduct(void)
-{
-    return getenv("LD_PRELOAD") != NULL;
-}
-
-/* In order, as a program may: holes are minded by its own calls only under Viaduct. */
-static ssize_t in_order(int fd, void *bytes, size_t count, int flags)
-{
-    return under_viaduct() ? recv(fd, bytes, count, flags) : viaduct_seek_recv(fd, bytes, count, flags, 0);
-}
-
 /* A connection between sockets of these families and kinds to this address, whichever of the families can tell it. */
 static struct pair pair_of(int near, int far, int kind, struct in6_addr to)
 {

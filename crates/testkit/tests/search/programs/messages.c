@@ -10,11 +10,6 @@
 /* As large as a number can be, and the least that no slice of memory has. */
 static const size_t largest = SIZE_MAX, too_large = (size_t)SSIZE_MAX + 1;
 
-static void settle(void)
-{
-    sleep_ms(20);
-}
-
 /* A descriptor that was open. */
 static int closed_number(void)
 {
@@ -22,14 +17,6 @@ static int closed_number(void)
 
     close(fd);
     return fd;
-}
-
-static void reset(int fd)
-{
-    struct linger now = {1, 0};
-
-    setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
-    close(fd);
 }
 
 static void sends_are_refused(void)
@@ -123,10 +110,10 @@ static void busy_sockets_are_refused(void)
     const char *path = getenv("VIADUCT_PATH");
     viaduct_inbox *inbox = viaduct_inbox_open(0, 0);
     struct pair p = connect_pair();
-    pthread_t thread = in_thread(receive_a_byte, &p.far);
+    pid_t tid;
+    pthread_t thread = in_sleeping_thread(receive_a_byte, &p.far, &tid);
     void *failed;
 
-    sleep_ms(50);
     EXPECT(inbox);
     if (path && !strcmp(path, "tcp"))
         EXPECT_ERROR(viaduct_inbox_add(inbox, p.far), EBUSY);
@@ -177,7 +164,7 @@ static void receives_are_refused(void)
 /* A call that waits for a message that never comes. */
 struct waiter {
     viaduct_inbox *inbox;
-    int error;
+    volatile int error;
     struct viaduct_msg info;
 };
 
@@ -186,7 +173,7 @@ static void *wait_for_nothing(void *argument)
     struct waiter *waiter = argument;
     ssize_t got = viaduct_msg_recv(waiter->inbox, 99, VIADUCT_ANY, NULL, 0, -1, &waiter->info);
 
-    waiter->error = got < 0 ? errno : 0;
+    waiter->error = got < 0 ? errno : -1;
     return NULL;
 }
 
@@ -204,27 +191,26 @@ static void waits_end(void)
     struct waiter waiter = {viaduct_inbox_open(0, 0), 0, {0, 0, 0}};
     struct sigaction action = {.sa_handler = catch, .sa_flags = SA_RESTART};
     pthread_t thread;
+    pid_t tid;
 
     EXPECT(waiter.inbox && viaduct_inbox_add(waiter.inbox, p.far) == 0);
-    thread = in_thread(wait_for_nothing, &waiter);
-    sleep_ms(30);
+    thread = in_sleeping_thread(wait_for_nothing, &waiter, &tid);
     EXPECT(viaduct_msg_cancel(waiter.inbox) == 0);
     pthread_join(thread, NULL);
     EXPECT(waiter.error == ECANCELED && waiter.info.source == -1);
     /* A handler that asks for calls to be restarted, too: the program may want to act on what it did. */
     sigaction(SIGUSR1, &action, NULL);
-    thread = in_thread(wait_for_nothing, &waiter);
-    sleep_ms(30);
+    waiter.error = 0;
+    thread = in_sleeping_thread(wait_for_nothing, &waiter, &tid);
     /* It sleeps, but for moments between one sleep and the next. */
-    for (int tries = 0; tries < 20 && waiter.error != EINTR; tries++) {
+    for (int tries = 0; tries < 20 && !waiter.error; tries++) {
         EXPECT(pthread_kill(thread, SIGUSR1) == 0);
-        sleep_ms(30);
+        falls_asleep(tid);
     }
     pthread_join(thread, NULL);
     EXPECT(caught > 0 && caught < 4 && waiter.error == EINTR && waiter.info.source == -1);
     /* A source that is taken out is none to wait for. */
-    thread = in_thread(wait_for_nothing, &waiter);
-    sleep_ms(30);
+    thread = in_sleeping_thread(wait_for_nothing, &waiter, &tid);
     EXPECT(viaduct_inbox_remove(waiter.inbox, 0) == 0);
     pthread_join(thread, NULL);
     EXPECT(waiter.error == ENOTCONN);

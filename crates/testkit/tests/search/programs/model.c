@@ -237,13 +237,10 @@ static void await(short events)
 
 static void end(void)
 {
-    struct linger linger = {.l_onoff = 1, .l_linger = 0};
-
     switch (draw(4)) {
     case 0:
         m.closed = 1;
-        setsockopt(m.pair.near, SOL_SOCKET, SO_LINGER, &linger, sizeof linger);
-        close(m.pair.near);
+        reset(m.pair.near);
         m.pair.near = -1;
         m.untold = 1;
         await(POLLERR | POLLHUP);
@@ -301,21 +298,6 @@ static void step(int tiny)
     default:
         return call(drawn_offset(), len, drawn_flags());
     }
-}
-
-static struct pair connect_quickly(void)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    socklen_t len = sizeof address;
-    int listener = socket(AF_INET, SOCK_STREAM, 0);
-    struct pair p = {socket(AF_INET, SOCK_STREAM, 0), -1};
-
-    if (bind(listener, (struct sockaddr *)&address, len) || listen(listener, 1) ||
-        getsockname(listener, (struct sockaddr *)&address, &len) || connect(p.near, (struct sockaddr *)&address, len))
-        wrong("connect", -1, errno, 0, 0, 0);
-    p.far = accept(listener, NULL, NULL);
-    close(listener);
-    return p;
 }
 
 static void run_script(unsigned seed)
