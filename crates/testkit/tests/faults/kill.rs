@@ -42,7 +42,7 @@ fn kill_clients(mode: Mode<'_>, server_waits: &str, faults: usize) {
         let arguments =
             format!("--seconds 20 --mode {waiting} --connections {connections} --direction {direction} --seed {round}");
         let mut client = server.client(mode, &arguments).spawn();
-        connected(&server);
+        connected(&server, &mut client);
         moment(&mut random, 120);
         // A connection of which one direction is shut down at once stays on TCP.
         if round % 8 == 0 && direction == "both" {
@@ -76,7 +76,7 @@ fn kill_servers(mode: Mode<'_>, faults: usize) {
         let mut server = Server::start_on(mode, server_waits, free_port());
         let arguments = format!("--seconds 20 --mode {waiting} --connections 2 --seed {round}");
         let mut client = server.client(mode, &arguments).spawn();
-        connected(&server);
+        connected(&server, &mut client);
         moment(&mut random, 120);
         if round % 8 == 0 {
             becomes_fast(mode, &server);

@@ -23,7 +23,7 @@ mod stop;
 use std::time::Duration;
 use viaduct_testkit::pattern::Random;
 use viaduct_testkit::processes::{Holdings, connections_to, holdings, wait_until};
-use viaduct_testkit::{Instance, Mode, Server};
+use viaduct_testkit::{Instance, Mode, Program, Server};
 
 /// What every run goes through; a test counts only faults that hit.
 const FAULTS: u64 = kill::FAULTS as u64 + daemon::FAULTS + stop::FAULTS as u64 + limits::FAULTS;
@@ -49,10 +49,12 @@ fn moment(random: &mut Random, longest_ms: u64) {
     std::thread::sleep(Duration::from_micros(random.below(longest_ms * 1000)));
 }
 
-/// Waits until a client has connected, so that it is a connection that the fault hits.
-fn connected(server: &Server) {
-    let connected = || connections_to(server.program.pid(), server.port) > 0;
-    assert!(wait_until(PATIENCE, connected), "the client does not connect");
+/// Waits until a client has connected, so that it is a connection that the fault hits; or is over already, having had a slow witness.
+fn connected(server: &Server, client: &mut Program) {
+    let connected = wait_until(PATIENCE, || {
+        connections_to(server.program.pid(), server.port) > 0 || !client.is_running()
+    });
+    assert!(connected, "the client does not connect: {}", client.errors());
 }
 
 /// Plays rounds, numbered from 0, until so many `faults` have hit; `round` says whether one has. On a busy machine many come too late.

@@ -25,7 +25,7 @@ fn stop_and_go_on(mode: Mode<'_>, faults: usize) {
         let arguments = format!("--seconds 0.5 --mode {waiting} --connections 2 --seed {round}");
         let seeds = seeds_of(round as u64, 2);
         let mut client = server.client(mode, &arguments).spawn();
-        connected(&server);
+        connected(&server, &mut client);
         moment(&mut random, 40);
         let stopped = if random.below(2) == 0 { &client } else { &server.program };
         for _ in 0..3 {
@@ -52,7 +52,7 @@ fn stop_and_kill(mode: Mode<'_>, rounds: usize) {
         let waiting = any_of(&mut random, &WAITING);
         let arguments = format!("--seconds 20 --mode {waiting} --seed {round}");
         let mut client = server.client(mode, &arguments).spawn();
-        connected(&server);
+        connected(&server, &mut client);
         moment(&mut random, 80);
         client.signal(Signal::SIGSTOP);
         std::thread::sleep(Duration::from_millis(40));
