@@ -90,6 +90,7 @@ install: generate ## install under PREFIX (default /usr/local), staged under DES
 	install -d $(BASHDIR) $(ZSHDIR) $(FISHDIR) $(UNITDIR) $(DOCDIR)
 	install -m 755 $(RELEASE)/viaduct $(RELEASE)/viaductd $(BINDIR)
 	install -m 755 $(RELEASE)/libviaduct_preload.so $(LIBDIR)
+	rm -f $(DESTDIR)$(PREFIX)/lib/$(LIBRARY).*
 	install -m 755 $(RELEASE)/libviaduct.so $(DESTDIR)$(PREFIX)/lib/libviaduct.so.$(VERSION)
 	ln -sf libviaduct.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/$(LIBRARY)
 	ln -sf $(LIBRARY) $(DESTDIR)$(PREFIX)/lib/libviaduct.so
@@ -109,7 +110,7 @@ install: generate ## install under PREFIX (default /usr/local), staged under DES
 uninstall: ## remove what install put there
 	rm -f $(BINDIR)/viaduct $(BINDIR)/viaductd $(MANDIR)/man1/viaduct.1 $(MANDIR)/man1/viaduct-*.1 $(MANDIR)/man8/viaductd.8
 	rm -f $(BASHDIR)/viaduct $(ZSHDIR)/_viaduct $(FISHDIR)/viaduct.fish $(UNITDIR)/viaductd.service
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/lib/,libviaduct.so $(LIBRARY) libviaduct.so.$(VERSION)) $(INCLUDEDIR)/viaduct.h $(PKGCONFIGDIR)/viaduct.pc
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/lib/,libviaduct.so libviaduct.so.[0-9]*) $(INCLUDEDIR)/viaduct.h $(PKGCONFIGDIR)/viaduct.pc
 	rm -f $(patsubst docs/man/%,$(MANDIR)/man3/%,$(wildcard docs/man/*.3))
 	rm -rf $(LIBDIR) $(DOCDIR)
 

@@ -60,6 +60,12 @@ pub(crate) fn set_variable(name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) {
     unsafe { std::env::set_var(name, value) };
 }
 
+/// Has the program not find the variable. The others stay as [`set_variable`] says.
+pub(crate) fn remove_variable(name: impl AsRef<OsStr>) {
+    // SAFETY: the process has no other threads.
+    unsafe { std::env::remove_var(name) };
+}
+
 /// Has `command` turn into its program without the C library, which has a shell read what the kernel refuses. A shell that reads a
 /// binary of another machine, or a damaged one, does what the bytes happen to mean. To be called last.
 pub(crate) fn without_shell(command: &mut Command, name: &OsStr) -> io::Result<()> {

@@ -217,9 +217,13 @@ fn stay_out(program: &OsStr, verbose: bool) {
         let others: Vec<&[u8]> = existing
             .as_bytes()
             .split(separator)
-            .filter(|entry| !is_ours(entry))
+            .filter(|entry| !entry.is_empty() && !is_ours(entry))
             .collect();
-        inherit::set_variable("LD_PRELOAD", OsStr::from_bytes(&others.join(&b':')));
+        if others.is_empty() {
+            inherit::remove_variable("LD_PRELOAD");
+        } else {
+            inherit::set_variable("LD_PRELOAD", OsStr::from_bytes(&others.join(&b':')));
+        }
     }
     if verbose {
         eprintln!(

@@ -437,6 +437,11 @@ fn a_program_that_a_rule_says_never_of_is_started_as_without_viaduct() {
     let output = command.args(["run", "-v", "sh", "-c", SHOW]).output().unwrap();
     assert_eq!(stdout(&output), format!("{} none\n", library.display()));
     assert!(stderr(&output).contains("a rule says never"), "{}", stderr(&output));
+    // Without others, there is no variable as there was none.
+    let mut command = viaduct(&dir.path);
+    command.env("LD_PRELOAD", "/nowhere/libviaduct_preload.so:");
+    let output = command.args(["run", "sh", "-c", SHOW]).output().unwrap();
+    assert_eq!(stdout(&output), "none none\n");
     // Another program is not meant, nor one of which the rule spares some connections only.
     dir.file(
         "viaduct.toml",

@@ -201,7 +201,8 @@ impl Policy {
                 policy.has_rules = true;
             }
         }
-        if policy.is_never() {
+        // Where the program stays on TCP anyway, no rule is the reason.
+        if policy.path != PathPolicy::Tcp && policy.is_never() {
             (policy.path, policy.why_tcp) = (PathPolicy::Tcp, Reason::RuleTcp);
         }
         Ok(policy)
@@ -383,6 +384,13 @@ mod tests {
             };
             assert_eq!((policy.path, policy.why_tcp), expected, "{rules}");
         }
+        let anyway = Policy::parse("sshd", |name| match name {
+            PATH_VARIABLE => Some("tcp"),
+            RULES_VARIABLE => Some("never"),
+            _ => None,
+        });
+        let anyway = anyway.unwrap();
+        assert_eq!((anyway.is_never(), anyway.why_tcp), (true, Reason::PolicyTcp));
         let one_port = policy("p", "never,port=22").unwrap();
         let offer = |end| one_port.offer_for(&address(end), &address("[::1]:9"));
         assert_eq!((offer("[::1]:22"), offer("[::1]:23")), (None, Some(OfferPolicy::Auto)));

@@ -47,9 +47,9 @@ reasons! {
     RuleTcp = 6, "rule-tcp", "A rule keeps this connection on TCP.", "Look for the rule in the configuration file.";
     Pairing = 7, "pairing", "Matched; a direction moves to shared memory when its sender next sends.", "";
     LimitSegments = 8, "limit-segments", "The user holds as many segments as viaductd allows.",
-        "Raise `segments_per_user` in the configuration, or close connections.";
+        "Raise `segments_per_user` in the configuration and restart viaductd, or close connections.";
     LimitMemory = 9, "limit-memory", "The user's segments may grow to as much memory as viaductd allows.",
-        "Raise `memory_per_user` in the configuration, or close connections.";
+        "Raise `memory_per_user` in the configuration and restart viaductd, or close connections.";
     NoMemory = 10, "no-memory", "The machine could not give memory, or room for one more mapping, for a segment.",
         "Free memory, raise the memory limit of the control group, or raise vm.max_map_count, which `viaduct doctor` shows.";
     NoDescriptors = 11, "no-descriptors", "The descriptor limit of the program or of viaductd is reached.", "Raise `ulimit -n`.";
@@ -83,7 +83,7 @@ reasons! {
     LimitProcesses = 37, "limit-processes", "The user has as many programs connected to viaductd as it allows.",
         "Raise `processes_per_user` in the configuration and restart viaductd, or end programs that run under Viaduct.";
     LimitOffers = 38, "limit-offers", "The user has as many connections waiting for their other ends' offers as viaductd allows.",
-        "Start the other ends' programs under Viaduct, keep connections that have none on TCP by a rule, or raise `offers_per_user` in the configuration.";
+        "Start the other ends' programs under Viaduct, keep connections that have none on TCP by a rule, or raise `offers_per_user` in the configuration and restart viaductd.";
     Misspelt = 39, "misspelt", "A VIADUCT_ variable of the program's environment makes no sense, so all its connections stay on TCP.",
         "Correct VIADUCT_PATH, VIADUCT_SPIN, VIADUCT_OFFER or VIADUCT_RULES, or start the program by `viaduct run`, which says what is wrong.";
 }

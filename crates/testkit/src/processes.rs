@@ -42,15 +42,21 @@ pub fn is_listening(pid: u32, port: u16) -> bool {
     })
 }
 
-/// Connections that stand to TCP `port`, in the network namespace of process `pid`.
+/// Connections to TCP `port` that programs hold, in the network namespace of process `pid`; one end of such a connection may have shut
+/// down its direction.
 pub fn connections_to(pid: u32, port: u16) -> usize {
+    const CONNECTING: &str = "02";
     let needle = format!(":{port:04X}");
     let text = fs::read_to_string(format!("/proc/{pid}/net/tcp")).unwrap_or_default();
-    let stands = |line: &str| {
+    let is_held = |line: &str| {
         let mut columns = line.split_whitespace().skip(2);
-        columns.next().is_some_and(|remote| remote.ends_with(&needle)) && columns.next() == Some("01")
+        let (remote, state) = (columns.next(), columns.next());
+        remote.is_some_and(|remote| remote.ends_with(&needle))
+            && state != Some(CONNECTING)
+            // What no program holds any longer has no inode.
+            && columns.nth(5).is_some_and(|inode| inode != "0")
     };
-    text.lines().filter(|line| stands(line)).count()
+    text.lines().filter(|line| is_held(line)).count()
 }
 
 /// A TCP port of the loopback address that nobody used a moment ago.

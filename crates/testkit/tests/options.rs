@@ -6,6 +6,7 @@ use std::time::Duration;
 use viaduct_control::runtime::socket_path;
 use viaduct_testkit::binaries::binary;
 use viaduct_testkit::processes::{free_port, wait_until};
+use viaduct_testkit::status::Totals;
 use viaduct_testkit::{Instance, Launch, Mode, Program, Server, can_run};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -87,16 +88,18 @@ fn the_path_may_be_shared_memory_before_a_connection_has_shown_itself_worth_it()
     }
     let instance = Instance::start();
     let mode = Mode::Accelerated(&instance);
-    for (options, fast) in [("--path shm", true), ("--path auto", false)] {
+    for (options, exchanges, fast) in [("--path shm", "50", true), ("--path auto", "10", false)] {
         let port = free_port();
         let server = python(mode, ANSWER, port, "0.02", options).spawn().listening(port);
-        let client = python(mode, ASK, port, "10", options).spawn();
-        let carried = wait_until(PATIENCE, || {
-            let totals = instance.totals_of(client.pid());
-            (totals.bytes_sent, totals.bytes_received) == (10, 10)
+        // How soon the two are matched is the machine's; ten exchanges are not worth it without the option.
+        let client = python(mode, ASK, port, exchanges, options).spawn();
+        let mut totals = Vec::new();
+        let seen = wait_until(PATIENCE, || {
+            totals = [client.pid(), server.pid()].map(|pid| instance.totals_of(pid)).into();
+            let is_fast = |totals: &Totals| totals.fast_bytes_sent > 0 && totals.fast_bytes_received > 0;
+            (fast && totals.iter().all(is_fast)) || client.output().ends_with('\n')
         });
-        let totals = [client.pid(), server.pid()].map(|pid| instance.totals_of(pid));
-        assert!(carried, "{options}: {totals:#?}");
+        assert!(seen, "{options}: {totals:#?}");
         for totals in totals {
             let both_ways = totals.fast_bytes_sent > 0 && totals.fast_bytes_received > 0;
             assert_eq!(
@@ -128,16 +131,20 @@ fn a_waiter_polls_though_it_never_pays_or_not_at_all() {
         return;
     }
     let instance = Instance::start();
-    let [always, auto, never] = ["always", "auto", "never"].map(|spin| waiting(&instance, spin));
-    println!("seconds: always {always}, auto {auto}, never {never}");
     // A thousand waits, each of which polls for 100 us where it is told to; others may want the processors.
-    assert!(always > auto + 0.04 && always > never + 0.04, "{always} {auto} {never}");
+    let mut seen = Vec::new();
+    let told = (0..3).any(|_| {
+        let [always, auto, never] = ["always", "auto", "never"].map(|spin| waiting(&instance, spin));
+        seen.push(format!("always {always}, auto {auto}, never {never}"));
+        always > auto + 0.04 && always > never + 0.04
+    });
+    assert!(told, "seconds: {seen:#?}");
 }
 
 /// Says how long `accept` takes with a client that has connected before.
-const ACCEPT: &str = "import socket, sys, time
+const ACCEPT: &str = "import select, socket, sys, time
 l = socket.create_server(('127.0.0.1', int(sys.argv[1])))
-time.sleep(0.4)
+p = select.poll(); p.register(l, select.POLLIN); p.poll()
 before = time.monotonic()
 c = l.accept()[0]
 print(time.monotonic() - before, flush=True)
@@ -170,12 +177,19 @@ fn whoever_waits_for_a_match_waits_fifty_milliseconds_at_most() {
     }
     let instance = Instance::start();
     let accelerated = Mode::Accelerated(&instance);
-    // Nobody will match a connection whose other end is plain. What is more than 50 ms is the machine's.
-    let held = 0.045..0.25;
-    let (connect, accept) = connect_and_accept(accelerated, Mode::Native);
+    // Nobody will match a connection whose other end is plain. The least of some tries: what is more is the machine's.
+    let least = |near, far| {
+        let tries: Vec<_> = (0..5).map(|_| connect_and_accept(near, far)).collect();
+        println!("seconds of connect and accept: {tries:?}");
+        tries
+            .into_iter()
+            .reduce(|one, other| (one.0.min(other.0), one.1.min(other.1)))
+    };
+    let held = 0.045..0.1;
+    let (connect, accept) = least(accelerated, Mode::Native).unwrap();
     assert!(held.contains(&connect), "connect took {connect} s");
     assert!(accept < 0.04, "a native accept took {accept} s");
-    let (connect, accept) = connect_and_accept(Mode::Native, accelerated);
+    let (connect, accept) = least(Mode::Native, accelerated).unwrap();
     assert!(connect < 0.04, "a native connect took {connect} s");
     assert!(held.contains(&accept), "accept took {accept} s");
     assert_eq!(instance.stats().pairs, 0);

@@ -159,6 +159,16 @@ fn what_is_installed_is_enough_for_c_and_cpp() {
             assert!(pages.join(other.trim()).is_file(), "{}", page.display());
         }
     }
+    // What an earlier version has left goes with this one, and makes way for it.
+    let (earlier, other) = (
+        library.join(format!("{LIBRARY}.0.0")),
+        library.join("libviaduct.so.77.0.0"),
+    );
+    for file in [&earlier, &other] {
+        std::fs::write(file, "").unwrap();
+    }
+    make("install", &stage);
+    assert_eq!((earlier.exists(), other.exists()), (false, true));
     make("uninstall", &stage);
     assert_eq!(files(&root), BTreeSet::new());
 }

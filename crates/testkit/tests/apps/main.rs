@@ -64,8 +64,9 @@ use viaduct_testkit::{Instance, Launch, Mode, Outcome, pattern};
 /// How long a program may take for what it does in a second or two.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// The least share of a long load's bytes that goes over shared memory.
+/// The least share of a long load's bytes that goes over shared memory, and how many loads may fall short of it where others take the processors.
 const LONG_SHARE: f64 = 0.9;
+const LONG_TRIES: usize = 3;
 
 /// A text of `size` letters that does not repeat soon.
 fn letters(size: usize) -> String {
@@ -140,22 +141,25 @@ impl Pair<'_> {
 
     /// Runs a client whose load lasts. With both sides accelerated, most of the bytes that living processes of `server` carry meanwhile must go
     /// over shared memory: what goes over TCP is the beginning of each connection.
-    fn proved_at_length<T>(&self, server: &str, client: impl FnOnce() -> T) -> T {
+    fn proved_at_length<T>(&self, server: &str, client: impl Fn() -> T) -> T {
         if !self.is_accelerated() {
             return client();
         }
         let carried = || (self.bytes(server), self.fast_bytes(server));
-        let before = carried();
-        let result = client();
-        let after = carried();
-        let (all, fast) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
-        println!("{fast} of {all} bytes of {server} went over shared memory");
-        assert!(
-            fast as f64 >= LONG_SHARE * all as f64 && fast > 0,
-            "only {fast} of {all} bytes of {server} went over shared memory: {:#?}",
+        for _ in 0..LONG_TRIES {
+            let before = carried();
+            let result = client();
+            let after = carried();
+            let (all, fast) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
+            println!("{fast} of {all} bytes of {server} went over shared memory");
+            if fast as f64 >= LONG_SHARE * all as f64 && fast > 0 {
+                return result;
+            }
+        }
+        panic!(
+            "too few bytes of {server} went over shared memory: {:#?}",
             self.instance.totals()
         );
-        result
     }
 
     /// Runs a client that takes its time. With both sides accelerated, bytes of its connection must go over shared memory meanwhile: for

@@ -1,19 +1,20 @@
 //! viaductd killed and restarted: what runs goes on, and what comes later is accelerated again.
 
-use crate::{PATIENCE, PROMPTLY, moment, settle};
+use crate::{PATIENCE, PROMPTLY, moment, settle, until_hit};
 use nix::sys::signal::Signal;
 use std::path::Path;
 use std::time::Duration;
+use viaduct_control::message::Stats;
 use viaduct_control::runtime::socket_path;
 use viaduct_testkit::pattern::Random;
-use viaduct_testkit::processes::{signal, wait_until};
+use viaduct_testkit::processes::{connections_to, signal, wait_until};
 use viaduct_testkit::{Instance, Launch, Mode, Program, Server, can_run};
 
 /// How often viaductd is killed or stopped, and how often while it pairs.
 const ROUNDS: u64 = 60;
-const PAIRING_ROUNDS: u64 = 20;
+const PAIRING_ROUNDS: usize = 20;
 
-pub(crate) const FAULTS: u64 = ROUNDS + PAIRING_ROUNDS;
+pub(crate) const FAULTS: u64 = ROUNDS + PAIRING_ROUNDS as u64;
 
 /// Stream bytes that the connections of process `pid` have carried.
 fn carried(instance: &Instance, pid: u32) -> u64 {
@@ -75,17 +76,27 @@ fn viaductd_may_die_while_it_pairs() {
     let mut server = Server::start(mode, "epoll");
     let before = settle(&mut server, mode);
     let mut last = None;
-    for round in 0..PAIRING_ROUNDS {
-        let pairs = instance.stats().pairs;
+    until_hit(PAIRING_ROUNDS, |round| {
+        let Stats { pairs, offers, .. } = instance.stats();
+        let standing = connections_to(server.program.pid(), server.port);
         let arguments = format!("--seconds 100 --connections {CONNECTIONS} --seed {round}");
         let client = server.client(mode, &arguments).spawn();
+        let mut hit = true;
         if round % 2 == 0 {
             // With mail underway in both directions.
-            wait_until(PATIENCE, || instance.stats().pairs > pairs);
+            let paired = wait_until(PATIENCE, || instance.stats().pairs > pairs);
+            assert!(paired, "round {round}: {:?}", instance.stats());
             signal(instance.daemon_pid(), Signal::SIGSTOP);
             moment(&mut random, 10);
         } else {
+            let connected = || connections_to(server.program.pid(), server.port) > standing;
+            assert!(
+                wait_until(PATIENCE, connected),
+                "round {round}: the client does not connect"
+            );
             moment(&mut random, 40);
+            // Paired, or about to be.
+            hit = instance.stats().offers > offers;
         }
         instance.kill_daemon();
         moment(&mut random, 10);
@@ -101,7 +112,8 @@ fn viaductd_may_die_while_it_pairs() {
         server.assert_sound();
         // Until now that of the viaductd before, so that what the server knows from two of them meets in it.
         last = Some(client);
-    }
+        hit
+    });
     drop(last);
     assert_eq!(server.returns_to(before, PROMPTLY), Ok(()));
 }

@@ -1,6 +1,9 @@
 //! An end killed at a random moment.
 
-use crate::{DaemonCheck, NATIVE_ROUNDS, PATIENCE, PROMPTLY, WAITING, any_of, moment, settle};
+use crate::{
+    DaemonCheck, NATIVE_ROUNDS, PATIENCE, PROMPTLY, WAITING, any_of, connected, ended, moment, seeds_of, settle,
+    until_hit,
+};
 use std::time::Duration;
 use viaduct_testkit::pattern::Random;
 use viaduct_testkit::processes::{descriptors, free_port, wait_until};
@@ -32,22 +35,14 @@ fn kill_clients(mode: Mode<'_>, server_waits: &str, faults: usize) {
     let mut random = Random::new(faults as u64);
     let mut server = Server::start(mode, server_waits);
     let before = settle(&mut server, mode);
-    let mut known = server.reports().len();
-    let mut hit = 0;
-    for round in 0.. {
-        if hit == faults {
-            break;
-        }
-        assert!(
-            round < 2 * faults,
-            "only {hit} of {round} clients were killed in a connection"
-        );
+    until_hit(faults, |round| {
         let waiting = any_of(&mut random, &WAITING);
         let connections = 1 + random.below(3);
         let direction = any_of(&mut random, &["both", "both", "up", "down"]);
         let arguments =
             format!("--seconds 20 --mode {waiting} --connections {connections} --direction {direction} --seed {round}");
         let mut client = server.client(mode, &arguments).spawn();
+        connected(&server, &mut client);
         moment(&mut random, 120);
         // A connection of which one direction is shut down at once stays on TCP.
         if round % 8 == 0 && direction == "both" {
@@ -59,11 +54,10 @@ fn kill_clients(mode: Mode<'_>, server_waits: &str, faults: usize) {
             panic!("round {round} ({arguments}): the server holds {holds:?}, before {before:?}: {open:#?}");
         }
         server.assert_sound();
-        // One that died before it had connected was not amidst a transfer.
-        let reports = server.reports().len();
-        hit += usize::from(reports > known);
-        known = reports;
-    }
+        // One that died before it had said which it is was not amidst a transfer.
+        let seeds = seeds_of(round as u64, connections);
+        wait_until(Duration::from_millis(300), || ended(&server, &seeds) > 0)
+    });
     settle(&mut server, mode);
     let after = server.holdings();
     let grown = after.resident_kib.saturating_sub(before.resident_kib);
@@ -76,20 +70,13 @@ fn kill_clients(mode: Mode<'_>, server_waits: &str, faults: usize) {
 /// Kills servers amidst connections, `faults` of them, which their clients must see.
 fn kill_servers(mode: Mode<'_>, faults: usize) {
     let mut random = Random::new(7);
-    let mut hit = 0;
-    for round in 0.. {
-        if hit == faults {
-            break;
-        }
-        assert!(
-            round < 2 * faults,
-            "only {hit} of {round} servers were killed in a connection"
-        );
+    until_hit(faults, |round| {
         let server_waits = any_of(&mut random, &WAITING);
         let waiting = any_of(&mut random, &WAITING);
         let mut server = Server::start_on(mode, server_waits, free_port());
         let arguments = format!("--seconds 20 --mode {waiting} --connections 2 --seed {round}");
         let mut client = server.client(mode, &arguments).spawn();
+        connected(&server, &mut client);
         moment(&mut random, 120);
         if round % 8 == 0 {
             becomes_fast(mode, &server);
@@ -106,8 +93,8 @@ fn kill_servers(mode: Mode<'_>, faults: usize) {
             client.errors()
         );
         // Who is refused had no transfer.
-        hit += usize::from(code != Some(1));
-    }
+        code != Some(1)
+    });
 }
 
 #[test]

@@ -22,8 +22,8 @@ mod stop;
 
 use std::time::Duration;
 use viaduct_testkit::pattern::Random;
-use viaduct_testkit::processes::{Holdings, holdings, wait_until};
-use viaduct_testkit::{Instance, Mode, Server};
+use viaduct_testkit::processes::{Holdings, connections_to, holdings, wait_until};
+use viaduct_testkit::{Instance, Mode, Program, Server};
 
 /// What every run goes through; a test counts only faults that hit.
 const FAULTS: u64 = kill::FAULTS as u64 + daemon::FAULTS + stop::FAULTS as u64 + limits::FAULTS;
@@ -49,23 +49,42 @@ fn moment(random: &mut Random, longest_ms: u64) {
     std::thread::sleep(Duration::from_micros(random.below(longest_ms * 1000)));
 }
 
+/// Waits until a client has connected, so that it is a connection that the fault hits; or is over already, having had a slow witness.
+fn connected(server: &Server, client: &mut Program) {
+    let connected = wait_until(PATIENCE, || {
+        connections_to(server.program.pid(), server.port) > 0 || !client.is_running()
+    });
+    assert!(connected, "the client does not connect: {}", client.errors());
+}
+
+/// Plays rounds, numbered from 0, until so many `faults` have hit; `round` says whether one has. On a busy machine many come too late.
+fn until_hit(faults: usize, mut round: impl FnMut(usize) -> bool) {
+    let rounds = 10 * faults;
+    let hits = (0..rounds).filter(|number| round(*number)).take(faults).count();
+    assert_eq!(hits, faults, "of {rounds} rounds only so many have hit");
+}
+
+/// The seeds that the connections of a client with so many of them have, by which the server's reports name them.
+fn seeds_of(seed: u64, connections: u64) -> Vec<u64> {
+    let mut seeds = Random::new(seed);
+    (0..connections).map(|_| seeds.number()).collect()
+}
+
+/// How many connections with one of these seeds the server has reported as ended.
+fn ended(server: &Server, seeds: &[u64]) -> usize {
+    let reports = server.reports();
+    reports.iter().filter(|report| seeds.contains(&report.seed)).count()
+}
+
 /// Runs one whole client so that everything lazily made is there, and returns what the server holds afterwards.
 fn settle(server: &mut Server, mode: Mode<'_>) -> Holdings {
     // That of no round: a killed one's report may come late.
     const SEED: u64 = u64::MAX;
-    let mut seeds = Random::new(SEED);
-    let seeds = [seeds.number(), seeds.number()];
-    let own = |server: &Server| {
-        server
-            .reports()
-            .iter()
-            .filter(|report| seeds.contains(&report.seed))
-            .count()
-    };
-    let ended = own(server);
+    let seeds = seeds_of(SEED, 2);
+    let before = ended(server, &seeds);
     let arguments = format!("--bytes 1000000 --connections 2 --seed {SEED}");
     server.client(mode, &arguments).run(PATIENCE).success();
-    let idle = wait_until(PROMPTLY, || own(server) == ended + 2);
+    let idle = wait_until(PROMPTLY, || ended(server, &seeds) == before + 2);
     assert!(
         idle,
         "the server does not see its first clients end: {:#?}",
