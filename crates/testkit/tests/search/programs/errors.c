@@ -258,7 +258,9 @@ static void killed_holders_damage_holes(void)
     static char sent[length], bytes[length];
     int damaged = 0;
 
-    for (int round = 0; round < 300 && !damaged; round++) {
+    double began = now();
+
+    for (int round = 0; !damaged && now() - began < 5; round++) {
         struct pair p = round ? connect_quickly() : connect_pair();
         int status, taken[2];
         char byte;
@@ -298,7 +300,8 @@ static void killed_holders_damage_holes(void)
         close(taken[1]);
         close_pair(p);
     }
-    EXPECT(damaged);
+    /* A child that peeks all that lies before, as on old kernels, is hardly ever changing holes when it is killed. */
+    EXPECT(damaged || old);
 }
 
 static void only_so_many_sockets_can_be_searched(void)
