@@ -19,7 +19,7 @@ pub(crate) const LARGE_BYTES: usize = 8192;
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"viaductS");
 /// Version of the layout and of the rules for it.
 #[cfg(not(loom))]
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 /// Words a side's signal line has for the layer above.
 pub(crate) const WORDS: usize = 4;
 
@@ -38,6 +38,20 @@ pub(crate) const SMALL_BLOCKS: usize = 4;
 pub(crate) const MAX_BLOCKS: usize = 4;
 #[cfg(loom)]
 pub(crate) const SMALL_BLOCKS: usize = 2;
+/// Blocks that a lane may have at once. Of more it has at most one for [`CARRIED`] that it has carried: to touch memory for the first time
+/// costs as much as to copy into it several times, which a stream that ends soon never gets back.
+#[cfg(not(any(test, loom)))]
+pub(crate) const EAGER_BLOCKS: usize = 256;
+#[cfg(not(any(test, loom)))]
+pub(crate) const CARRIED: u64 = 32;
+#[cfg(all(test, not(loom)))]
+pub(crate) const EAGER_BLOCKS: usize = 8;
+#[cfg(all(test, not(loom)))]
+pub(crate) const CARRIED: u64 = 2;
+#[cfg(loom)]
+pub(crate) const EAGER_BLOCKS: usize = 3;
+#[cfg(loom)]
+pub(crate) const CARRIED: u64 = 2;
 /// Blocks of a lane with little traffic: one that has more is worth being made smaller again.
 #[cfg(not(any(test, loom)))]
 pub(crate) const LEAN_BLOCKS: usize = 8;
@@ -115,6 +129,8 @@ pub(crate) struct ReceiverSignal {
     pub(crate) words: [AtomicU64; WORDS],
     /// While [`LATER`] is among the bits, the tail that they wait for.
     pub(crate) until: AtomicU64,
+    /// The tail that the receiver needs before it consumes anything, if the lane has not come as far.
+    pub(crate) wanted: AtomicU64,
 }
 
 /// Where the larger tables begin. Written once each and looked at all the time, so it stays
@@ -216,6 +232,7 @@ const _: () = {
     assert!(offset_of!(ReceiverSignal, wait) == 0);
     assert!(offset_of!(ReceiverSignal, words) == 8);
     assert!(offset_of!(ReceiverSignal, until) == 40);
+    assert!(offset_of!(ReceiverSignal, wanted) == 48);
     assert!(offset_of!(Lane, edges) == 192);
     assert!(offset_of!(Edges, blocks) == 0);
     assert!(offset_of!(Edges, credits) == 8);

@@ -196,6 +196,21 @@ impl<'a> Receiver<'a> {
         kept.count() <= self.geometry.blocks()
     }
 
+    /// Says that the bytes before stream position `until` are needed before any more is consumed: the lane grows for them at once,
+    /// whatever it has carried and been limited to. Returns the bits that the sender sleeps with for lack of space, which are taken, so
+    /// that the caller must ring the bells they stand for. For the receiver's user only.
+    #[must_use = "bits taken must be answered with a bell"]
+    pub fn want(&self, until: u64) -> u32 {
+        let wanted = &self.lane.receiver.wanted;
+        if wanted.load(Relaxed).wrapping_sub(until).cast_signed() >= 0 {
+            return 0;
+        }
+        wanted.store(until, Relaxed);
+        // Pairs with the fence in `Sender::arm_credit`.
+        fence(SeqCst);
+        self.take_credit_wait()
+    }
+
     /// Bytes of a block, the least that [`release`](Self::release) gives back.
     pub fn block_size(&self) -> usize {
         self.geometry.block_size()
@@ -258,8 +273,8 @@ impl<'a> Receiver<'a> {
     #[inline]
     #[must_use = "bits taken must be answered with a bell"]
     pub fn take_credit_wait(&self) -> u32 {
-        // The fence of `give` pairs with that in `Sender::arm_credit`: either the sender's second
-        // look finds the blocks given before it, or the load below finds its bits.
+        // The fences of `give` and `want` pair with that in `Sender::arm_credit`: either the sender's second
+        // look finds what came before them, or the load below finds its bits.
         let wait = &self.lane.sender.credit_wait;
         match wait.load(Relaxed) {
             0 => 0,

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
 use crate::buffer::{Source, Stores};
 use crate::geometry::Geometry;
-use crate::layout::{LATER, LEAN_BLOCKS, Lane, SMALL_BLOCKS, WORDS};
+use crate::layout::{CARRIED, EAGER_BLOCKS, LATER, LEAN_BLOCKS, Lane, SMALL_BLOCKS, WORDS};
 use crate::numbers::Numbers;
 use crate::segment::Segment;
 use crate::sync::{AtomicU64, Pool, fence, order_past_cache, store_and_fence};
@@ -127,23 +127,40 @@ impl<'a> Sender<'a> {
     }
 
     /// Has the lane hold no more than `bytes`, rounded up to blocks and at least two of
-    /// them. Blocks already in use stay.
+    /// them, but for what its receiver needs at once. Blocks already in use stay.
     pub fn limit(&self, bytes: usize) {
         let blocks = bytes.div_ceil(self.geometry.block_size()).max(2);
         let spared = self.geometry.blocks().saturating_sub(blocks);
         self.lane.sender_own.spared.set(narrow(spared));
     }
 
-    /// Bytes that the lane holds at most: while the system has no memory, those of the blocks in use.
+    /// Bytes that the lane holds at most, for now: a stream that goes on, and a receiver that needs more
+    /// ([`Receiver::want`](crate::Receiver::want)), let it hold more. While the system has no memory, those of the blocks in use.
     pub fn capacity(&self) -> usize {
         let blocks = if self.starved() { self.grown() } else { self.blocks() };
         blocks << self.geometry.block_shift()
     }
 
+    /// Whether the receiver needs more than has been published before it consumes anything.
+    pub fn is_wanted(&self) -> bool {
+        // The fence of `arm_credit` pairs with that in `Receiver::want`: either a look after it finds what is wanted, or
+        // the receiver finds the bits.
+        let wanted = self.lane.receiver.wanted.load(Relaxed);
+        wanted.wrapping_sub(self.tail()).cast_signed() > 0
+    }
+
     /// Blocks that may be in use.
     fn blocks(&self) -> usize {
         let spared = self.lane.sender_own.spared.get() as usize;
-        self.geometry.blocks().saturating_sub(spared).max(self.grown())
+        let most = self.geometry.blocks();
+        let carried = self.geometry.block_of(self.tail()) / CARRIED;
+        let earned = usize::try_from(carried).unwrap_or(most).max(EAGER_BLOCKS);
+        let blocks = earned.min(most.saturating_sub(spared));
+        if blocks < most && self.is_wanted() {
+            most
+        } else {
+            blocks.max(self.grown())
+        }
     }
 
     /// Whether the lane has more blocks in use than one with little traffic.
@@ -233,7 +250,7 @@ impl<'a> Sender<'a> {
     /// afterwards.
     pub fn arm_credit(&self, bits: u32) {
         self.lane.sender.credit_wait.fetch_or(bits, AcqRel);
-        // Pairs with the fence in `Receiver::give`.
+        // Pairs with the fences in `Receiver::give` and `Receiver::want`.
         fence(SeqCst);
     }
 

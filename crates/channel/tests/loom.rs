@@ -192,6 +192,7 @@ fn a_block_released_in_the_middle_is_used_again_and_nothing_garbled() {
     check(|| {
         let (a, b) = Segment::heap(geometry(4));
         let bells = Bells::new();
+        assert_eq!(b.receiver(Side::Second).want(8), 0);
         bells.send(a.sender(Side::First), b"aabbccdd");
         let sender = {
             let bells = bells.clone();
@@ -288,6 +289,35 @@ fn a_lane_goes_on_in_larger_tables_while_both_sides_work() {
         bells.gained(rx, rx.consume(2));
         assert_eq!(bells.receive(rx, 6), b"ghijkl");
         sender.join().unwrap();
+    });
+}
+
+/// Three blocks a lane may have at once, and four if its receiver needs what is in them.
+#[test]
+fn a_sender_without_space_hears_of_a_receiver_that_needs_more() {
+    check(|| {
+        let (a, b) = Segment::heap(geometry(4));
+        let bells = Bells::new();
+        let tx = a.sender(Side::First);
+        bells.send(tx, b"abcde");
+        let receiver = {
+            let bells = bells.clone();
+            thread::spawn(move || {
+                let rx = b.receiver(Side::Second);
+                while rx.readable() != Ok(8) {
+                    rx.arm_until(1, 8);
+                    if rx.want(8) != 0 {
+                        bells.sender.notify();
+                    }
+                    if rx.published() < 8 || rx.disarm(1) == 0 {
+                        bells.receiver.wait();
+                    }
+                }
+                assert_eq!(bells.receive(rx, 8), b"abcdefgh");
+            })
+        };
+        bells.send(tx, b"fgh");
+        receiver.join().unwrap();
     });
 }
 

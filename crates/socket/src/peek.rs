@@ -56,6 +56,9 @@ impl<'a> Peek<'a> {
         let want = vector.len();
         if self.incoming.source() == Source::Lane {
             let there = self.in_lane(want)?;
+            if there < want && flags & libc::MSG_WAITALL != 0 {
+                receive::want(self.conn, &self.lane, self.lane.head().wrapping_add(want as u64));
+            }
             // An empty lane's marks are for the receive to look at, which does not do so each time.
             if there == 0 || there >= want {
                 return Ok(None);

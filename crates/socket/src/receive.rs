@@ -427,6 +427,15 @@ fn gave_back(conn: &Conn, lane: Receiver<'_>) {
     }
 }
 
+/// Bytes up to a lane's position are waited for, while those before them stay where they are.
+#[inline]
+pub(crate) fn want(conn: &Conn, lane: &Receiver<'_>, until: u64) {
+    let bits = lane.want(until);
+    if bits != 0 {
+        ring_for_credit(conn, bits);
+    }
+}
+
 /// Wakes a sender that waits for blocks. By bell, or by a mark where our own sending direction is on the lane; else the sender finds
 /// out by itself, since it never sleeps long.
 #[cold]

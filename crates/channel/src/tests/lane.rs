@@ -19,6 +19,11 @@ fn append(tx: Sender<'_>, bytes: &[u8]) -> usize {
     tx.append(bytes.into()).expect("honest peer")
 }
 
+/// Has a lane hold all that it ever can, though it has carried nothing.
+fn hasten(rx: Receiver<'_>) {
+    assert_eq!(rx.want(1 << 40), 0);
+}
+
 #[test]
 fn bytes_come_out_in_order_and_on_the_other_side_only() {
     let (a, b) = Segment::heap(tiny());
@@ -139,12 +144,59 @@ fn released_blocks_let_the_sender_run_ahead_as_far_as_the_table_reaches() {
     }
 }
 
+#[test]
+fn a_lane_holds_more_when_it_has_carried_more_or_its_receiver_needs_more() {
+    let geometry = Geometry::new(3, 16).expect("tests allow tiny blocks");
+    let (a, _) = Segment::heap(geometry);
+    let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
+    assert_eq!((tx.capacity(), tx.space()), (64, 64));
+    for round in 0..18 {
+        assert_eq!(append(tx, &[round; 8]), 8);
+        assert_eq!(read(rx, 8), [round; 8]);
+    }
+    // Half of the 144 bytes that it has carried.
+    assert_eq!((tx.capacity(), tx.space()), (72, 72));
+    assert_eq!(append(tx, &[7; 200]), 72);
+    assert_eq!(read(rx, 8), [7; 8]);
+    // 216 bytes by now; more than a lane can have takes nobody further.
+    assert_eq!(append(tx, &[7; 200]), 108 / 8 * 8 - 64);
+    while tx.capacity() < 128 {
+        append(tx, &[8; 16]);
+        read(rx, 16);
+    }
+    while append(tx, &[9; 16]) != 0 {}
+    assert_eq!((tx.capacity(), tx.in_flight(), tx.space()), (128, 128, 0));
+
+    let (a, _) = Segment::heap(geometry);
+    let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
+    assert_eq!(append(tx, &[1; 200]), 64);
+    tx.arm_credit(2);
+    // So much is there already.
+    assert_eq!(rx.want(64), 2);
+    assert!(!tx.is_wanted() && !tx.has_space());
+    tx.arm_credit(2);
+    assert_eq!(rx.want(65), 2);
+    assert!(tx.is_wanted() && tx.has_space() && tx.space() >= 8);
+    assert!(append(tx, &[2; 8]) == 8 && tx.tail() >= 65);
+    // That wish has come true; it lets nothing grow again.
+    let full = tx.capacity();
+    append(tx, &[3; 200]);
+    assert_eq!((tx.capacity(), tx.space()), (full, 0));
+    assert!(full < 128);
+    // One that is known already needs no bell.
+    tx.arm_credit(2);
+    assert_eq!((rx.want(128), rx.want(128), rx.want(100)), (2, 0, 0));
+    assert_eq!(append(tx, &[4; 200]), 128 - full);
+    assert_eq!(rx.readable(), Ok(128));
+}
+
 /// Bytes and blocks of both kinds of tables, in flight together.
 #[test]
 fn a_lane_goes_on_in_larger_tables_amid_a_message() {
     let geometry = Geometry::new(3, 16).expect("tests allow tiny blocks");
     let (a, b) = Segment::heap(geometry);
     let (tx, rx) = (a.sender(Side::First), b.receiver(Side::Second));
+    hasten(rx);
     let bytes: Vec<u8> = (0..128).collect();
     assert_eq!(append(tx, &bytes[..12]), 12);
     assert_eq!(read(rx, 3), &bytes[..3]);
@@ -165,6 +217,7 @@ fn credits_of_the_larger_tables_survive_a_killed_receiver() {
     let geometry = Geometry::new(3, 16).expect("tests allow tiny blocks");
     let (a, b) = Segment::heap(geometry);
     let (tx, rx) = (a.sender(Side::First), b.receiver(Side::Second));
+    hasten(rx);
     let bytes: Vec<u8> = (0..200).collect();
     assert_eq!((append(tx, &bytes[..32]), append(tx, &bytes[32..])), (32, 96));
     assert_eq!(read(rx, 16), &bytes[..16]);
@@ -187,6 +240,7 @@ fn a_block_is_given_back_before_any_other_after_the_tables_were_enlarged() {
     let geometry = Geometry::new(3, 16).expect("tests allow tiny blocks");
     let (a, b) = Segment::heap(geometry);
     let (tx, rx) = (a.sender(Side::First), b.receiver(Side::Second));
+    hasten(rx);
     assert_eq!(append(tx, &[1; 200]), 128);
     assert_eq!(rx.readable(), Ok(128));
     assert_eq!(rx.release(64, 128), 8);
@@ -253,6 +307,14 @@ fn a_limited_lane_holds_less() {
     // What is in use already stays in use.
     tx.limit(9);
     assert_eq!(tx.capacity(), 32);
+    // What the receiver needs at once counts for more.
+    let (a, _) = Segment::heap(tiny());
+    let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
+    tx.limit(9);
+    assert_eq!(append(tx, &[7; 32]), 16);
+    assert_eq!(rx.want(17), 0);
+    assert_eq!(append(tx, &[7; 8]), 8);
+    assert_eq!((tx.capacity(), append(tx, &[7; 8])), (24, 0));
 }
 
 #[test]

@@ -15,6 +15,7 @@ enum Step {
     Consume(usize),
     Release { from: usize, len: usize },
     Shrink,
+    Want(usize),
 }
 
 fn step(most: usize) -> impl Strategy<Value = Step> {
@@ -25,6 +26,7 @@ fn step(most: usize) -> impl Strategy<Value = Step> {
         1 => (0..most).prop_map(Step::Consume),
         2 => (0..most, 0..most).prop_map(|(from, len)| Step::Release { from, len }),
         1 => Just(Step::Shrink),
+        1 => (0..most).prop_map(Step::Want),
     ]
 }
 
@@ -44,6 +46,7 @@ struct Model {
     bytes: VecDeque<Option<u8>>,
     released: BTreeSet<usize>,
     next: u8,
+    wanted: Option<usize>,
 }
 
 impl Model {
@@ -51,17 +54,30 @@ impl Model {
         self.head + self.bytes.len()
     }
 
-    fn space(&self) -> usize {
+    /// Blocks that the lane may have now: what it has been let grow to stays.
+    fn blocks(&self, tx: Sender<'_>) -> usize {
+        let blocks = tx.capacity() / self.geometry.block_size();
+        let carried = self.tail() / self.geometry.block_size() / 2;
+        let earned = carried.max(8).min(self.geometry.blocks());
+        match self.wanted {
+            None => assert_eq!(blocks, earned),
+            Some(wanted) if wanted > self.tail() => assert_eq!(blocks, self.geometry.blocks()),
+            Some(_) => assert!(blocks >= earned && blocks <= self.geometry.blocks()),
+        }
+        blocks
+    }
+
+    fn space(&self, tx: Sender<'_>) -> usize {
         let size = self.geometry.block_size();
         let first = self.head / size;
         let next = self.tail().div_ceil(size);
         let kept = (first..next).filter(|block| !self.released.contains(block)).count();
         let reach = self.geometry.logical().saturating_sub(next - first);
-        next * size - self.tail() + (self.geometry.blocks() - kept).min(reach) * size
+        next * size - self.tail() + (self.blocks(tx) - kept).min(reach) * size
     }
 
     fn append(&mut self, tx: Sender<'_>, pieces: &[usize]) {
-        let space = self.space();
+        let space = self.space(tx);
         assert_eq!(tx.space(), space);
         assert_eq!(tx.has_space(), space != 0);
         let total: usize = pieces.iter().sum();
@@ -116,6 +132,12 @@ impl Model {
         assert_eq!(rx.head(), self.head as u64);
     }
 
+    fn want(&mut self, rx: Receiver<'_>, len: usize) {
+        let until = self.head + len;
+        assert_eq!(rx.want(until as u64), 0);
+        self.wanted = self.wanted.max(Some(until));
+    }
+
     fn release(&mut self, rx: Receiver<'_>, from: usize, len: usize) {
         assert_eq!(rx.readable(), Ok(self.bytes.len()));
         let (from, to) = (self.head + from, (self.head + from + len).min(self.tail()));
@@ -144,6 +166,7 @@ proptest! {
             bytes: VecDeque::new(),
             released: BTreeSet::new(),
             next: 0,
+            wanted: None,
         };
         for step in steps {
             match step {
@@ -158,13 +181,14 @@ proptest! {
                 Step::Consume(len) => model.consume(rx, len),
                 Step::Release { from, len } => model.release(rx, from, len),
                 Step::Shrink => prop_assert_eq!(tx.shrink(), model.bytes.is_empty()),
+                Step::Want(len) => model.want(rx, len),
             }
         }
         let rest = model.bytes.len();
         model.peek(rx, 0, rest);
         model.consume(rx, rest);
         let partly = geometry.offset_of(tx.tail());
-        let idle = geometry.capacity() - partly;
+        let idle = model.blocks(tx) * geometry.block_size() - partly;
         prop_assert_eq!(tx.space(), idle);
     }
 }

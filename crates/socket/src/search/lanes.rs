@@ -84,6 +84,9 @@ fn foresee(lane: &Receiver<'_>, before: usize, want: usize) {
     lane.prefetch(0, before.min(FORESEEN));
 }
 
+/// A lane that nobody has limited has room for so much beyond its head.
+const FAR: u64 = 512 << 10;
+
 /// Gives the blocks back that are whole since `taken` has become part of `hole`, all of them stream positions. The lane begins at the first of
 /// `within`, and has so many bytes.
 fn give_back(conn: &Conn, lane: &Receiver<'_>, hole: (u64, u64), taken: (u64, u64), within: (u64, u64)) {
@@ -291,11 +294,19 @@ impl<'a> Stretches<'a> {
         Ok(there.saturating_sub(owed + holes.bytes()))
     }
 
-    /// Whether what ends at `end` is in the lane and more than it can hold, and the kernel cannot stand in.
-    fn is_too_far(&self, parts: &Parts, end: u64) -> bool {
+    /// Whether what ends at `end` is in the lane and more than it can hold, and the kernel cannot stand in. If it is in the lane and
+    /// fits, the sender is told that it is waited for: at once where a lane may lack room for so much.
+    fn is_too_far(&self, parts: &Parts, end: u64, last: bool) -> bool {
         let (place, into, _) = self.locate(parts, end.saturating_sub(1));
-        let fits = || self.lane.can_hold(self.lane.head().wrapping_add(into + 1));
-        place == Place::Lane && !fits() && !self.ask_for_kernel(end)
+        if place != Place::Lane {
+            return false;
+        }
+        let until = self.lane.head().wrapping_add(into + 1);
+        let fits = self.lane.can_hold(until);
+        if fits && (last || into >= FAR) {
+            receive::want(self.conn, &self.lane, until);
+        }
+        !fits && !self.ask_for_kernel(end)
     }
 
     /// The bytes before `end` are not all there: is that the end, too much, or just not yet?
@@ -306,7 +317,7 @@ impl<'a> Stretches<'a> {
             kernel,
         };
         if self.incoming.source() == Source::Lane {
-            let too_far = self.is_too_far(parts, end);
+            let too_far = self.is_too_far(parts, end, last);
             let until = self.lane.head().wrapping_add(end.saturating_sub(self.base()));
             if !last && !too_far {
                 // Marks cost a system call, and most waits are over before a sleep.
@@ -342,7 +353,7 @@ impl<'a> Stretches<'a> {
                 self.how_it_ended(parts.queued, not_yet)
             };
         }
-        if self.is_too_far(parts, end) {
+        if self.is_too_far(parts, end, last) {
             return Err(libc::ENOBUFS);
         }
         // A buffer that is empty is not too small yet.

@@ -159,6 +159,40 @@ fn searches_beside_one_another() {
     check("waits");
 }
 
+/// A lane that has carried little grows for who needs more before it consumes anything: nobody goes over to the kernel's buffers.
+#[test]
+fn far_ahead_on_a_fresh_lane() {
+    if !can_run(false, &["cc"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let program = compile(&instance, "ahead");
+    let mut checks = Launch::new(Mode::Accelerated(&instance), &program, [] as [&str; 0])
+        .options("--offer wait")
+        .spawn();
+    let (pid, mut most) = (checks.pid(), 0);
+    while checks.is_running() {
+        if let Ok(counters) = Counters::open(pid)
+            && let Ok(connections) = counters.connections()
+        {
+            most = connections
+                .into_iter()
+                .map(|(_, switches)| switches)
+                .fold(most, u64::max);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let outcome = checks.finish(PATIENCE);
+    let passed = outcome.output.lines().filter(|line| line.starts_with("ok")).count();
+    assert!(
+        outcome.status.success() && passed == 6,
+        "{}{}",
+        outcome.output,
+        outcome.errors
+    );
+    assert_eq!(most, 1, "onto the lane, and never off it");
+}
+
 /// Receives in random order while the connection is moved between paths all the time.
 #[test]
 fn direct_search_in_a_storm() {
