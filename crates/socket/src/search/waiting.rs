@@ -22,6 +22,11 @@ const AMPLE: u64 = 4;
 /// The kernel calls a socket readable as soon as its peer may send no more than the largest packet has had, which on the loopback device is
 /// as much as buffers hold at first: a wait on such a one would never be one.
 const LEAST: u64 = 512 << 10;
+/// A wait for so many bytes is one for messages that are long.
+const LONG: u64 = 64 << 10;
+/// What is peeked stays in the buffer, so a sender of long messages soon finds no room in one that has just enough: whatever is thrown away
+/// then has the kernel send on, in the receiver's time. As much as a lane holds. Short messages would come out of the processor's cache.
+const LEAST_LONG: u64 = 4 << 20;
 /// In a buffer that is nearly full the kernel calls a socket readable at once: a wait looks this often, in nanoseconds.
 const NAP_NS: u64 = 200_000;
 
@@ -55,11 +60,11 @@ impl Mark {
         // Where others wait without a mark, they are to look at whatever comes.
         let mark = if others { bytes.min(present) } else { bytes };
         let mark = if mark > 1 { mark } else { 0 };
-        let ample = bytes.saturating_mul(AMPLE);
+        let least = if bytes >= LONG { LEAST_LONG } else { LEAST };
+        let ample = bytes.saturating_mul(AMPLE).max(least);
         let enlarge = bytes > 1 && ample > area.ample.load(Relaxed);
         if enlarge {
             // The buffer stays as large as this makes it.
-            let ample = ample.max(LEAST);
             set_mark(fd, ample);
             area.ample.store(ample, Relaxed);
         }
