@@ -38,20 +38,27 @@ pub(crate) const SMALL_BLOCKS: usize = 4;
 pub(crate) const MAX_BLOCKS: usize = 4;
 #[cfg(loom)]
 pub(crate) const SMALL_BLOCKS: usize = 2;
-/// Blocks that a lane may have at once. Of more it has at most one for [`CARRIED`] that it has carried: to touch memory for the first time
-/// costs as much as to copy into it several times, which a stream that ends soon never gets back.
+/// Blocks that a lane may have without more ado. Of more it has at most one for [`CARRIED`] that it has carried: to touch memory for the
+/// first time costs as much as to copy into it several times, which a stream that ends soon never gets back.
 #[cfg(not(any(test, loom)))]
 pub(crate) const EAGER_BLOCKS: usize = 256;
 #[cfg(not(any(test, loom)))]
 pub(crate) const CARRIED: u64 = 32;
+/// What has been carried lets a lane grow by so many blocks together: neighbours stay neighbours.
+#[cfg(not(any(test, loom)))]
+pub(crate) const TOGETHER: usize = 128;
 #[cfg(all(test, not(loom)))]
 pub(crate) const EAGER_BLOCKS: usize = 8;
 #[cfg(all(test, not(loom)))]
 pub(crate) const CARRIED: u64 = 2;
+#[cfg(all(test, not(loom)))]
+pub(crate) const TOGETHER: usize = 2;
 #[cfg(loom)]
 pub(crate) const EAGER_BLOCKS: usize = 3;
 #[cfg(loom)]
 pub(crate) const CARRIED: u64 = 2;
+#[cfg(loom)]
+pub(crate) const TOGETHER: usize = 1;
 /// Blocks of a lane with little traffic: one that has more is worth being made smaller again.
 #[cfg(not(any(test, loom)))]
 pub(crate) const LEAN_BLOCKS: usize = 8;
@@ -116,6 +123,10 @@ pub(crate) struct SenderOwn {
     pub(crate) starved: PlainU32,
     /// Blocks that the sender leaves untouched, so that less is in flight than the pool could hold.
     pub(crate) spared: PlainU32,
+    /// The tail when the pool last began to grow from nothing.
+    pub(crate) since: PlainU64,
+    /// Blocks that the lane may have because somebody found no space in fewer.
+    pub(crate) granted: AtomicU32,
 }
 
 /// Seldom written by the receiver, looked at by the sender after each publication, so it
@@ -228,6 +239,8 @@ const _: () = {
     assert!(offset_of!(SenderOwn, known_head) == 8);
     assert!(offset_of!(SenderOwn, starved) == 16);
     assert!(offset_of!(SenderOwn, spared) == 20);
+    assert!(offset_of!(SenderOwn, since) == 24);
+    assert!(offset_of!(SenderOwn, granted) == 32);
     assert!(offset_of!(Lane, receiver) == 128);
     assert!(offset_of!(ReceiverSignal, wait) == 0);
     assert!(offset_of!(ReceiverSignal, words) == 8);

@@ -1,10 +1,12 @@
 //! The sending side of a lane.
 
+mod growth;
+
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
 use crate::buffer::{Source, Stores};
 use crate::geometry::Geometry;
-use crate::layout::{CARRIED, EAGER_BLOCKS, LATER, LEAN_BLOCKS, Lane, SMALL_BLOCKS, WORDS};
+use crate::layout::{LATER, Lane, SMALL_BLOCKS, WORDS};
 use crate::numbers::Numbers;
 use crate::segment::Segment;
 use crate::sync::{AtomicU64, Pool, fence, order_past_cache, store_and_fence};
@@ -118,91 +120,6 @@ impl<'a> Sender<'a> {
     /// [`space`](Self::space).
     pub fn has_space(&self) -> bool {
         self.geometry.offset_of(self.tail()) != 0 || self.space() != 0
-    }
-
-    /// Whether the lane could not grow because the system had no memory. Blocks may still
-    /// come back; with none in use ([`in_flight`](Self::in_flight) is 0) none will.
-    pub fn starved(&self) -> bool {
-        self.lane.sender_own.starved.get() != 0
-    }
-
-    /// Has the lane hold no more than `bytes`, rounded up to blocks and at least two of
-    /// them, but for what its receiver needs at once. Blocks already in use stay.
-    pub fn limit(&self, bytes: usize) {
-        let blocks = bytes.div_ceil(self.geometry.block_size()).max(2);
-        let spared = self.geometry.blocks().saturating_sub(blocks);
-        self.lane.sender_own.spared.set(narrow(spared));
-    }
-
-    /// Bytes that the lane holds at most, for now: a stream that goes on, and a receiver that needs more
-    /// ([`Receiver::want`](crate::Receiver::want)), let it hold more. While the system has no memory, those of the blocks in use.
-    pub fn capacity(&self) -> usize {
-        let blocks = if self.starved() { self.grown() } else { self.blocks() };
-        blocks << self.geometry.block_shift()
-    }
-
-    /// Whether the receiver needs more than has been published before it consumes anything.
-    pub fn is_wanted(&self) -> bool {
-        // The fence of `arm_credit` pairs with that in `Receiver::want`: either a look after it finds what is wanted, or
-        // the receiver finds the bits.
-        let wanted = self.lane.receiver.wanted.load(Relaxed);
-        wanted.wrapping_sub(self.tail()).cast_signed() > 0
-    }
-
-    /// Blocks that may be in use.
-    fn blocks(&self) -> usize {
-        let spared = self.lane.sender_own.spared.get() as usize;
-        let most = self.geometry.blocks();
-        let carried = self.geometry.block_of(self.tail()) / CARRIED;
-        let earned = usize::try_from(carried).unwrap_or(most).max(EAGER_BLOCKS);
-        let blocks = earned.min(most.saturating_sub(spared));
-        if blocks < most && self.is_wanted() {
-            most
-        } else {
-            blocks.max(self.grown())
-        }
-    }
-
-    /// Whether the lane has more blocks in use than one with little traffic.
-    pub fn is_grown(&self) -> bool {
-        self.grown() > LEAN_BLOCKS
-    }
-
-    /// Gives the memory of all blocks back but that of the one being filled, or of two. Only where all that was published has been
-    /// consumed and every block has come back; answers whether it was so. The lane grows again as it did at first.
-    #[cold]
-    pub fn shrink(&self) -> bool {
-        let tail = self.tail();
-        // Pairs with the release store of the head in `Receiver::consume`: the receiver has read what it wanted in blocks
-        // and table, and reads neither again before the tail moves.
-        let drained = self.lane.receiver_own.head.load(Acquire) == tail;
-        let (Ok((given, pending)), true) = (self.pending(), drained) else {
-            return false;
-        };
-        let (grown, filling) = (self.grown(), self.geometry.offset_of(tail) != 0);
-        if self.free_count() + pending + usize::from(filling) != grown {
-            return false;
-        }
-        let given = lowest(given);
-        let mut left = 0;
-        if filling {
-            if self.free_count() == 0 && !matches!(self.collect(), Ok(1..)) {
-                // It is the only one.
-                return grown == 1;
-            }
-            // Killed after this store, the lane goes on with that block and the lowest on the stack.
-            self.set_stock(given, grown, 1);
-            // What the block being filled holds has been consumed, so what is to come may as well stand in the first that is
-            // neither of these.
-            let first = usize::from(self.numbers.free(0) == 0);
-            self.numbers.set_block(self.geometry.block_of(tail), first);
-            left = first + 1;
-        }
-        self.set_stock(given, left, left.saturating_sub(1));
-        // Whether there is memory now the next attempt to grow finds out.
-        self.lane.sender_own.starved.set(0);
-        self.segment.forget(self.number, left, grown.saturating_sub(left));
-        true
     }
 
     /// Bytes published since the lane began.
@@ -415,53 +332,6 @@ impl<'a> Sender<'a> {
             Ok((given, pending))
         } else {
             Err(Violation::Credits { taken, given })
-        }
-    }
-
-    /// Takes untouched blocks into use and puts them onto the free stack, which is empty.
-    /// Returns how many it holds then. Grows by what is wanted now or by half, so that a
-    /// busy lane takes few steps and an idle one little memory.
-    #[cold]
-    fn grow(&self, at: u64, want: usize) -> usize {
-        let own = &self.lane.sender_own;
-        let grown = self.grown();
-        let room = self.blocks().saturating_sub(grown);
-        if room == 0 {
-            return 0;
-        }
-        let wanted = want.div_ceil(self.geometry.block_size());
-        let mut step = wanted.max(grown / 2).clamp(1, room);
-        if grown + step > SMALL_BLOCKS && !self.numbers.is_large() && !self.enlarge(at, 0) {
-            if grown >= SMALL_BLOCKS {
-                return 0;
-            }
-            step = SMALL_BLOCKS - grown;
-        }
-        if !self.segment.populate(self.number, grown, step) {
-            step = 1;
-            if !self.segment.populate(self.number, grown, step) {
-                own.starved.set(1);
-                return 0;
-            }
-        }
-        own.starved.set(0);
-        for (place, block) in (grown..grown + step).rev().enumerate() {
-            self.numbers.set_free(place, block);
-        }
-        self.set_stock(self.taken(), grown + step, step);
-        #[cfg(not(loom))]
-        if self.is_grown() {
-            crate::segment::note_growth();
-        }
-        step
-    }
-
-    /// Blocks that can still be taken into use.
-    fn growable(&self) -> usize {
-        if self.starved() {
-            0
-        } else {
-            self.blocks().saturating_sub(self.grown())
         }
     }
 

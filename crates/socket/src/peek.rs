@@ -57,7 +57,7 @@ impl<'a> Peek<'a> {
         if self.incoming.source() == Source::Lane {
             let there = self.in_lane(want)?;
             if there < want && flags & libc::MSG_WAITALL != 0 {
-                receive::want(self.conn, &self.lane, self.lane.head().wrapping_add(want as u64));
+                self.needs(want);
             }
             // An empty lane's marks are for the receive to look at, which does not do so each time.
             if there == 0 || there >= want {
@@ -65,6 +65,10 @@ impl<'a> Peek<'a> {
             }
         }
         let unread = self.parts()?;
+        let raw_first = matches!(self.incoming.source(), Source::RawUntil(_));
+        if raw_first && flags & libc::MSG_WAITALL != 0 && unread.behind == 0 && unread.before + unread.lane < want {
+            self.needs(want.saturating_sub(unread.before));
+        }
         let fd = self.conn.fd();
         let flags = flags & (libc::MSG_PEEK | libc::MSG_TRUNC);
         let mut done = 0;
@@ -90,6 +94,14 @@ impl<'a> Peek<'a> {
             done += got.and_then(Result::ok).unwrap_or(0);
         }
         Ok((done > 0).then_some(Found::Bytes(done)))
+    }
+
+    /// So many bytes of the lane are waited for, and left where they are.
+    fn needs(&self, bytes: usize) {
+        let until = self.lane.head().wrapping_add(bytes as u64);
+        if self.lane.can_hold(until) {
+            receive::want(self.conn, &self.lane, until);
+        }
     }
 
     fn in_lane(&self, enough: usize) -> Result<usize, Errno> {

@@ -62,8 +62,15 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, kernel: boo
 /// Whether a lane counts as writable: as with TCP, a third of what it can hold must be free, so that a program that waits before each
 /// write seldom blocks in it. But a peer that needs more before it receives anything never makes as much room.
 pub(crate) fn roomy(lane: &Sender<'_>) -> bool {
-    let space = lane.space();
-    space != 0 && (space >= lane.capacity() / 3 || lane.is_wanted())
+    loop {
+        let space = lane.space();
+        if space != 0 && (space >= lane.capacity() / 3 || lane.is_wanted()) {
+            return true;
+        }
+        if !lane.grant() {
+            return false;
+        }
+    }
 }
 
 /// Readiness to receive, with the marks looked at and stretches entered and left.

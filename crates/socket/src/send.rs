@@ -99,6 +99,9 @@ pub(crate) fn attached(
             Err(errno) => break errno,
         }
         if nonblocking {
+            if let_grow(conn, id) {
+                continue;
+            }
             break libc::EAGAIN;
         }
         let timeout = conn.send_timeout_ns.load(core::sync::atomic::Ordering::Relaxed);
@@ -122,6 +125,16 @@ pub(crate) fn attached(
         sys::raise_sigpipe();
     }
     sys::fail(error)
+}
+
+/// Whether a full lane has more space once it may grow.
+#[cold]
+fn let_grow(conn: &Conn, id: u64) -> bool {
+    let Some(guard) = conn.own_send(id) else { return false };
+    conn.segment(&guard).is_some_and(|segment| {
+        let lane = segment.sender(conn.side());
+        Outgoing::new(lane).mode() == Mode::Lane && lane.grant() && lane.has_space()
+    })
 }
 
 /// Sends what can be sent now from `skip` on; 0: nothing, the caller waits.

@@ -1,12 +1,12 @@
 //! Waiting until there is room to send: by polling first, by sleeping then.
 
 use crate::conn::Conn;
-use crate::pace::{Naps, STUCK_NS};
+use crate::pace::{Bound, Naps, STUCK_NS};
 use crate::send::{demote, may_overflow, probe_peer};
 use crate::spin::Spinner;
 use crate::sys::{self, Errno};
 use crate::wait::{self, Deadline, Woken};
-use crate::{counters, ready, recall};
+use crate::{bell, counters, recall};
 use viaduct_control::Reason;
 use viaduct_control::counters::slot;
 use viaduct_stream::{Mode, Outgoing};
@@ -47,16 +47,21 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result
                 drop(send);
                 polling = spinner.again();
                 continue;
+            } else if lane.grant() && lane.has_space() {
+                return Ok(Woken::Look);
             } else {
                 lane.arm_credit(bit);
                 if lane.has_space() {
                     lane.disarm_credit(bit);
                     return Ok(Woken::Look);
                 }
-                Ok((
-                    lane.in_flight(),
-                    naps.next(ready::bound_of_room(conn, segment, bit), None),
-                ))
+                // No sleep for room ends with a mark: those are for who receives.
+                let bound = if bit == bell::BY_BELL {
+                    Bound::Room
+                } else {
+                    Bound::UnrungRoom
+                };
+                Ok((lane.in_flight(), naps.next(bound, None)))
             }
         };
         let (before, nap) = match armed {

@@ -145,28 +145,55 @@ fn released_blocks_let_the_sender_run_ahead_as_far_as_the_table_reaches() {
 }
 
 #[test]
-fn a_lane_holds_more_when_it_has_carried_more_or_its_receiver_needs_more() {
+fn a_lane_holds_more_when_it_has_carried_more() {
     let geometry = Geometry::new(3, 16).expect("tests allow tiny blocks");
     let (a, _) = Segment::heap(geometry);
     let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
     assert_eq!((tx.capacity(), tx.space()), (64, 64));
-    for round in 0..18 {
+    for round in 0..20 {
         assert_eq!(append(tx, &[round; 8]), 8);
         assert_eq!(read(rx, 8), [round; 8]);
     }
-    // Half of the 144 bytes that it has carried.
-    assert_eq!((tx.capacity(), tx.space()), (72, 72));
-    assert_eq!(append(tx, &[7; 200]), 72);
-    assert_eq!(read(rx, 8), [7; 8]);
-    // 216 bytes by now; more than a lane can have takes nobody further.
-    assert_eq!(append(tx, &[7; 200]), 108 / 8 * 8 - 64);
+    // Half of the 160 bytes that it has carried.
+    assert_eq!((tx.capacity(), tx.space()), (80, 80));
+    assert_eq!(append(tx, &[7; 200]), 80);
+    assert_eq!(read(rx, 16), [7; 16]);
+    // By twos: 240 bytes by now.
+    assert_eq!((tx.capacity(), append(tx, &[7; 200])), (112, 48));
     while tx.capacity() < 128 {
         append(tx, &[8; 16]);
         read(rx, 16);
     }
     while append(tx, &[9; 16]) != 0 {}
     assert_eq!((tx.capacity(), tx.in_flight(), tx.space()), (128, 128, 0));
+    read(rx, 128);
+    // It begins anew.
+    assert!(tx.shrink());
+    assert_eq!((tx.capacity(), append(tx, &[7; 200])), (64, 64));
+}
 
+#[test]
+fn a_lane_holds_more_when_somebody_found_no_space() {
+    let geometry = Geometry::new(3, 16).expect("tests allow tiny blocks");
+    let (a, _) = Segment::heap(geometry);
+    let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
+    assert_eq!(append(tx, &[1; 200]), 64);
+    assert!(tx.grant());
+    assert_eq!((tx.capacity(), append(tx, &[2; 200])), (96, 32));
+    assert!(tx.grant() && !tx.grant());
+    assert_eq!((tx.capacity(), append(tx, &[3; 200])), (128, 32));
+    assert!(!tx.grant() && !tx.has_space());
+    read(rx, 128);
+    // Not what the program does not want.
+    assert!(tx.shrink());
+    tx.limit(80);
+    assert!(tx.grant() && !tx.grant());
+    assert_eq!((tx.capacity(), append(tx, &[2; 200])), (80, 80));
+}
+
+#[test]
+fn a_lane_holds_more_when_its_receiver_needs_more() {
+    let geometry = Geometry::new(3, 16).expect("tests allow tiny blocks");
     let (a, _) = Segment::heap(geometry);
     let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
     assert_eq!(append(tx, &[1; 200]), 64);
@@ -176,18 +203,19 @@ fn a_lane_holds_more_when_it_has_carried_more_or_its_receiver_needs_more() {
     assert!(!tx.is_wanted() && !tx.has_space());
     tx.arm_credit(2);
     assert_eq!(rx.want(65), 2);
-    assert!(tx.is_wanted() && tx.has_space() && tx.space() >= 8);
-    assert!(append(tx, &[2; 8]) == 8 && tx.tail() >= 65);
-    // That wish has come true; it lets nothing grow again.
-    let full = tx.capacity();
-    append(tx, &[3; 200]);
-    assert_eq!((tx.capacity(), tx.space()), (full, 0));
-    assert!(full < 128);
+    // As many blocks as that takes.
+    assert!(tx.is_wanted() && tx.has_space());
+    assert_eq!((tx.capacity(), append(tx, &[2; 200])), (72, 8));
+    assert!(!tx.is_wanted() && !tx.has_space());
     // One that is known already needs no bell.
     tx.arm_credit(2);
-    assert_eq!((rx.want(128), rx.want(128), rx.want(100)), (2, 0, 0));
-    assert_eq!(append(tx, &[4; 200]), 128 - full);
-    assert_eq!(rx.readable(), Ok(128));
+    assert_eq!((rx.want(81), rx.want(81), rx.want(70)), (2, 0, 0));
+    assert_eq!((tx.capacity(), append(tx, &[4; 3]), append(tx, &[4; 200])), (88, 3, 13));
+    // More than there are blocks.
+    tx.arm_credit(2);
+    assert_eq!(rx.want(1 << 40), 2);
+    assert_eq!(append(tx, &[4; 200]), 128 - 88);
+    assert_eq!((rx.readable(), tx.space()), (Ok(128), 0));
 }
 
 /// Bytes and blocks of both kinds of tables, in flight together.

@@ -119,6 +119,7 @@ impl Lane<'_> {
                 self.tx.arm_credit(bits);
                 let _ = self.rx.take_credit_wait();
                 let _ = self.rx.want(script.long());
+                self.tx.grant();
                 assert_eq!(self.tx.disarm_credit(bits) & !bits, 0);
             }
             10 => {

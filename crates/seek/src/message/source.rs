@@ -173,6 +173,7 @@ impl Source {
 
     /// Looks at the frames that have come since the last look.
     fn scan(&mut self, limits: Limits) {
+        let mut again = false;
         while self.state == State::Open {
             let partly = self
                 .messages
@@ -196,6 +197,23 @@ impl Source {
                 return self.turn(State::Malformed);
             }
             if len < FRAME {
+                if len > 0 && self.searched {
+                    // A look at what is missing is what tells of a socket that cannot hold it, and the peer that it is waited for.
+                    let missing = match self.peek(&mut [0; 1], outside + FRAME - 1) {
+                        // It may have come just now.
+                        Ok(Some(1)) if !core::mem::replace(&mut again, true) => continue,
+                        // As in `is_whole`.
+                        Ok(Some(1)) => Some(io::Error::from_raw_os_error(libc::ENOBUFS)),
+                        Ok(_) => None,
+                        Err(error) => Some(error),
+                    };
+                    if let Some(error) = missing {
+                        match self.recover(&error, limits) {
+                            true => continue,
+                            false => return,
+                        }
+                    }
+                }
                 let ended = len > 0 && wait::has_ended(self.fd.as_fd());
                 if ended && matches!(self.peek(&mut frame, outside), Ok(Some(still)) if still == len) {
                     self.turn(State::Truncated);
@@ -211,6 +229,7 @@ impl Source {
                 return self.turn(State::TooLong(len));
             }
             self.messages.push(tag, len);
+            again = false;
         }
     }
 

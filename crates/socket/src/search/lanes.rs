@@ -84,8 +84,8 @@ fn foresee(lane: &Receiver<'_>, before: usize, want: usize) {
     lane.prefetch(0, before.min(FORESEEN));
 }
 
-/// A lane that nobody has limited has room for so much beyond its head.
-const FAR: u64 = 512 << 10;
+/// A lane has room for so much by itself.
+const FAR: u64 = 1 << 20;
 
 /// Gives the blocks back that are whole since `taken` has become part of `hole`, all of them stream positions. The lane begins at the first of
 /// `within`, and has so many bytes.
@@ -196,6 +196,8 @@ impl<'a> Stretches<'a> {
         if done > 0 {
             if ask.takes() {
                 self.settle()?;
+            } else if done < want {
+                self.tell_of_rest(&parts, holes.position(ask.offset + done as u64), end);
             }
             return Ok(Step::Bytes(done));
         }
@@ -294,19 +296,35 @@ impl<'a> Stretches<'a> {
         Ok(there.saturating_sub(owed + holes.bytes()))
     }
 
-    /// Whether what ends at `end` is in the lane and more than it can hold, and the kernel cannot stand in. If it is in the lane and
-    /// fits, the sender is told that it is waited for: at once where a lane may lack room for so much.
-    fn is_too_far(&self, parts: &Parts, end: u64, last: bool) -> bool {
+    /// The lane's position behind what ends at `end`, if it is there, or will be.
+    fn behind(&self, parts: &Parts, end: u64) -> Option<u64> {
         let (place, into, _) = self.locate(parts, end.saturating_sub(1));
-        if place != Place::Lane {
+        (place == Place::Lane).then(|| self.lane.head().wrapping_add(into + 1))
+    }
+
+    /// Whether what ends at `end` is in the lane and more than it can hold, and the kernel cannot stand in. If it fits, the sender hears
+    /// that it is needed: where the caller has waited, or a lane has no room for so much by itself.
+    fn is_too_far(&self, parts: &Parts, end: u64, waited: bool) -> bool {
+        let Some(until) = self.behind(parts, end) else {
             return false;
+        };
+        if !self.lane.can_hold(until) {
+            return !self.ask_for_kernel(end);
         }
-        let until = self.lane.head().wrapping_add(into + 1);
-        let fits = self.lane.can_hold(until);
-        if fits && (last || into >= FAR) {
+        if waited || until.wrapping_sub(self.lane.head()) > FAR {
             receive::want(self.conn, &self.lane, until);
         }
-        !fits && !self.ask_for_kernel(end)
+        false
+    }
+
+    /// A peek found bytes up to position `next` only, and not up to `end`. Whoever waits for the others sees no more of this socket
+    /// than that it is readable.
+    fn tell_of_rest(&self, parts: &Parts, next: u64, end: u64) {
+        let fits = |until: &u64| self.lane.can_hold(*until);
+        let whole = self.behind(parts, end).filter(fits);
+        if let Some(until) = whole.or_else(|| self.behind(parts, next.saturating_add(1)).filter(fits)) {
+            receive::want(self.conn, &self.lane, until);
+        }
     }
 
     /// The bytes before `end` are not all there: is that the end, too much, or just not yet?

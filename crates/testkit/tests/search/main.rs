@@ -167,30 +167,36 @@ fn far_ahead_on_a_fresh_lane() {
     }
     let instance = Instance::start();
     let program = compile(&instance, "ahead");
-    let mut checks = Launch::new(Mode::Accelerated(&instance), &program, [] as [&str; 0])
-        .options("--offer wait")
-        .spawn();
-    let (pid, mut most) = (checks.pid(), 0);
-    while checks.is_running() {
-        if let Ok(counters) = Counters::open(pid)
-            && let Ok(connections) = counters.connections()
-        {
-            most = connections
-                .into_iter()
-                .map(|(_, switches)| switches)
-                .fold(most, u64::max);
+    for (options, names, count) in [
+        ("--offer wait", None, 8),
+        ("--offer now", Some("a_peek_behind_raw_bytes"), 1),
+        ("--offer now", Some("a_peek_behind_raw_bytes_of_a_small_send_buffer"), 1),
+    ] {
+        let mut checks = Launch::new(Mode::Accelerated(&instance), &program, names)
+            .options(options)
+            .spawn();
+        let (pid, mut most) = (checks.pid(), 0);
+        while checks.is_running() {
+            if let Ok(counters) = Counters::open(pid)
+                && let Ok(connections) = counters.connections()
+            {
+                most = connections
+                    .into_iter()
+                    .map(|(_, switches)| switches)
+                    .fold(most, u64::max);
+            }
+            std::thread::sleep(Duration::from_millis(10));
         }
-        std::thread::sleep(Duration::from_millis(10));
+        let outcome = checks.finish(PATIENCE);
+        let passed = outcome.output.lines().filter(|line| line.starts_with("ok")).count();
+        assert!(
+            outcome.status.success() && passed == count,
+            "{options}: {}{}",
+            outcome.output,
+            outcome.errors
+        );
+        assert_eq!(most, 1, "{options}: onto the lane, and never off it");
     }
-    let outcome = checks.finish(PATIENCE);
-    let passed = outcome.output.lines().filter(|line| line.starts_with("ok")).count();
-    assert!(
-        outcome.status.success() && passed == 6,
-        "{}{}",
-        outcome.output,
-        outcome.errors
-    );
-    assert_eq!(most, 1, "onto the lane, and never off it");
 }
 
 /// Receives in random order while the connection is moved between paths all the time.

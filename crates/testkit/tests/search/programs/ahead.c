@@ -133,6 +133,41 @@ static void a_search_just_behind_a_full_lane(void)
     close_pair(p);
 }
 
+/* Bytes that came by the kernel stand before those that are waited for in the lane. */
+static void peek_behind_raw_bytes(int send_buffer, size_t count)
+{
+    struct pair p = connect_quickly();
+    char echo[100] = {0};
+    pthread_t feeder;
+
+    EXPECT(send_all(p.near, echo, sizeof echo));
+    if (send_buffer)
+        EXPECT(setsockopt(p.near, SOL_SOCKET, SO_SNDBUF, &send_buffer, sizeof send_buffer) == 0);
+    for (int round = 0; round < 40; round++) {
+        EXPECT(send_all(p.far, echo, sizeof echo) && receive_all(p.near, echo, sizeof echo));
+        sleep_ms(1);
+    }
+    waits_before_it_sends = 1;
+    feeder = in_thread(feed, &p.near);
+    EXPECT(recv(p.far, bytes, count, MSG_PEEK | MSG_WAITALL) == (ssize_t)count);
+    memmove(bytes, bytes + sizeof echo, count - sizeof echo);
+    EXPECT(is_right(0, count - sizeof echo));
+    EXPECT(receive_all(p.far, echo, sizeof echo) && receive_all(p.far, bytes, length) && is_right(0, length));
+    pthread_join(feeder, NULL);
+    sleep_ms(100);
+    close_pair(p);
+}
+
+static void a_peek_behind_raw_bytes(void)
+{
+    peek_behind_raw_bytes(0, 2000000);
+}
+
+static void a_peek_behind_raw_bytes_of_a_small_send_buffer(void)
+{
+    peek_behind_raw_bytes(8192, 30000);
+}
+
 int main(int argc, char **argv)
 {
     static const struct check checks[] = {
@@ -142,6 +177,8 @@ int main(int argc, char **argv)
         {"a_search_ahead_of_who_waits_for_room", a_search_ahead_of_who_waits_for_room},
         {"a_search_ahead_of_a_small_send_buffer", a_search_ahead_of_a_small_send_buffer},
         {"a_search_just_behind_a_full_lane", a_search_just_behind_a_full_lane},
+        {"a_peek_behind_raw_bytes", a_peek_behind_raw_bytes},
+        {"a_peek_behind_raw_bytes_of_a_small_send_buffer", a_peek_behind_raw_bytes_of_a_small_send_buffer},
     };
     return run_checks(checks, sizeof checks / sizeof *checks, argc, argv);
 }

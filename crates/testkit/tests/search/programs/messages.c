@@ -303,6 +303,47 @@ static void the_store_has_a_bound(void)
     close(ends[1]);
 }
 
+static struct flood {
+    int fd;
+    size_t len;
+    uint32_t count;
+} flooding;
+
+static void *send_flood(void *unused)
+{
+    (void)unused;
+    for (uint32_t number = 0; number < flooding.count; number++)
+        viaduct_msg_send(flooding.fd, number, "payload", flooding.len);
+    viaduct_msg_send(flooding.fd, UINT32_MAX, "last", 4);
+    return NULL;
+}
+
+/* Part of a frame may be the last that fits: of a lane at first, and of one that has grown, or of the kernel's buffer. */
+static void frames_lie_across_the_end_of_what_fits(void)
+{
+    for (size_t len = 5; len <= 7; len++) {
+        struct pair p = connect_pair();
+        viaduct_inbox *inbox = viaduct_inbox_open(100, 0);
+        char bytes[100];
+        pthread_t thread;
+
+        EXPECT(inbox && viaduct_inbox_add(inbox, p.far) == 0);
+        EXPECT(fcntl(p.near, F_SETFL, O_NONBLOCK) == 0);
+        flooding = (struct flood){p.near, len, len == 5 ? 300000 : 80000};
+        thread = in_thread(send_flood, NULL);
+        EXPECT(viaduct_msg_recv(inbox, UINT32_MAX, 0, bytes, sizeof bytes, 25000, NULL) == 4 && !memcmp(bytes, "last", 4));
+        for (uint32_t number = 0; number < flooding.count; number++) {
+            struct viaduct_msg info;
+
+            EXPECT(viaduct_msg_recv(inbox, VIADUCT_ANY, 0, bytes, sizeof bytes, 5000, &info) == (ssize_t)len);
+            EXPECT(info.tag == number && !memcmp(bytes, "payload", len));
+        }
+        pthread_join(thread, NULL);
+        viaduct_inbox_close(inbox);
+        close_pair(p);
+    }
+}
+
 static void limits_of_any_size_are_taken(void)
 {
     static const size_t sizes[] = {1, SIZE_MAX / 2, SIZE_MAX - 47, SIZE_MAX - 1, SIZE_MAX};
@@ -391,6 +432,7 @@ static const struct check checks[] = {
     {"waits_end", waits_end},
     {"sources_break", sources_break},
     {"the_store_has_a_bound", the_store_has_a_bound},
+    {"frames_lie_across_the_end_of_what_fits", frames_lie_across_the_end_of_what_fits},
     {"limits_of_any_size_are_taken", limits_of_any_size_are_taken},
     {"a_removed_source_keeps_its_bytes", a_removed_source_keeps_its_bytes},
     {"too_many_sources_are_refused", too_many_sources_are_refused},
