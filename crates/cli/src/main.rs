@@ -58,7 +58,8 @@ FILES
     $XDG_CONFIG_HOME/viaduct.toml        configuration of the user
                                          (~/.config where unset)
     /run/viaduct, $XDG_RUNTIME_DIR/viaduct
-                                         runtime directory of root, of a user";
+                                         runtime directory of root, of a user
+                                         (/tmp/viaduct-UID where unset)";
 
 #[derive(Debug, Subcommand)]
 enum Command {
