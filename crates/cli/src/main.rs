@@ -44,7 +44,7 @@ const AFTER_HELP: &str = "\
 EXAMPLES
     viaduct run -- redis-server --port 6379
     viaduct run -- redis-benchmark -p 6379 -t get
-    viaduct status
+    viaduct status --totals
     viaduct explain 127.0.0.1:6379
 
 EXIT STATUS

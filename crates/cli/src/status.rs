@@ -95,10 +95,10 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
             (false, false) => shown(table),
         };
         terminal::print(&text)?;
-        if !args.watch
-            && !args.json
+        if !args.json
             && terminal::is_terminal()
             && processes.iter().all(|process| process.ends.is_empty())
+            && !(args.totals && !processes.is_empty())
         {
             eprintln!("{}", nothing(&processes, dir.as_deref()));
         }
@@ -112,15 +112,14 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
 /// What an empty table means.
 fn nothing(processes: &[Process], dir: Option<&Path>) -> String {
     let instance = dir.map_or_else(String::new, |dir| {
-        format!(
-            " in {}; `--all` shows those of other runtime directories",
-            dir.display()
-        )
+        format!(" (runtime directory {}; `--all` shows those of others)", dir.display())
     });
     match processes.len() {
         0 => format!("No program under Viaduct has had a connection{instance}."),
-        1 => format!("One program has had connections, and none now{instance}."),
-        some => format!("{some} programs have had connections, and none now{instance}."),
+        1 => format!("One program has had connections, and none now; `--totals` shows what they carried{instance}."),
+        some => {
+            format!("{some} programs have had connections, and none now; `--totals` shows what they carried{instance}.")
+        }
     }
 }
 
