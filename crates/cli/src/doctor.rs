@@ -22,7 +22,7 @@ use viaduct_control::runtime::socket_path;
 /// Looks at the kernel, privileges, limits, the installation and viaductd, and says of each whether it is as Viaduct wants it
 /// and what follows if not. A warning costs speed or reach; a failure means that programs run as plain TCP.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = AFTER_HELP)]
+#[command(override_usage = "viaduct doctor [OPTIONS]", after_long_help = AFTER_HELP)]
 pub(crate) struct Args {
     /// Print JSON: an array of objects with check, level (ok, warn, fail), finding and consequence
     #[arg(long)]
