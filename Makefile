@@ -87,7 +87,7 @@ generate: $(if $(filter 4,$(words $(BUILT))),$(if $(CAN_BUILD),build),build)
 
 install: generate ## install under PREFIX (default /usr/local), staged under DESTDIR
 	install -d $(BINDIR) $(LIBDIR) $(INCLUDEDIR) $(PKGCONFIGDIR) $(MANDIR)/man1 $(MANDIR)/man3 $(MANDIR)/man8
-	install -d $(BASHDIR) $(ZSHDIR) $(FISHDIR) $(UNITDIR) $(DOCDIR)
+	install -d $(BASHDIR) $(ZSHDIR) $(FISHDIR) $(UNITDIR) $(DOCDIR)/docs
 	install -m 755 $(RELEASE)/viaduct $(RELEASE)/viaductd $(BINDIR)
 	install -m 755 $(RELEASE)/libviaduct_preload.so $(LIBDIR)
 	rm -f $(DESTDIR)$(PREFIX)/lib/$(LIBRARY).*
@@ -105,7 +105,8 @@ install: generate ## install under PREFIX (default /usr/local), staged under DES
 	install -m 644 $(GENERATED)/completions/viaduct.fish $(FISHDIR)
 	sed 's|@BINDIR@|$(PREFIX)/bin|' dist/viaductd.service >$(UNITDIR)/viaductd.service
 	chmod 644 $(UNITDIR)/viaductd.service
-	install -m 644 README.md $(GENERATED)/CHANGELOG.md LICENSE-APACHE LICENSE-MIT $(DOCDIR)
+	install -m 644 README.md ARCHITECTURE.md $(GENERATED)/CHANGELOG.md LICENSE-APACHE LICENSE-MIT $(DOCDIR)
+	install -m 644 docs/*.md docs/*.svg $(DOCDIR)/docs
 
 uninstall: ## remove what install put there
 	rm -f $(BINDIR)/viaduct $(BINDIR)/viaductd $(MANDIR)/man1/viaduct.1 $(MANDIR)/man1/viaduct-*.1 $(MANDIR)/man8/viaductd.8

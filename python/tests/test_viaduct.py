@@ -1,4 +1,4 @@
-"""The Python bindings. Needs the library: VIADUCT_LIBRARY=.../libviaduct.so python -m unittest discover python/tests"""
+"""The Python bindings. Needs the library: PYTHONPATH=python VIADUCT_LIBRARY=.../libviaduct.so python -m unittest discover python/tests"""
 
 import asyncio
 import contextlib

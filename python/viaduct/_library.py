@@ -20,7 +20,8 @@ def _load() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(name, use_errno=True)
     except OSError as error:
-        raise ImportError(f"{name} is not installed; set {VARIABLE} to where it is: {error}") from error
+        advice = f"{VARIABLE} names it" if VARIABLE in os.environ else f"once installed, run ldconfig as root, or set {VARIABLE}"
+        raise ImportError(f"{name} cannot be loaded ({advice}): {error}") from error
     inbox, fd, size, ms = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_int
     info = ctypes.POINTER(Message)
     signatures = {

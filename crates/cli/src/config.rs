@@ -22,13 +22,21 @@ macro_rules! choice {
     ($(#[$meta:meta])* $name:ident { $($(#[$variant_meta:meta])* $variant:ident = $text:literal),* $(,)? }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
-        #[serde(rename_all = "lowercase")]
+        #[serde(try_from = "String")]
         pub(crate) enum $name { $($(#[$variant_meta])* $variant),* }
 
         impl $name {
             /// As the preload reads it.
             pub(crate) fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $text),* }
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = String;
+
+            fn try_from(word: String) -> Result<Self, String> {
+                word_of(&word)
             }
         }
     };
@@ -53,7 +61,7 @@ choice! {
         Auto = "auto",
         /// Sleep at once: least CPU time
         Never = "never",
-        /// Poll until something comes: least latency
+        /// Poll for up to 100 µs in each wait, whoever else wants the processor: least latency
         Always = "always",
     }
 }
@@ -231,7 +239,7 @@ struct RuleTable {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a port, 0 to 65535, or a range as in \"6379-6380\"")]
 enum Ports {
     One(u16),
     Range(String),
@@ -319,14 +327,18 @@ fn environment() -> Result<Layer> {
 fn choice<T: clap::ValueEnum>(name: &str) -> Result<Option<T>> {
     match variable(name)?.as_deref() {
         None | Some("") => Ok(None),
-        Some(word) => T::from_str(word, false).map(Some).map_err(|_| {
-            let known: Vec<_> = T::value_variants()
-                .iter()
-                .filter_map(|variant| Some(variant.to_possible_value()?.get_name().to_owned()))
-                .collect();
-            anyhow!("{name}: {word:?} is none of {}", known.join(", "))
-        }),
+        Some(word) => word_of(word).map(Some).map_err(|error| anyhow!("{name}: {error}")),
     }
+}
+
+fn word_of<T: clap::ValueEnum>(word: &str) -> Result<T, String> {
+    T::from_str(word, false).map_err(|_| {
+        let known: Vec<_> = T::value_variants()
+            .iter()
+            .filter_map(|variant| Some(variant.to_possible_value()?.get_name().to_owned()))
+            .collect();
+        format!("{word:?} is none of {}", known.join(", "))
+    })
 }
 
 fn variable(name: &str) -> Result<Option<String>> {

@@ -22,7 +22,7 @@ use viaduct_control::runtime::socket_path;
 /// Looks at the kernel, privileges, limits, the installation and viaductd, and says of each whether it is as Viaduct wants it
 /// and what follows if not. A warning costs speed or reach; a failure means that programs run as plain TCP.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = AFTER_HELP)]
+#[command(override_usage = "viaduct doctor [OPTIONS]", after_long_help = AFTER_HELP)]
 pub(crate) struct Args {
     /// Print JSON: an array of objects with check, level (ok, warn, fail), finding and consequence
     #[arg(long)]
@@ -418,6 +418,13 @@ fn runtime_directory(dir: &Path) -> Vec<Check> {
             "No viaductd can listen there: it makes the last directory of the path only, where it may. Choose another, or have somebody make it for this user.",
         ),
         Err(_) => Check::ok(NAME, format!("{} will be made by viaductd", dir.display())),
+        // viaductd refuses it: whoever may write there could put another socket in the place of its own.
+        Ok(metadata) if metadata.uid() == own && metadata.mode() & 0o022 != 0 => Check::new(
+            NAME,
+            Level::Fail,
+            format!("others may write to {}", dir.display()),
+            "No viaductd listens there. Choose another directory, or take the right to write from group and others.",
+        ),
         Ok(metadata) if metadata.uid() == own || metadata.uid() == 0 => Check::ok(NAME, dir.display().to_string()),
         Ok(metadata) => Check::new(
             NAME,
@@ -444,6 +451,12 @@ fn viaductd(dir: &Path) -> Check {
             "Programs stay on TCP. Restart viaductd, then the programs.",
         ),
         Answer::Stats(stats) => Check::ok(NAME, describe(&stats)),
+        Answer::Absent if fs::metadata(dir).is_ok_and(|metadata| metadata.uid() != geteuid().as_raw()) => Check::new(
+            NAME,
+            Level::Fail,
+            "none runs, and this user can start none in another's directory",
+            "All programs run as plain TCP. Have its owner start viaductd (root: `systemctl enable --now viaductd`), or choose another directory.",
+        ),
         Answer::Absent => match locate::daemon() {
             Some(path) => Check::ok(NAME, format!("none runs; `viaduct run` starts {}", path.display())),
             None => Check::new(

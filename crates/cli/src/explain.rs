@@ -21,7 +21,7 @@ use viaduct_control::Reason;
 /// Names a process, or an address that one end of the connection has; `:PORT` is that port at any address. Looks at both ends
 /// where they are on this machine, at the programs that hold them, and at viaductd.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = AFTER_HELP)]
+#[command(override_usage = "viaduct explain [OPTIONS] <PID|ADDR:PORT>", after_long_help = AFTER_HELP)]
 pub(crate) struct Args {
     /// The process or connection
     #[arg(value_name = "PID|ADDR:PORT", value_parser = parse_target)]

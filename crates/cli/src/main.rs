@@ -44,7 +44,7 @@ const AFTER_HELP: &str = "\
 EXAMPLES
     viaduct run -- redis-server --port 6379
     viaduct run -- redis-benchmark -p 6379 -t get
-    viaduct status
+    viaduct status --totals
     viaduct explain 127.0.0.1:6379
 
 EXIT STATUS
@@ -58,7 +58,8 @@ FILES
     $XDG_CONFIG_HOME/viaduct.toml        configuration of the user
                                          (~/.config where unset)
     /run/viaduct, $XDG_RUNTIME_DIR/viaduct
-                                         runtime directory of root, of a user";
+                                         runtime directory of root, of a user
+                                         (/tmp/viaduct-UID where unset)";
 
 #[derive(Debug, Subcommand)]
 enum Command {

@@ -128,6 +128,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             continue;
         }
         match subject.wait(wish, deadline) {
+            Some(state) if matches!(wish, Wish::Auto) => {
+                println!("{name}: left to Viaduct again, {} so far", path_of(state));
+            }
             Some(state) if wish.is_met(state) => println!("{name}: {}", path_of(state)),
             Some(state) => {
                 outcome = NOT_YET.into();

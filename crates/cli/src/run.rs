@@ -87,8 +87,8 @@ ENVIRONMENT
 
 EXIT STATUS
     That of PROGRAM, which takes this process over. 127: PROGRAM was not found.
-    126: it cannot be executed. 125: Viaduct's own configuration is
-    wrong."#;
+    126: it cannot be executed. 125: Viaduct's own configuration is wrong.
+    2: the options were not understood."#;
 
 /// Exit status when Viaduct itself fails, so that it is not taken for the program's.
 const OWN_FAILURE: u8 = 125;
@@ -131,7 +131,14 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         true => inherit::without_shell(&mut command, program).map_or_else(|error| error, |()| command.exec()),
         false => command.exec(),
     };
-    eprintln!("viaduct: {}: {error}", program.display());
+    match error.kind() {
+        // The program itself was there a moment ago.
+        std::io::ErrorKind::NotFound => eprintln!(
+            "viaduct: {}: it, or the interpreter or loader that it names, is missing",
+            program.display()
+        ),
+        _ => eprintln!("viaduct: {}: {error}", program.display()),
+    }
     Ok(match error.kind() {
         std::io::ErrorKind::NotFound => 127,
         _ => 126,

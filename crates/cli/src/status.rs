@@ -19,7 +19,7 @@ use viaduct_control::runtime::instance_id;
 /// The counters are read from the programs' own memory, so this works while viaductd is down. Programs of other users are
 /// shown to root only.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = AFTER_HELP)]
+#[command(override_usage = "viaduct status [OPTIONS]", after_long_help = AFTER_HELP)]
 pub(crate) struct Args {
     /// Print JSON: an array with one object a connection end, or a process with --totals; with --watch one array a line
     #[arg(long)]
@@ -95,11 +95,11 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
             (false, false) => shown(table),
         };
         terminal::print(&text)?;
-        if !args.watch
-            && !args.json
-            && terminal::is_terminal()
-            && processes.iter().all(|process| process.ends.is_empty())
-        {
+        let is_empty = match args.totals {
+            true => processes.is_empty(),
+            false => processes.iter().all(|process| process.ends.is_empty()),
+        };
+        if is_empty && !args.json && terminal::is_terminal() {
             eprintln!("{}", nothing(&processes, dir.as_deref()));
         }
         if !args.watch {
@@ -112,15 +112,14 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
 /// What an empty table means.
 fn nothing(processes: &[Process], dir: Option<&Path>) -> String {
     let instance = dir.map_or_else(String::new, |dir| {
-        format!(
-            " in {}; `--all` shows those of other runtime directories",
-            dir.display()
-        )
+        format!(" (runtime directory {}; `--all` shows those of others)", dir.display())
     });
     match processes.len() {
         0 => format!("No program under Viaduct has had a connection{instance}."),
-        1 => format!("One program has had connections, and none now{instance}."),
-        some => format!("{some} programs have had connections, and none now{instance}."),
+        1 => format!("One program has had connections, and none now; `--totals` shows what they carried{instance}."),
+        some => {
+            format!("{some} programs have had connections, and none now; `--totals` shows what they carried{instance}.")
+        }
     }
 }
 

@@ -120,6 +120,23 @@ fn an_unknown_road_is_an_error_that_names_the_known() {
 }
 
 #[test]
+fn a_file_that_cannot_be_written_is_told_before_anything_is_measured() {
+    let home = Dir::new();
+    let (good, bad) = (home.path.join("good.json"), home.path.join("missing/bad.svg"));
+    let output = viaduct(&home.path)
+        .args(["bench", "latency", "--only", "fax", "--json"])
+        .arg(&good)
+        .arg("--svg")
+        .arg(&bad)
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("bad.svg") && !errors.contains("road"), "{errors}");
+    assert!(!good.exists());
+}
+
+#[test]
 fn a_program_joins_the_cgroup_or_does_not_start() {
     let home = Dir::new();
     let exec = |cgroup: &Path| {

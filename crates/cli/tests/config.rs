@@ -160,8 +160,8 @@ fn a_run_within_a_run_changes_nothing() {
 fn errors_name_file_and_line() {
     let cases = [
         ("path = 'auto'\n\ncolour = 'red'\n", 3, "colour"),
-        ("path = 'fast'\n", 1, "expected one of"),
-        ("\nspin = 3\n", 2, "wanted string"),
+        ("path = 'fast'\n", 1, "none of auto, tcp, shm"),
+        ("\nspin = 3\n", 2, "expected a string"),
         ("dir = 'relative'\n", 1, "absolute"),
         (
             "[[rules]]\naction = 'tcp'\n\n[[rules]]\naction = 'always'\n",
@@ -170,6 +170,7 @@ fn errors_name_file_and_line() {
         ),
         ("[[rules]]\naction = 'tcp'\nname = 'x'\n", 3, "name"),
         ("[[rules]]\naction = 'tcp'\nport = '9-1'\n", 1, "port"),
+        ("[[rules]]\naction = 'tcp'\nport = 70000\n", 3, "0 to 65535"),
         ("[[rules]]\naction = 'tcp'\nprogram = 'a;now'\n", 1, "program"),
         ("[[rules]]\nport = 1\n", 1, "action"),
         ("[daemon]\nsegments = 3\n", 2, "segments"),

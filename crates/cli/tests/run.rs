@@ -39,6 +39,10 @@ fn what_cannot_be_run_is_told_as_a_shell_does() {
     let plain = dir.file("plain", "text");
     assert_eq!(run(&[plain.to_str().unwrap()]).status.code(), Some(126));
     assert_eq!(run(&[dir.path.to_str().unwrap()]).status.code(), Some(126));
+    let script = executable(&dir, "script", b"#!/nonexistent/interpreter\n");
+    let output = run(&[script.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(127));
+    assert!(stderr(&output).contains("interpreter"), "{}", stderr(&output));
 }
 
 #[test]

@@ -3,9 +3,11 @@
 mod common;
 
 use common::{Dir, Guest, connection, stdout, succeed, viaduct};
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use viaduct_control::Reason;
 use viaduct_control::counters::{self, Path, State, slot};
@@ -411,8 +413,12 @@ fn doctor_says_what_follows() {
 fn doctor_finds_directories_in_which_no_viaductd_can_listen() {
     let home = Dir::new();
     let file = home.file("file", "");
+    let open = home.path.join("open");
+    fs::create_dir(&open).unwrap();
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
     for (dir, level) in [
         (home.path.as_path(), "ok"),
+        (&open, "fail"),
         (&home.path.join("new"), "ok"),
         (&home.path.join("two/new"), "fail"),
         (&file, "fail"),

@@ -153,20 +153,25 @@ fn is_closed(path: &Path) -> bool {
 
 fn read(path: &Path) -> anyhow::Result<Option<Layer>> {
     match std::fs::read_to_string(path) {
-        Ok(text) => parse(&text).with_context(|| path.display().to_string()).map(Some),
+        // FILE:LINE: as `viaduct` says it.
+        Ok(text) => match parse(&text) {
+            Ok(layer) => Ok(Some(layer)),
+            Err(error) => bail!("{}:{error}", path.display()),
+        },
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).with_context(|| path.display().to_string()),
     }
 }
 
+/// Errors begin with the line.
 fn parse(text: &str) -> anyhow::Result<Layer> {
     let line = |at: usize| text.get(..at).unwrap_or(text).matches('\n').count() + 1;
     let file: File = toml::from_str(text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
-        anyhow!("line {}: {}", line(at), error.message())
+        anyhow!("{}: {}", line(at), error.message())
     })?;
     if let Some(dir) = file.dir.as_ref().filter(|dir| !dir.get_ref().is_absolute()) {
-        bail!("line {}: dir: expected an absolute path", line(dir.span().start));
+        bail!("{}: dir: expected an absolute path", line(dir.span().start));
     }
     Ok(Layer {
         table: file.daemon,
@@ -183,9 +188,9 @@ mod tests {
         let error = parse("path = \"auto\"\n\n[daemon]\nsegments = 3\n")
             .unwrap_err()
             .to_string();
-        assert!(error.starts_with("line 4:") && error.contains("segments"), "{error}");
+        assert!(error.starts_with("4:") && error.contains("segments"), "{error}");
         let error = parse("path = \"auto\"\n[deamon]\n").unwrap_err().to_string();
-        assert!(error.starts_with("line 2:") && error.contains("deamon"), "{error}");
+        assert!(error.starts_with("2:") && error.contains("deamon"), "{error}");
     }
 
     #[test]
@@ -199,7 +204,7 @@ mod tests {
         let dir = |text| parse(text).map(|layer| layer.dir);
         assert_eq!(dir("dir = '/d'\n").unwrap(), Some(PathBuf::from("/d")));
         let error = dir("\ndir = 'd'\n").unwrap_err().to_string();
-        assert!(error.starts_with("line 2:") && error.contains("absolute"), "{error}");
+        assert!(error.starts_with("2:") && error.contains("absolute"), "{error}");
     }
 
     #[test]

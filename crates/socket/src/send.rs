@@ -370,6 +370,13 @@ fn promote(conn: &Conn, out: &Outgoing<'_>) -> bool {
         return false;
     }
     counters::add(conn, slot::SWITCHES, 1);
+    // Why it was on TCP meanwhile is over, and must not stand beside a lane where the other direction never moves.
+    if matches!(
+        conn.reason(),
+        Reason::Requested | Reason::PeerRequested | Reason::LaneStall
+    ) {
+        conn.set_reason(Reason::Pairing);
+    }
     // Wakes a peer that sleeps in the kernel.
     if let Err(errno) = mark(conn, MARK_BELL) {
         marks::found_broken(conn, errno);

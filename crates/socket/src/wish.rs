@@ -42,9 +42,13 @@ fn tell(conn: &Conn, incoming: &Incoming<'_>) {
     let tcp = conn.wanted() == Wanted::Tcp;
     incoming.request_raw(tcp);
     conn.set_flag(ASKED, tcp);
+    // An end that never sends has no direction of its own to move, and would go on saying that it waits for one.
     if tcp {
+        conn.set_reason(Reason::Requested);
         // The peer may sleep with nothing to send; it looks when it wakes.
         let _ = raw::eventfd_ring(conn.peer_bell());
+    } else if conn.reason() == Reason::Requested {
+        conn.set_reason(Reason::Pairing);
     }
 }
 

@@ -120,6 +120,7 @@ fn main() -> std::process::ExitCode {
     if !can_run(false, &["redis-server", "redis-benchmark"]) {
         return std::process::ExitCode::FAILURE;
     }
+    println!("Measuring plain TCP and viaduct run in turn, for about half a minute.");
     let instance = Instance::start();
     let mut proved = true;
     for (connections, requests) in LOADS {

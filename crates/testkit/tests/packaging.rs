@@ -147,7 +147,17 @@ fn what_is_installed_is_enough_for_c_and_cpp() {
         let mode = std::fs::metadata(root.join(name)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o755, "{name}");
     }
-    let changes = std::fs::read_to_string(root.join("share/doc/viaduct/CHANGELOG.md")).unwrap();
+    let documentation = root.join("share/doc/viaduct");
+    let readme = std::fs::read_to_string(documentation.join("README.md")).unwrap();
+    for link in readme
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split([')', '#']).next())
+    {
+        let there = link.starts_with("http") || documentation.join(link).exists();
+        assert!(there, "README.md names {link}, which is not installed");
+    }
+    let changes = std::fs::read_to_string(documentation.join("CHANGELOG.md")).unwrap();
     let fragment = std::fs::read_to_string(workspace().join("changelog.d/inbox-fd.added.md"));
     for text in fragment.iter().flat_map(|text| text.lines()) {
         assert!(changes.contains(text), "{text}");

@@ -36,7 +36,7 @@ use std::time::SystemTime;
 /// Runs each experiment natively and under `viaduct run` in turn, several times, with a viaductd of its own, and shows medians, ratios and the
 /// processor time of both ends together. Other work on the machine disturbs all of it: let the machine be idle.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = AFTER_HELP)]
+#[command(override_usage = "viaduct bench [OPTIONS] <latency|bandwidth|seek|apps>", after_long_help = AFTER_HELP)]
 pub(crate) struct Args {
     /// What to measure
     #[arg(value_enum)]
@@ -53,7 +53,7 @@ pub(crate) struct Args {
     /// How often each experiment runs each way [default: 5, seek 10, with --quick 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..1000))]
     runs: Option<u16>,
-    /// Only the experiments whose name begins so; of the sweeps, only this road
+    /// Only the experiments of apps whose name begins so; of the others, only this road, as named below
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
 }
@@ -67,11 +67,13 @@ EXPERIMENTS
                 and Open MPI (openmpi); --only takes one
     bandwidth   messages one way, likewise
     seek        processor time of a receiver that wants messages behind others:
-                direct search against receiving in order, on kernel TCP and on
-                lanes
+                direct search against receiving in order, on kernel TCP by
+                the library alone (plain), there under viaduct run (tcp), and
+                on lanes (lane); --only takes one
     apps        sockperf, iperf3, Redis, memcached, nginx, PostgreSQL, MariaDB
                 with load generators, as far as installed; idle processor time,
-                memory, and ten thousand connections
+                memory, and ten thousand connections; --only takes those whose
+                name begins so, as the table names them
 
 EXAMPLES
     viaduct bench latency --svg latency.svg
@@ -136,6 +138,9 @@ pub(crate) trait Findings: Serialize {
 
 /// Runs the experiments.
 pub(crate) fn run(args: Args) -> Result<()> {
+    for file in args.json.iter().chain(&args.svg) {
+        check_writable(file)?;
+    }
     let usual = match args.what {
         _ if args.quick => 3,
         What::Seek => 10,
@@ -160,6 +165,17 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
 }
 
+/// Minutes of measuring are not to end in a file that cannot be written. One that was not there is not left behind empty.
+fn check_writable(file: &Path) -> Result<()> {
+    let is_new = !file.exists();
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
+    opened.with_context(|| file.display().to_string())?;
+    if is_new {
+        std::fs::remove_file(file).with_context(|| file.display().to_string())?;
+    }
+    Ok(())
+}
+
 struct Bench {
     args: Args,
     machine: Machine,
@@ -169,8 +185,8 @@ struct Bench {
 
 impl Bench {
     fn show<F: Findings>(&self, found: &F) -> Result<()> {
-        self.save(found)?;
         terminal::print(&format!("{}\n{}", self.machine.line(), found.table()))?;
+        self.save(found)?;
         if let Some(file) = &self.args.svg {
             found.draw(file, &self.subtitle(F::MIDDLE, found.others()))?;
         }

@@ -138,7 +138,7 @@ pub(crate) fn run(plan: Plan<'_>) -> Result<Found> {
     for road in roads {
         let (mut costs, mut proof) = (Vec::new(), None);
         for size in sizes {
-            progress.step(&format!("{}, {}", road.name(), terminal::bytes(*size as u64)));
+            progress.step(&format!("{}, {size} bytes", road.name()));
             let list = SearchPlan {
                 sizes: vec![*size],
                 depths: DEPTHS.to_vec(),
@@ -276,7 +276,11 @@ impl Findings for Found {
                         let here = points.iter().find(|point| (point.size, point.depth) == (size, depth));
                         here.map_or_else(
                             || "-".to_owned(),
-                            |point| format!("{:+.1} ± {:.1}", point.reduction.mean, point.reduction.standard_error),
+                            |point| match point.measurements.len() {
+                                // One says nothing of how far another might have been from it.
+                                0 | 1 => format!("{:+.1}", point.reduction.mean),
+                                _ => format!("{:+.1} ± {:.1}", point.reduction.mean, point.reduction.standard_error),
+                            },
                         )
                     }));
                     row
