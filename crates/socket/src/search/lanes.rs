@@ -84,8 +84,8 @@ fn foresee(lane: &Receiver<'_>, before: usize, want: usize) {
     lane.prefetch(0, before.min(FORESEEN));
 }
 
-/// A lane has room for so much by itself.
-const FAR: u64 = 1 << 20;
+/// A lane has room for twice as much by itself.
+const FAR: u64 = 512 << 10;
 
 /// Gives the blocks back that are whole since `taken` has become part of `hole`, all of them stream positions. The lane begins at the first of
 /// `within`, and has so many bytes.
@@ -303,7 +303,8 @@ impl<'a> Stretches<'a> {
     }
 
     /// Whether what ends at `end` is in the lane and more than it can hold, and the kernel cannot stand in. If it fits, the sender hears
-    /// that it is needed: where the caller has waited, or a lane has no room for so much by itself.
+    /// that it is needed: where the caller has waited, or a lane has little room beside so much. Then it gets as much again, to go on
+    /// while the rest is received.
     fn is_too_far(&self, parts: &Parts, end: u64, waited: bool) -> bool {
         let Some(until) = self.behind(parts, end) else {
             return false;
@@ -311,7 +312,11 @@ impl<'a> Stretches<'a> {
         if !self.lane.can_hold(until) {
             return !self.ask_for_kernel(end);
         }
-        if waited || until.wrapping_sub(self.lane.head()) > FAR {
+        let ahead = until.wrapping_sub(self.lane.head());
+        let twice = until.wrapping_add(ahead);
+        if ahead > FAR && self.lane.can_hold(twice) {
+            receive::want(self.conn, &self.lane, twice);
+        } else if waited || ahead > FAR {
             receive::want(self.conn, &self.lane, until);
         }
         false
