@@ -277,8 +277,13 @@ fn arm(entries: &[pollfd]) -> Option<Bound> {
                     return false;
                 }
                 if !ready::roomy(&lane) {
-                    lane.arm_credit(bit);
-                    bound = bound.max(ready::bound_of_room(conn, segment, bit));
+                    // Only who asks for input hears of a mark.
+                    if bit == bell::BY_BELL || entry.events & IN != 0 {
+                        lane.arm_credit(bit);
+                        bound = bound.max(ready::bound_of_room(conn, segment, bit));
+                    } else {
+                        bound = bound.max(Bound::UnrungRoom);
+                    }
                     return ready::roomy(&lane);
                 }
             }

@@ -62,15 +62,17 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, kernel: boo
 /// Whether a lane counts as writable: as with TCP, a third of what it can hold must be free, so that a program that waits before each
 /// write seldom blocks in it. But a peer that needs more before it receives anything never makes as much room.
 pub(crate) fn roomy(lane: &Sender<'_>) -> bool {
-    loop {
+    // More than it takes to be granted all there is, whatever a hostile peer makes of it.
+    for _ in 0..8 {
         let space = lane.space();
         if space != 0 && (space >= lane.capacity() / 3 || lane.is_wanted()) {
             return true;
         }
         if !lane.grant() {
-            return false;
+            break;
         }
     }
+    false
 }
 
 /// Readiness to receive, with the marks looked at and stretches entered and left.

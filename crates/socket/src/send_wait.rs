@@ -50,17 +50,17 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result
             } else if lane.grant() && lane.has_space() {
                 return Ok(Woken::Look);
             } else {
-                lane.arm_credit(bit);
-                if lane.has_space() {
-                    lane.disarm_credit(bit);
-                    return Ok(Woken::Look);
-                }
-                // No sleep for room ends with a mark: those are for who receives.
+                // No sleep for room ends with a mark: those are for who receives, and would pile up where nobody does.
                 let bound = if bit == bell::BY_BELL {
+                    lane.arm_credit(bit);
                     Bound::Room
                 } else {
                     Bound::UnrungRoom
                 };
+                if lane.has_space() {
+                    lane.disarm_credit(bit);
+                    return Ok(Woken::Look);
+                }
                 Ok((lane.in_flight(), naps.next(bound, None)))
             }
         };

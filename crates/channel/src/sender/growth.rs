@@ -49,9 +49,12 @@ impl Sender<'_> {
     #[cold]
     pub fn grant(&self) -> bool {
         let (blocks, most) = (self.blocks(self.tail()), self.most());
+        if blocks >= most {
+            return false;
+        }
         let more = (blocks + blocks / 2).min(most);
         self.lane.sender_own.granted.fetch_max(narrow(more), Relaxed);
-        blocks < most
+        true
     }
 
     /// Blocks that the lane may ever have, but for what its receiver needs at once.

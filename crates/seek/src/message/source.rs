@@ -199,19 +199,23 @@ impl Source {
             if len < FRAME {
                 if len > 0 && self.searched {
                     // A look at what is missing is what tells of a socket that cannot hold it, and the peer that it is waited for.
-                    let missing = match self.peek(&mut [0; 1], outside + FRAME - 1) {
+                    match self.peek(&mut [0; 1], outside + FRAME - 1) {
                         // It may have come just now.
                         Ok(Some(1)) if !core::mem::replace(&mut again, true) => continue,
                         // As in `is_whole`.
-                        Ok(Some(1)) => Some(io::Error::from_raw_os_error(libc::ENOBUFS)),
-                        Ok(_) => None,
-                        Err(error) => Some(error),
-                    };
-                    if let Some(error) = missing {
-                        match self.recover(&error, limits) {
+                        Ok(Some(1)) => {
+                            if outside > 0 {
+                                self.recover(&io::Error::from_raw_os_error(libc::ENOBUFS), limits);
+                            }
+                            return;
+                        }
+                        Ok(_) => {}
+                        // There is nothing to take off the head.
+                        Err(error) if outside == 0 && error.raw_os_error() == Some(libc::ENOBUFS) => return,
+                        Err(error) => match self.recover(&error, limits) {
                             true => continue,
                             false => return,
-                        }
+                        },
                     }
                 }
                 let ended = len > 0 && wait::has_ended(self.fd.as_fd());

@@ -316,7 +316,7 @@ impl<'a> Stretches<'a> {
         let twice = until.wrapping_add(ahead);
         if ahead > FAR && self.lane.can_hold(twice) {
             receive::want(self.conn, &self.lane, twice);
-        } else if waited || ahead > FAR {
+        } else if waited || ahead > FAR || self.incoming.source() != Source::Lane {
             receive::want(self.conn, &self.lane, until);
         }
         false
