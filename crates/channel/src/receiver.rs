@@ -197,8 +197,9 @@ impl<'a> Receiver<'a> {
     }
 
     /// Says that the bytes before stream position `until` are needed before any more is consumed: the lane has room for them at
-    /// once, as far as its pool goes, whatever it has carried and been limited to. Returns the bits that the sender sleeps with for lack of space, which are taken, so
-    /// that the caller must ring the bells they stand for. For the receiver's user only.
+    /// once, as far as its pool goes, whatever it has carried and been limited to. Returns the bits that the sender sleeps
+    /// with for lack of space, which are taken, so that the caller must ring the bells they stand for. For the receiver's
+    /// user only.
     #[must_use = "bits taken must be answered with a bell"]
     pub fn want(&self, until: u64) -> u32 {
         let wanted = &self.lane.receiver.wanted;
