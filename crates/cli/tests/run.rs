@@ -380,6 +380,11 @@ fn a_viaductd_that_fails_or_hangs_does_not_hinder_the_program() {
         stderr(&output)
     );
     assert_eq!(stderr(&output).matches("viaduct: ").count(), 1, "{}", stderr(&output));
+    let says = "#!/bin/sh\nwhile [ \"$1\" != --ready-fd ]; do shift; done\nprintf '0no room here' > /proc/self/fd/$2\nexit 1\n";
+    let (output, _) = start(&dir, says, &["sh", "-c", "exit 7"]);
+    assert_eq!(output.status.code(), Some(7));
+    let said = stderr(&output);
+    assert!(said.contains("viaductd could not start: no room here"), "{said}");
     let (output, took) = start(&dir, "#!/bin/sh\nexec sleep 3\n", &["sh", "-c", "exit 6"]);
     assert_eq!(output.status.code(), Some(6));
     assert!(stderr(&output).contains("did not become ready"), "{}", stderr(&output));

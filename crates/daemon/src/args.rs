@@ -48,7 +48,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = "warn", value_name = "LEVEL")]
     pub(crate) log: tracing::level_filters::LevelFilter,
 
-    /// Write one byte to this descriptor once programs can connect
+    /// Write 1 to this descriptor once programs can connect, or 0 and the reason if they never will
     #[arg(long, value_name = "FD")]
     pub(crate) ready_fd: Option<u32>,
 

@@ -173,6 +173,17 @@ fn answers(path: &Path) -> bool {
     ask().is_ok_and(|len| len > 0)
 }
 
+fn reopen(fd: u32) -> std::io::Result<File> {
+    File::options().write(true).open(format!("/proc/self/fd/{fd}"))
+}
+
+/// Tells whoever started viaductd why programs never will be able to connect. Nobody listens there if they have been: the log has it too.
+pub(crate) fn tell_failure(ready_fd: u32, reason: &str) {
+    if let Ok(mut pipe) = reopen(ready_fd) {
+        let _ = write!(pipe, "0{reason}");
+    }
+}
+
 /// Word to whoever started viaductd that programs can connect: opened before viaductd gives up the right to open anything, sent once it has.
 #[derive(Debug, Default)]
 pub(crate) struct Announcement {
@@ -184,7 +195,7 @@ impl Announcement {
     pub(crate) fn open(ready_fd: Option<u32>) -> Self {
         let mut announcement = Self::default();
         if let Some(fd) = ready_fd {
-            match File::options().write(true).open(format!("/proc/self/fd/{fd}")) {
+            match reopen(fd) {
                 Ok(pipe) => announcement.pipe = Some(pipe),
                 Err(error) => tracing::warn!("--ready-fd {fd}: {error}"),
             }

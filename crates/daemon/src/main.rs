@@ -41,6 +41,9 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error:#}");
+            if let Some(fd) = args.ready_fd {
+                listen::tell_failure(fd, &format!("{error:#}"));
+            }
             ExitCode::FAILURE
         }
     }

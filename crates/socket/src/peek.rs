@@ -98,10 +98,7 @@ impl<'a> Peek<'a> {
 
     /// So many bytes of the lane are waited for, and left where they are.
     fn needs(&self, bytes: usize) {
-        let until = self.lane.head().wrapping_add(bytes as u64);
-        if self.lane.can_hold(until) {
-            receive::want(self.conn, &self.lane, until);
-        }
+        receive::want(self.conn, &self.lane, self.lane.head().wrapping_add(bytes as u64));
     }
 
     fn in_lane(&self, enough: usize) -> Result<usize, Errno> {

@@ -427,13 +427,17 @@ fn gave_back(conn: &Conn, lane: Receiver<'_>) {
     }
 }
 
-/// Bytes up to a lane's position are waited for, while those before them stay where they are.
+/// Bytes up to a lane's position are waited for, while those before them stay where they are. False if the lane can never hold so much.
 #[inline]
-pub(crate) fn want(conn: &Conn, lane: &Receiver<'_>, until: u64) {
+pub(crate) fn want(conn: &Conn, lane: &Receiver<'_>, until: u64) -> bool {
+    if !lane.can_hold(until) {
+        return false;
+    }
     let bits = lane.want(until);
     if bits != 0 {
         ring_for_credit(conn, bits);
     }
+    true
 }
 
 /// Wakes a sender that waits for blocks. By bell, or by a mark where our own sending direction is on the lane; else the sender finds

@@ -313,10 +313,9 @@ impl<'a> Stretches<'a> {
             return !self.ask_for_kernel(end);
         }
         let ahead = until.wrapping_sub(self.lane.head());
-        let twice = until.wrapping_add(ahead);
-        if ahead > FAR && self.lane.can_hold(twice) {
-            receive::want(self.conn, &self.lane, twice);
-        } else if waited || ahead > FAR || self.incoming.source() != Source::Lane {
+        let far = ahead > FAR;
+        let enough = far && receive::want(self.conn, &self.lane, until.wrapping_add(ahead));
+        if !enough && (far || waited || self.incoming.source() != Source::Lane) {
             receive::want(self.conn, &self.lane, until);
         }
         false
@@ -325,10 +324,12 @@ impl<'a> Stretches<'a> {
     /// A peek found bytes up to position `next` only, and not up to `end`. Whoever waits for the others sees no more of this socket
     /// than that it is readable.
     fn tell_of_rest(&self, parts: &Parts, next: u64, end: u64) {
-        let fits = |until: &u64| self.lane.can_hold(*until);
-        let whole = self.behind(parts, end).filter(fits);
-        if let Some(until) = whole.or_else(|| self.behind(parts, next.saturating_add(1)).filter(fits)) {
-            receive::want(self.conn, &self.lane, until);
+        let want = |end| {
+            let until = self.behind(parts, end);
+            until.is_some_and(|until| receive::want(self.conn, &self.lane, until))
+        };
+        if !want(end) {
+            want(next.saturating_add(1));
         }
     }
 

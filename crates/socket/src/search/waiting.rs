@@ -224,7 +224,7 @@ fn wait_for_news(
             spinner.rest(missing);
             continue;
         }
-        if Incoming::new(lane).source() == Source::Lane && lane.can_hold(until) {
+        if Incoming::new(lane).source() == Source::Lane {
             receive::want(conn, &lane, until);
         }
         lane.arm_until(bit, until);
