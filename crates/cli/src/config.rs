@@ -193,7 +193,7 @@ pub(crate) fn read_rules(path: &Path) -> Result<Vec<String>> {
     #[serde(deny_unknown_fields)]
     struct RulesFile {
         #[serde(default)]
-        rules: Vec<Spanned<RuleTable>>,
+        rules: Vec<RuleTable>,
     }
     let text = fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
     let file: RulesFile = toml::from_str(&text).map_err(|error| located(path, &text, &error))?;
@@ -208,7 +208,7 @@ struct File {
     offer: Option<OfferChoice>,
     dir: Option<Spanned<PathBuf>>,
     #[serde(default)]
-    rules: Vec<Spanned<RuleTable>>,
+    rules: Vec<RuleTable>,
     #[serde(rename = "daemon")]
     _daemon: Option<DaemonTable>,
 }
@@ -232,10 +232,10 @@ struct DaemonTable {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RuleTable {
-    action: String,
-    program: Option<String>,
-    addr: Option<String>,
-    port: Option<Ports>,
+    action: Spanned<String>,
+    program: Option<Spanned<String>>,
+    addr: Option<Spanned<String>>,
+    port: Option<Spanned<Ports>>,
 }
 
 #[derive(Deserialize)]
@@ -269,33 +269,44 @@ fn read(path: &Path) -> Result<Option<Layer>> {
     }))
 }
 
-fn rule_texts(path: &Path, text: &str, tables: Vec<Spanned<RuleTable>>) -> Result<Vec<String>> {
+fn rule_texts(path: &Path, text: &str, tables: Vec<RuleTable>) -> Result<Vec<String>> {
     tables
         .into_iter()
         .map(|table| {
-            let line = line_of(text, &table.span());
-            rule_text(table.into_inner()).with_context(|| format!("{}:{line}", path.display()))
+            rule_text(table).map_err(|(span, error)| {
+                let line = line_of(text, &span);
+                error.context(format!("{}:{line}", path.display()))
+            })
         })
         .collect()
 }
 
-/// A rule as the preload reads it.
-fn rule_text(table: RuleTable) -> Result<String> {
-    let port = table.port.map(|port| match port {
-        Ports::One(port) => port.to_string(),
-        Ports::Range(range) => range,
+/// A rule as the preload reads it; on errors, where the file says what makes no sense.
+fn rule_text(table: RuleTable) -> Result<String, (Range<usize>, anyhow::Error)> {
+    let port = table.port.map(|port| {
+        let span = port.span();
+        match port.into_inner() {
+            Ports::One(port) => (span, port.to_string()),
+            Ports::Range(range) => (span, range),
+        }
     });
-    let conditions = [("program", table.program), ("addr", table.addr), ("port", port)];
-    let mut rule = table.action;
+    let text = |value: Spanned<String>| (value.span(), value.into_inner());
+    let conditions = [
+        ("program", table.program.map(text)),
+        ("addr", table.addr.map(text)),
+        ("port", port),
+    ];
+    let (span, mut rule) = text(table.action);
+    check_rules(&rule).map_err(|error| (span, error))?;
     for (key, value) in conditions {
-        if let Some(value) = value {
+        if let Some((span, value)) = value {
             if value.contains([',', ';', '\0']) {
-                bail!("{key}: a rule cannot contain ',' or ';'");
+                return Err((span, anyhow!("{key}: a rule cannot contain ',' or ';'")));
             }
             rule = format!("{rule},{key}={value}");
+            check_rules(&rule).map_err(|error| (span, error))?;
         }
     }
-    check_rules(&rule)?;
     Ok(rule)
 }
 

@@ -74,7 +74,7 @@ fn a_rule_without_sense_is_told_with_its_place_and_value() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(125));
     assert!(
-        errors.contains("rules.toml:2:") && errors.contains("program=*sql"),
+        errors.contains("rules.toml:4:") && errors.contains("program=*sql"),
         "{errors}"
     );
 }
@@ -165,13 +165,13 @@ fn errors_name_file_and_line() {
         ("dir = 'relative'\n", 1, "absolute"),
         (
             "[[rules]]\naction = 'tcp'\n\n[[rules]]\naction = 'always'\n",
-            4,
+            5,
             "never, tcp, auto, now or wait",
         ),
         ("[[rules]]\naction = 'tcp'\nname = 'x'\n", 3, "name"),
-        ("[[rules]]\naction = 'tcp'\nport = '9-1'\n", 1, "port"),
+        ("[[rules]]\naction = 'tcp'\nport = '9-1'\n", 3, "port"),
         ("[[rules]]\naction = 'tcp'\nport = 70000\n", 3, "0 to 65535"),
-        ("[[rules]]\naction = 'tcp'\nprogram = 'a;now'\n", 1, "program"),
+        ("[[rules]]\naction = 'tcp'\nprogram = 'a;now'\n", 3, "program"),
         ("[[rules]]\nport = 1\n", 1, "action"),
         ("[daemon]\nsegments = 3\n", 2, "segments"),
         ("[daemon]\nmemory_per_user = 'much'\n", 2, "expected u64"),

@@ -56,7 +56,7 @@ impl<'a> Peek<'a> {
         let want = vector.len();
         if self.incoming.source() == Source::Lane {
             let there = self.in_lane(want)?;
-            if there < want && flags & libc::MSG_WAITALL != 0 {
+            if there < want {
                 self.needs(want);
             }
             // An empty lane's marks are for the receive to look at, which does not do so each time.
@@ -66,7 +66,7 @@ impl<'a> Peek<'a> {
         }
         let unread = self.parts()?;
         let raw_first = matches!(self.incoming.source(), Source::RawUntil(_));
-        if raw_first && flags & libc::MSG_WAITALL != 0 && unread.behind == 0 && unread.before + unread.lane < want {
+        if raw_first && unread.behind == 0 && unread.before + unread.lane < want {
             self.needs(want.saturating_sub(unread.before));
         }
         let fd = self.conn.fd();
@@ -96,7 +96,7 @@ impl<'a> Peek<'a> {
         Ok((done > 0).then_some(Found::Bytes(done)))
     }
 
-    /// So many bytes of the lane are waited for, and left where they are.
+    /// So many bytes of the lane are asked for, and left where they are: whoever finds fewer may look until there are as many.
     fn needs(&self, bytes: usize) {
         receive::want(self.conn, &self.lane, self.lane.head().wrapping_add(bytes as u64));
     }

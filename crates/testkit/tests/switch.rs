@@ -200,6 +200,39 @@ fn one_wish_moves_both_directions_of_event_driven_ends() {
     both_directions_move("edge");
 }
 
+/// Each end says why it is on TCP, whoever asked for that and no longer does.
+#[test]
+fn wishes_of_both_ends_are_told_apart() {
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    let mut server = Server::start(mode, "blocking");
+    let mut client = server.client(mode, "--seconds 1000 --mode blocking --seed 11").spawn();
+    let pids = [client.pid(), server.program.pid()];
+    let rows = await_path(&instance, 2, "shm", |_| true);
+    let fd = |pid| rows.iter().find(|row| row.pid == pid).map(|row| row.fd).unwrap();
+    let ends = pids.map(|pid| (pid, fd(pid)));
+    let says = |reasons: [&str; 2]| {
+        let told = instance.wait_for_status(PATIENCE, |rows| {
+            let tells = |pid, reason| rows.iter().any(|row| row.pid == pid && row.reason == reason);
+            pids.into_iter().zip(reasons).all(|(pid, reason)| tells(pid, reason))
+        });
+        assert!(told.is_ok(), "{reasons:?}: {told:#?}");
+    };
+    let shm = rows[0].reason.clone();
+    let asks = |end: usize, wish| instance.move_connection(ends[end].0, ends[end].1, wish).unwrap();
+    asks(0, "tcp");
+    says(["requested", "peer-requested"]);
+    asks(1, "tcp");
+    says(["requested", "requested"]);
+    asks(0, "auto");
+    says(["peer-requested", "requested"]);
+    asks(1, "auto");
+    says([&shm, &shm]);
+    await_path(&instance, 2, "shm", |_| true);
+    client.kill();
+    server.assert_sound();
+}
+
 #[test]
 fn an_end_that_only_receives_moves_what_it_receives() {
     if !can_run(false, &["iperf3"]) {

@@ -3,6 +3,9 @@
 use crate::daemon::{self, Answer};
 use crate::locate;
 use anyhow::{Context, Result, bail};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -29,6 +32,7 @@ impl Instance {
             bail!("{} is not installed beside viaduct", locate::PRELOAD_NAME);
         }
         let dir = tempfile::Builder::new().prefix("viaduct-bench-").tempdir()?;
+        remove_at_signals(dir.path().to_owned())?;
         let mut instance = Self {
             // As all that is started here, it ends with this process, however this ends.
             daemon: Command::new(std::env::current_exe()?)
@@ -79,6 +83,18 @@ impl Instance {
     pub(crate) fn scratch(&self) -> Result<PathBuf> {
         Ok(tempfile::Builder::new().prefix("run-").tempdir_in(self.dir())?.keep())
     }
+}
+
+/// Whoever interrupts a benchmark finds nothing of it left: its programs end with this process, as they do however it ends.
+fn remove_at_signals(dir: PathBuf) -> Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    std::thread::spawn(move || {
+        for signal in signals.forever() {
+            let _ = std::fs::remove_dir_all(&dir);
+            let _ = emulate_default_handler(signal);
+        }
+    });
+    Ok(())
 }
 
 impl Drop for Instance {

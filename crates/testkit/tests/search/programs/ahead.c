@@ -112,6 +112,44 @@ static void a_search_ahead_of_a_small_send_buffer(void)
     close_pair(p);
 }
 
+/* Whoever looks again and again, and takes nothing before there is enough. */
+static void looks_ahead_of_a_small_send_buffer(ssize_t (*look)(int), size_t count)
+{
+    struct pair p = connect_pair();
+    int small = 8192;
+    pthread_t feeder;
+
+    waits_before_it_sends = 1;
+    EXPECT(setsockopt(p.near, SOL_SOCKET, SO_SNDBUF, &small, sizeof small) == 0);
+    feeder = in_thread(feed, &p.near);
+    while (look(p.far) < (ssize_t)count)
+        sleep_ms(1);
+    EXPECT(receive_all(p.far, bytes, length) && is_right(0, length));
+    pthread_join(feeder, NULL);
+    sleep_ms(100);
+    close_pair(p);
+}
+
+static ssize_t glimpse(int fd)
+{
+    return recv(fd, bytes, 50000, MSG_PEEK);
+}
+
+static ssize_t counted(int fd)
+{
+    return (ssize_t)waiting(fd);
+}
+
+static void glimpses_ahead_of_a_small_send_buffer(void)
+{
+    looks_ahead_of_a_small_send_buffer(glimpse, 50000);
+}
+
+static void counts_ahead_of_a_small_send_buffer(void)
+{
+    looks_ahead_of_a_small_send_buffer(counted, 50000);
+}
+
 /* A sender that waits until a third of the lane is free, and a receiver that frees less before it needs more. */
 static void a_search_just_behind_a_full_lane(void)
 {
@@ -182,6 +220,8 @@ int main(int argc, char **argv)
         {"a_peek_at_all", a_peek_at_all},
         {"a_search_ahead_of_who_waits_for_room", a_search_ahead_of_who_waits_for_room},
         {"a_search_ahead_of_a_small_send_buffer", a_search_ahead_of_a_small_send_buffer},
+        {"glimpses_ahead_of_a_small_send_buffer", glimpses_ahead_of_a_small_send_buffer},
+        {"counts_ahead_of_a_small_send_buffer", counts_ahead_of_a_small_send_buffer},
         {"a_search_just_behind_a_full_lane", a_search_just_behind_a_full_lane},
         {"a_peek_behind_raw_bytes", a_peek_behind_raw_bytes},
         {"a_peek_behind_raw_bytes_of_a_small_send_buffer", a_peek_behind_raw_bytes_of_a_small_send_buffer},
