@@ -127,6 +127,16 @@ pub(crate) fn has_set_size(fd: c_int, option: c_int) -> bool {
     raw::getsockopt(fd, libc::SOL_SOCKET, SO_BUF_LOCK, &mut locked).is_ok() && locked & bit != 0
 }
 
+/// Whether the kernel resets the connection when its last descriptor goes, whatever ends the program (`SO_LINGER` with no time).
+pub(crate) fn resets_at_close(fd: c_int) -> bool {
+    let mut linger = libc::linger {
+        l_onoff: 0,
+        l_linger: 0,
+    };
+    let known = raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger).is_ok();
+    known && linger.l_onoff != 0 && linger.l_linger == 0
+}
+
 /// Whether a socket's buffer is full: out of memory, or the peer may send nothing.
 pub(crate) fn is_full(fd: c_int) -> bool {
     /// linux/socket.h and linux/sock_diag.h: memory in use for receiving, and its limit, are the first two.

@@ -210,7 +210,7 @@ pub fn disconnecting(fd: c_int) {
     if let Some(guard) = conn.own_send(id)
         && let Some(segment) = conn.segment(&guard)
     {
-        Outgoing::new(segment.sender(conn.side())).set_closed();
+        Outgoing::new(segment.sender(conn.side())).set_means_reset(true);
     }
     if on_lanes && !conn.flag(conn::HANDED_OVER) {
         options::give_back(conn);

@@ -193,7 +193,7 @@ pub(crate) fn found_broken(conn: &Conn, errno: Errno) {
 /// Whether the peer was killed after it had received all that was sent to it. If so, TCP would have ended with FIN; the RST only says that
 /// the peer's kernel held marks of ours that nobody took.
 fn met_marks_only(conn: &Conn, incoming: &Incoming<'_>, errno: Errno) -> bool {
-    let killed = errno == libc::ECONNRESET && !incoming.peer_closed();
+    let killed = errno == libc::ECONNRESET && !incoming.peer_means_reset();
     killed && peer_took_all(conn)
 }
 
@@ -269,12 +269,7 @@ pub(crate) fn settle(conn: &Conn, receive: &Guard<'_>) {
     if on_lane && lane.readable() != Ok(0) {
         reset_on_close(conn);
     }
-    let mut linger = libc::linger {
-        l_onoff: 0,
-        l_linger: 0,
-    };
-    let known = raw::getsockopt(conn.fd(), libc::SOL_SOCKET, libc::SO_LINGER, &mut linger).is_ok();
-    if known && linger.l_onoff != 0 && linger.l_linger == 0 {
-        Outgoing::new(segment.sender(conn.side())).set_closed();
+    if kernel::resets_at_close(conn.fd()) {
+        Outgoing::new(segment.sender(conn.side())).set_means_reset(true);
     }
 }

@@ -137,6 +137,7 @@ impl Conn {
         let _ = raw::setsockopt(self.fd(), libc::IPPROTO_TCP, libc::TCP_CORK, &zero);
         let _ = raw::setsockopt(self.fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, &one);
         options::limit_lane(self, &send);
+        options::tell_of_resets(self, &send);
         if let Some(words) = counters::slot_of(self) {
             words[slot::PEER_PID].store(pair.peer_pid.into(), Relaxed);
         }

@@ -8,7 +8,7 @@ use crate::{demote, kernel, receive, search};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_control::Reason;
-use viaduct_stream::{Incoming, Source};
+use viaduct_stream::{Incoming, Outgoing, Source};
 
 /// What becomes of an option call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,6 +178,11 @@ pub fn was_set(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_i
                 limit_lane(conn, &guard);
             }
         }
+        (libc::SOL_SOCKET, libc::SO_LINGER) if conn.phase() == Phase::Attached => {
+            if let Some(guard) = conn.own_send(conn.id()) {
+                tell_of_resets(conn, &guard);
+            }
+        }
         _ => {}
     }
 }
@@ -192,6 +197,14 @@ pub(crate) fn limit_lane(conn: &Conn, send: &Guard<'_>) {
         // The kernel doubles what the program asks for, to have room for its own bookkeeping.
         let bytes = usize::try_from(size / 2).unwrap_or(0);
         segment.sender(conn.side()).limit(bytes);
+    }
+}
+
+/// The peer is to know what a reset means while there is somebody to tell it: a program that is killed closes nothing itself.
+pub(crate) fn tell_of_resets(conn: &Conn, send: &Guard<'_>) {
+    if let Some(segment) = conn.segment(send) {
+        let out = Outgoing::new(segment.sender(conn.side()));
+        out.set_means_reset(kernel::resets_at_close(conn.fd()));
     }
 }
 

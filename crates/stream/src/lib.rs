@@ -25,7 +25,7 @@
 //! |---|---|
 //! | sender 0 | X of the newest epoch |
 //! | sender 1 | newest epoch, counted from 1 |
-//! | sender 2 | bit 0: the sender has closed with a reset, and means it; bit 1: this end is closing; bit 2: it is putting a mark; from bit 8 on: its send position when it answered a recall, if it was raw |
+//! | sender 2 | bit 0: a reset from this end is one that its program means; bit 1: this end is closing; bit 2: it is putting a mark; from bit 8 on: its send position when it answered a recall, if it was raw |
 //! | sender 3 | the sender's own [`Mode`], so that forked processes share it; from bit 8 on: bytes given back that it has sent again |
 //! | receiver 0 | 1: this end is attached, promotions may come |
 //! | receiver 1 | newest epoch whose stretch has ended and been read |
@@ -51,7 +51,7 @@ const S_UNTIL: usize = 0;
 const S_EPOCH: usize = 1;
 const S_CLOSED: usize = 2;
 const S_MODE: usize = 3;
-const CLOSED: u64 = 1;
+const MEANS_RESET: u64 = 1;
 const CLOSING: u64 = 2;
 const MARKING: u64 = 4;
 const R_READY: usize = 0;
@@ -165,9 +165,15 @@ impl<'a> Outgoing<'a> {
         }
     }
 
-    /// The end is being closed with a reset that its program means; another reset may be due to unread marks only.
-    pub fn set_closed(&self) {
-        self.lane.word(S_CLOSED).fetch_or(CLOSED, Relaxed);
+    /// Whether the program means it if the kernel resets the connection once this end is gone, however it goes; another reset may be due to
+    /// unread marks only.
+    pub fn set_means_reset(&self, means: bool) {
+        let word = self.lane.word(S_CLOSED);
+        if means {
+            word.fetch_or(MEANS_RESET, Relaxed);
+        } else {
+            word.fetch_and(!MEANS_RESET, Relaxed);
+        }
     }
 
     /// The end is being closed, and takes marks once more after [`Incoming::peer_marks`] is false: those that are put later find
@@ -242,9 +248,9 @@ impl<'a> Incoming<'a> {
         }
     }
 
-    /// Whether the sender has closed with a reset and means it.
-    pub fn peer_closed(&self) -> bool {
-        self.lane.peer_word(S_CLOSED).load(Relaxed) & CLOSED != 0
+    /// Whether a reset from the sender is one that its program means.
+    pub fn peer_means_reset(&self) -> bool {
+        self.lane.peer_word(S_CLOSED).load(Relaxed) & MEANS_RESET != 0
     }
 
     /// Whether the sender is putting a mark just now.

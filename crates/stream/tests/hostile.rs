@@ -84,7 +84,7 @@ proptest! {
         listener.incoming.set_ready();
         for (evil, look) in steps {
             do_evil(&near, &pipe, evil);
-            listener.incoming.peer_closed();
+            listener.incoming.peer_means_reset();
             if look && receive_all(&mut listener) == Step::Violation {
                 break;
             }

@@ -342,9 +342,13 @@ fn a_sender_does_without_a_receiver_that_has_given_up() {
 fn a_close_in_order_is_told_from_a_death() {
     let (near, far) = segment();
     let (out, inc) = on_lane(&near, &far);
-    assert!(!inc.peer_closed());
-    out.set_closed();
-    assert!(inc.peer_closed());
+    assert!(!inc.peer_means_reset());
+    out.set_means_reset(true);
+    assert!(inc.peer_means_reset());
+    // Programs change their mind.
+    out.set_closing();
+    out.set_means_reset(false);
+    assert!(!inc.peer_means_reset());
 }
 
 #[test]
@@ -362,7 +366,7 @@ fn no_mark_without_bytes_is_put_once_the_peer_closes() {
     closing.set_closing();
     assert!(!out.begin_mark(&sees));
     out.end_mark();
-    assert!(!sees.peer_closed(), "closing in order is not a reset");
+    assert!(!sees.peer_means_reset(), "closing in order is not a reset");
 }
 
 #[test]

@@ -82,6 +82,38 @@ static void a_child_takes_over(void)
     close(p.near);
 }
 
+/* Who is killed closes nothing: what its end means it has said before. */
+static void killed_with_a_linger_of(int resets)
+{
+    struct pair p = make_pair();
+    struct linger linger = {1, 0};
+    char bytes[4];
+    pid_t child = fork();
+
+    if (child == 0) {
+        close(p.near);
+        if (!receive_all(p.far, bytes, 4) || setsockopt(p.far, SOL_SOCKET, SO_LINGER, &linger, sizeof linger))
+            _exit(1);
+        linger.l_onoff = resets;
+        if (setsockopt(p.far, SOL_SOCKET, SO_LINGER, &linger, sizeof linger) || !send_all(p.far, "pong", 4))
+            _exit(1);
+        kill(getpid(), SIGKILL);
+    }
+    close(p.far);
+    EXPECT(send(p.near, "ping", 4, 0) == 4 && receive_all(p.near, bytes, 4));
+    EXPECT(waitpid(child, NULL, 0) == child);
+    if (resets)
+        EXPECT_ERROR(recv(p.near, bytes, 1, 0), ECONNRESET);
+    EXPECT(recv(p.near, bytes, 1, 0) == 0);
+    close(p.near);
+}
+
+static void killed_while_lingering_zero(void)
+{
+    killed_with_a_linger_of(1);
+    killed_with_a_linger_of(0);
+}
+
 /* As Redis does for a snapshot: the child has copies of everything, touches nothing, and exits. */
 static void a_child_that_only_exits(void)
 {
@@ -414,7 +446,7 @@ static void the_parent_leaves(void)
 }
 
 MAIN(ALONE(copies_of_a_descriptor), ALONE(a_copy_onto_a_socket_closes_it), ALONE(nonblocking_by_every_way),
-     ALONE(a_child_takes_over), ALONE(a_child_that_only_exits), ALONE(parent_and_child_share),
+     ALONE(a_child_takes_over), ALONE(killed_while_lingering_zero), ALONE(a_child_that_only_exits), ALONE(parent_and_child_share),
      ALONE(two_processes_read_one_end), ALONE(closed_by_range), ALONE(streams_of_the_c_library),
      ALONE(calls_by_number), ALONE(a_life_by_number), ALONE(interrupted_as_asked),
      ALONE(cancelled_threads_leave_nothing_locked), ALONE(jumps_leave_nothing_locked),
