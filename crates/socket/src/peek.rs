@@ -97,8 +97,12 @@ impl<'a> Peek<'a> {
     }
 
     /// So many bytes of the lane are asked for, and left where they are: whoever finds fewer may look until there are as many.
+    /// Of more than the lane can ever hold, as much as it does.
     fn needs(&self, bytes: usize) {
-        receive::want(self.conn, &self.lane, self.lane.head().wrapping_add(bytes as u64));
+        let whole = self.lane.head().wrapping_add(bytes as u64);
+        if !receive::want(self.conn, &self.lane, whole) {
+            receive::want(self.conn, &self.lane, self.lane.published().wrapping_add(1));
+        }
     }
 
     fn in_lane(&self, enough: usize) -> Result<usize, Errno> {

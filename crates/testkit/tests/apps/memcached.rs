@@ -7,7 +7,7 @@ matrix!(check, "memcached", "memcslap", "memccp", "memccat");
 
 fn check(pair: &Pair<'_>) {
     let port = free_port();
-    let arguments = format!("-p {port} -U 0 -l 127.0.0.1 -t 2 -m 64 -I 8m -u root");
+    let arguments = format!("-p {port} -U 0 -l 127.0.0.1 -t 2 -m 512 -I 8m -u root");
     let _server = pair
         .server("memcached", arguments.split_whitespace())
         .spawn()
@@ -28,7 +28,8 @@ fn check(pair: &Pair<'_>) {
         assert!(copy.trim_end() == value, "{size} bytes");
     }
     for test in ["set", "get", "mget"] {
-        let all = format!("{servers} --concurrency=4 --execute-number=2000 --initial-load=2000 --test={test}");
+        // So many that one reply to all keys is long beside what the server sends before its connection has a lane.
+        let all = format!("{servers} --concurrency=4 --execute-number=10000 --initial-load=10000 --test={test}");
         pair.proved_at_length("memcached", || {
             pair.client("memcslap", all.split_whitespace()).run(PATIENCE).success()
         });

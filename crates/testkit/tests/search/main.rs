@@ -168,7 +168,7 @@ fn far_ahead_on_a_fresh_lane() {
     let instance = Instance::start();
     let program = compile(&instance, "ahead");
     for (options, names, count) in [
-        ("--offer wait", None, 10),
+        ("--offer wait", None, 11),
         ("--offer now", Some("a_peek_behind_raw_bytes"), 1),
         ("--offer now", Some("a_peek_behind_raw_bytes_of_a_small_send_buffer"), 1),
     ] {

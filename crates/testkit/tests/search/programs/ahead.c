@@ -135,6 +135,11 @@ static ssize_t glimpse(int fd)
     return recv(fd, bytes, 50000, MSG_PEEK);
 }
 
+static ssize_t glimpse_with_much_room(int fd)
+{
+    return recv(fd, bytes, sizeof bytes, MSG_PEEK);
+}
+
 static ssize_t counted(int fd)
 {
     return (ssize_t)waiting(fd);
@@ -143,6 +148,11 @@ static ssize_t counted(int fd)
 static void glimpses_ahead_of_a_small_send_buffer(void)
 {
     looks_ahead_of_a_small_send_buffer(glimpse, 50000);
+}
+
+static void glimpses_with_much_room_ahead_of_a_small_send_buffer(void)
+{
+    looks_ahead_of_a_small_send_buffer(glimpse_with_much_room, 50000);
 }
 
 static void counts_ahead_of_a_small_send_buffer(void)
@@ -221,6 +231,7 @@ int main(int argc, char **argv)
         {"a_search_ahead_of_who_waits_for_room", a_search_ahead_of_who_waits_for_room},
         {"a_search_ahead_of_a_small_send_buffer", a_search_ahead_of_a_small_send_buffer},
         {"glimpses_ahead_of_a_small_send_buffer", glimpses_ahead_of_a_small_send_buffer},
+        {"glimpses_with_much_room_ahead_of_a_small_send_buffer", glimpses_with_much_room_ahead_of_a_small_send_buffer},
         {"counts_ahead_of_a_small_send_buffer", counts_ahead_of_a_small_send_buffer},
         {"a_search_just_behind_a_full_lane", a_search_just_behind_a_full_lane},
         {"a_peek_behind_raw_bytes", a_peek_behind_raw_bytes},
