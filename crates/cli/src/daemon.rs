@@ -8,8 +8,6 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
 };
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -21,8 +19,8 @@ use viaduct_control::runtime::socket_path;
 const IDLE_EXIT_S: u32 = 60;
 /// How long to wait for a started viaductd to listen.
 const READY_TIMEOUT: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
-/// So many bytes are read of why a viaductd could not start.
-const MAX_REASON: u64 = 4096;
+/// The longest word of a viaductd that has started, or could not: it comes in one piece.
+const MAX_WORD: usize = 4096;
 /// How long to wait for an answer to a query.
 const ANSWER_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
@@ -142,14 +140,13 @@ pub(crate) fn launch(args: &LaunchArgs) -> Result<()> {
     if poll(&mut [PollFd::new(&ready, PollFlags::IN)], Some(&READY_TIMEOUT))? == 0 {
         bail!("viaductd was started but did not become ready within 2 seconds");
     }
-    let mut word = [0; 1];
-    let mut ready = File::from(ready);
-    if ready.read(&mut word)? != 0 && word != [b'0'] || matches!(query(&args.dir), Answer::Stats(_)) {
+    let mut word = [0; MAX_WORD];
+    let len = rustix::io::read(&ready, &mut word[..])?;
+    let word = word.get(..len).unwrap_or_default();
+    if word.first().is_some_and(|first| *first != b'0') || matches!(query(&args.dir), Answer::Stats(_)) {
         return Ok(());
     }
-    let mut reason = Vec::new();
-    ready.take(MAX_REASON).read_to_end(&mut reason)?;
-    match String::from_utf8_lossy(&reason).trim() {
+    match String::from_utf8_lossy(word.get(1..).unwrap_or_default()).trim() {
         "" => bail!(
             "viaductd exited at once; run `{} --dir {}` to see why",
             args.daemon.display(),

@@ -173,15 +173,18 @@ fn answers(path: &Path) -> bool {
     ask().is_ok_and(|len| len > 0)
 }
 
-fn reopen(fd: u32) -> std::io::Result<File> {
+/// A descriptor that whoever started viaductd has given it.
+pub(crate) fn reopen(fd: u32) -> std::io::Result<File> {
     File::options().write(true).open(format!("/proc/self/fd/{fd}"))
 }
 
-/// Tells whoever started viaductd why programs never will be able to connect. Nobody listens there if they have been: the log has it too.
-pub(crate) fn tell_failure(ready_fd: u32, reason: &str) {
-    if let Ok(mut pipe) = reopen(ready_fd) {
-        let _ = write!(pipe, "0{reason}");
-    }
+/// Tells whoever started viaductd why programs never will be able to connect. Once they could, nobody reads there any more; the log has the
+/// reason as well.
+pub(crate) fn tell_failure(mut pipe: File, reason: &str) {
+    let mut word = format!("0{reason}").into_bytes();
+    // So that one read finds all of it (POSIX `PIPE_BUF`, which is no less on Linux).
+    word.truncate(4096);
+    let _ = pipe.write_all(&word);
 }
 
 /// Word to whoever started viaductd that programs can connect: opened before viaductd gives up the right to open anything, sent once it has.

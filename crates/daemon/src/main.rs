@@ -37,12 +37,14 @@ fn main() -> ExitCode {
         .with_max_level(args.log)
         .with_target(false)
         .init();
+    // Opened while viaductd may still open anything.
+    let ready = args.ready_fd.and_then(|fd| listen::reopen(fd).ok());
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error:#}");
-            if let Some(fd) = args.ready_fd {
-                listen::tell_failure(fd, &format!("{error:#}"));
+            if let Some(pipe) = ready {
+                listen::tell_failure(pipe, &format!("{error:#}"));
             }
             ExitCode::FAILURE
         }

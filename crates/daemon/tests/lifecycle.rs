@@ -133,11 +133,30 @@ fn readiness_is_told_to_whoever_asks() {
     );
     viaductd.env("NOTIFY_SOCKET", dir.path().join("notify"));
     let _child = Running(viaductd.spawn().unwrap());
-    ready.read_exact(&mut [0; 1]).unwrap();
+    let mut word = [0; 1];
+    ready.read_exact(&mut word).unwrap();
+    assert_eq!(&word, b"1");
     connect(dir.path()).expect("ready, but not listening");
     let mut word = [0; 20];
     let len = notified.recv(&mut word).unwrap();
     assert_eq!(&word[..len], b"READY=1");
+}
+
+#[test]
+fn whoever_waits_for_readiness_is_told_why_there_will_be_none() {
+    let (mut ready, notify) = std::io::pipe().unwrap();
+    rustix::io::fcntl_setfd(&notify, rustix::io::FdFlags::empty()).unwrap();
+    let number = notify.as_raw_fd().to_string();
+    let mut viaductd = command(Path::new("/dev/null/none"), &["--same-user", "--ready-fd", &number]);
+    let mut child = viaductd.stderr(Stdio::null()).spawn().unwrap();
+    drop((viaductd, notify));
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    let mut word = String::new();
+    ready.read_to_string(&mut word).unwrap();
+    assert!(
+        word.starts_with("0/dev/null/none") && word.contains("Not a directory"),
+        "{word}"
+    );
 }
 
 #[test]

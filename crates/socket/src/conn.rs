@@ -274,6 +274,14 @@ impl Conn {
         self.show();
     }
 
+    /// Gives another reason, unless it has changed meanwhile.
+    pub(crate) fn change_reason(&self, from: Reason, to: Reason) {
+        let changed = self.reason.compare_exchange(from as u16, to as u16, Relaxed, Relaxed);
+        if changed.is_ok() {
+            self.show();
+        }
+    }
+
     /// One more descriptor refers to the socket.
     pub(crate) fn hold(&self) {
         self.references.fetch_add(1, Relaxed);

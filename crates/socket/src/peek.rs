@@ -97,11 +97,11 @@ impl<'a> Peek<'a> {
     }
 
     /// So many bytes of the lane are asked for, and left where they are: whoever finds fewer may look until there are as many.
-    /// Of more than the lane can ever hold, as much as it does.
+    /// Of more than the lane can ever hold, a little more than there is.
     fn needs(&self, bytes: usize) {
         let whole = self.lane.head().wrapping_add(bytes as u64);
         if !receive::want(self.conn, &self.lane, whole) {
-            receive::want(self.conn, &self.lane, self.lane.published().wrapping_add(1));
+            receive::want_more(self.conn, &self.lane);
         }
     }
 

@@ -7,7 +7,6 @@ use crate::sys::{self, Errno, raw};
 use crate::{kernel, receive, send};
 use core::sync::atomic::Ordering::Relaxed;
 use viaduct_channel::{Receiver, Returns, Segment};
-use viaduct_control::Reason;
 use viaduct_stream::{Incoming, Mode, Outgoing, Recall};
 
 /// Bytes moved at once.
@@ -183,10 +182,6 @@ pub(crate) fn answer(conn: &Conn, out: &Outgoing<'_>) {
     }
     // Where the direction is raw the peer must be told how far it is.
     let is_raw = out.mode() == Mode::Raw;
-    if is_raw && conn.reason() == Reason::Pairing {
-        // This end asked for TCP as well, and no longer does.
-        conn.set_reason(Reason::PeerRequested);
-    }
     let position = if is_raw && !conn.sending_directly() {
         position(conn)
     } else {

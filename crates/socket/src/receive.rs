@@ -440,6 +440,17 @@ pub(crate) fn want(conn: &Conn, lane: &Receiver<'_>, until: u64) -> bool {
     true
 }
 
+/// TCP keeps about so much for a program that does not read, and every lane whose sender has not said otherwise has it from the beginning.
+const UNREAD: u64 = 1 << 20;
+
+/// Whoever looks at what is there may do so until there is more, and consume nothing before.
+pub(crate) fn want_more(conn: &Conn, lane: &Receiver<'_>) {
+    let published = lane.published();
+    if published.wrapping_sub(lane.head()) < UNREAD {
+        want(conn, lane, published.wrapping_add(1));
+    }
+}
+
 /// Wakes a sender that waits for blocks. By bell, or by a mark where our own sending direction is on the lane; else the sender finds
 /// out by itself, since it never sleeps long.
 #[cold]
@@ -478,7 +489,6 @@ pub(crate) fn readable_bytes(conn: &'static Conn, id: u64) -> c_int {
         conn.set_error(errno);
         0
     });
-    // Whoever counts may do so until there are more, and consume nothing before.
-    want(conn, &lane, lane.published().wrapping_add(1));
+    want_more(conn, &lane);
     c_int::try_from(bytes).unwrap_or(c_int::MAX)
 }

@@ -187,6 +187,8 @@ fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) 
                 wish::heed_sending(conn, id);
                 let wanted = out.peer_wants_raw();
                 if wanted {
+                    // It is on TCP only because the peer asks for it. Who does not send is told nothing: only promoting takes it back.
+                    conn.change_reason(Reason::Pairing, Reason::PeerRequested);
                     recall::answer(conn, &out);
                     // In this order: a receiver that ends its stretch between the two is fetched from before anything else is sent.
                     if recall::is_peers_turn(conn, &out) {

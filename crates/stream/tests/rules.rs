@@ -339,7 +339,7 @@ fn a_sender_does_without_a_receiver_that_has_given_up() {
 }
 
 #[test]
-fn a_close_in_order_is_told_from_a_death() {
+fn a_reset_that_is_meant_is_told_from_a_death() {
     let (near, far) = segment();
     let (out, inc) = on_lane(&near, &far);
     assert!(!inc.peer_means_reset());

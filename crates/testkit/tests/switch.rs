@@ -158,14 +158,24 @@ fn a_stream_that_goes_one_way_is_said_to() {
     };
     let mut receiver = start(RECEIVE).listening(port);
     let mut sender = start(SEND);
-    let rows = instance.wait_for_status(PATIENCE, |rows| {
-        let shows = |pid, path| {
-            rows.iter()
-                .any(|row| row.pid == pid && row.path == path && row.reason == "one-way")
-        };
-        shows(sender.pid(), "shm/tcp") && shows(receiver.pid(), "tcp/shm")
-    });
-    assert!(rows.is_ok(), "{rows:#?}");
+    let one_way = || {
+        let rows = instance.wait_for_status(PATIENCE, |rows| {
+            let shows = |pid, path| {
+                rows.iter()
+                    .any(|row| row.pid == pid && row.path == path && row.reason == "one-way")
+            };
+            shows(sender.pid(), "shm/tcp") && shows(receiver.pid(), "tcp/shm")
+        });
+        rows.unwrap_or_else(|rows| panic!("{rows:#?}"))
+    };
+    let fd = one_way().iter().find(|row| row.pid == sender.pid()).map(|row| row.fd);
+    instance.move_connection(sender.pid(), fd.unwrap(), "tcp").unwrap();
+    let on_tcp = instance.wait_for_status(PATIENCE, |rows| rows.iter().all(|row| row.path == "tcp"));
+    assert!(on_tcp.is_ok(), "{on_tcp:#?}");
+    // The receiver wakes meanwhile, and learns what the sender wants.
+    std::thread::sleep(Duration::from_millis(100));
+    instance.move_connection(sender.pid(), fd.unwrap(), "auto").unwrap();
+    one_way();
     sender.kill();
     receiver.kill();
 }
@@ -200,7 +210,7 @@ fn one_wish_moves_both_directions_of_event_driven_ends() {
     both_directions_move("edge");
 }
 
-/// Each end says why it is on TCP, whoever asked for that and no longer does.
+/// Each end says why it is on TCP, also after the end that asked first has taken its wish back.
 #[test]
 fn wishes_of_both_ends_are_told_apart() {
     let instance = Instance::start();

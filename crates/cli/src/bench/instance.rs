@@ -85,9 +85,18 @@ impl Instance {
     }
 }
 
-/// Whoever interrupts a benchmark finds nothing of it left: its programs end with this process, as they do however it ends.
+/// An interrupted benchmark removes its directory; its programs end with this process, as they do however it ends. What the user has it ignore
+/// (`nohup`) it goes on ignoring.
 fn remove_at_signals(dir: PathBuf) -> Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0);
+    let heeded = [SIGINT, SIGTERM, SIGHUP]
+        .into_iter()
+        .filter(|signal| ignored >> (signal - 1) & 1 == 0);
+    let mut signals = Signals::new(heeded)?;
     std::thread::spawn(move || {
         for signal in signals.forever() {
             let _ = std::fs::remove_dir_all(&dir);

@@ -122,8 +122,10 @@ static void looks_ahead_of_a_small_send_buffer(ssize_t (*look)(int), size_t coun
     waits_before_it_sends = 1;
     EXPECT(setsockopt(p.near, SOL_SOCKET, SO_SNDBUF, &small, sizeof small) == 0);
     feeder = in_thread(feed, &p.near);
-    while (look(p.far) < (ssize_t)count)
+    for (int looks = 0; look(p.far) < (ssize_t)count; looks++) {
+        EXPECT(looks < 10000);
         sleep_ms(1);
+    }
     EXPECT(receive_all(p.far, bytes, length) && is_right(0, length));
     pthread_join(feeder, NULL);
     sleep_ms(100);
