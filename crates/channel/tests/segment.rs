@@ -196,7 +196,7 @@ fn anything_but_a_segment_is_refused() {
     assert!(matches!(spoil(0, 9), Err(SegmentError::NotASegment)));
     assert!(matches!(spoil(1, 12 << 32 | 9), Err(SegmentError::Version(9))));
     // Another geometry than the length is for, and two that are out of range.
-    for (word, value) in [(1, 13 << 32 | 5), (1, 40 << 32 | 5), (2, 0)] {
+    for (word, value) in [(1, 13 << 32 | 6), (1, 40 << 32 | 6), (2, 0)] {
         assert!(matches!(spoil(word, value), Err(SegmentError::Geometry { .. })));
     }
 }

@@ -97,7 +97,7 @@ fn look(conn: &'static Conn, id: u64, dest: Dest<'_>, flags: c_int) -> Option<us
         return None;
     }
     let bytes = lane.copy_out(dest, 0);
-    conn.received_again();
+    conn.received_again(bytes);
     consume(conn, &lane, bytes);
     Some(bytes)
 }

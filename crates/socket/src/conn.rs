@@ -11,6 +11,7 @@ pub(crate) use crate::flags::{
 use crate::lock::{self, Guard, Locks};
 use crate::lone::Lone;
 use crate::records::{id_of, index_of};
+use crate::rest::Rest;
 use crate::sys::{self, Errno, SegmentCell, raw};
 use crate::{agent, counters, receive, send, stores};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -70,6 +71,7 @@ pub struct Conn {
     pub(crate) unchecked: AtomicU32,
     /// Receives since the last send, both on the lane.
     pub(crate) streak: AtomicU32,
+    pub(crate) rest: Rest,
     pub(crate) stores: stores::Choice,
     /// Where the lane stood when it was last asked whether it is idle, see `crate::idle`.
     pub(crate) idle_at: AtomicU64,
@@ -122,6 +124,7 @@ impl Conn {
             checked_at: AtomicU64::new(0),
             unchecked: AtomicU32::new(0),
             streak: AtomicU32::new(0),
+            rest: Rest::new(),
             stores: stores::Choice::new(),
             idle_at: AtomicU64::new(u64::MAX),
             announcer: AtomicU32::new(0),
@@ -150,6 +153,7 @@ impl Conn {
         self.flags.store(flags, Relaxed);
         self.references.store(1, Relaxed);
         self.fd.store(fd, Relaxed);
+        self.rest.reset();
         self.stores.reset();
         self.idle_at.store(u64::MAX, Relaxed);
         for word in [
@@ -453,6 +457,22 @@ impl Conn {
             locks
                 .position
                 .store(self.position().wrapping_add(bytes as u64), Relaxed);
+        }
+    }
+
+    /// So many of the next bytes are raw, as the kernel's word was not long ago. The receiving direction is owned.
+    pub(crate) fn surely_raw(&self) -> u64 {
+        let known = self.locks().map_or(0, |locks| locks.surely_raw.load(Relaxed));
+        known.saturating_sub(self.position())
+    }
+
+    /// The kernel's word: `bytes` are left of a raw stretch. Half of them may be received before it is asked again, since what the kernel
+    /// takes beside the bytes that a receive counts are those of urgent data, one a receive at most. The receiving direction is owned.
+    pub(crate) fn know_raw(&self, bytes: u64) {
+        if let Some(locks) = self.locks() {
+            locks
+                .surely_raw
+                .store(self.position().saturating_add(bytes / 2), Relaxed);
         }
     }
 

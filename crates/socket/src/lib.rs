@@ -60,6 +60,7 @@ mod receive;
 mod receive_raw;
 mod receive_wait;
 mod records;
+mod rest;
 pub mod search;
 mod send;
 mod send_wait;

@@ -33,6 +33,8 @@ pub(crate) struct Locks {
     pub(crate) area: AtomicU32,
     /// See [`crate::conn::Conn::position`].
     pub(crate) position: AtomicU64,
+    /// See [`crate::conn::Conn::surely_raw`].
+    pub(crate) surely_raw: AtomicU64,
 }
 
 /// Bits of a word with the number of its thread: none is larger (`PID_MAX_LIMIT`, linux/threads.h).

@@ -156,6 +156,7 @@ impl Conn {
             && let Some(position) = kernel::receive_position(self.fd())
         {
             locks.position.store(position, Relaxed);
+            locks.surely_raw.store(0, Relaxed);
             self.set_flag(READY_OWED, false);
             Incoming::new(segment.receiver(self.side())).set_ready();
         }

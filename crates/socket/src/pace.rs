@@ -92,9 +92,10 @@ impl Conn {
         true
     }
 
-    /// Bytes have been received from the lane. The receiving direction is owned.
+    /// So many bytes have been received from the lane. The receiving direction is owned.
     #[inline]
-    pub(crate) fn received_again(&self) {
+    pub(crate) fn received_again(&self, bytes: usize) {
+        self.rest.count(bytes);
         self.streak.store(self.streak.load(Relaxed).saturating_add(1), Relaxed);
     }
 
@@ -118,10 +119,9 @@ impl Conn {
         self.set_reason(Reason::LaneStall);
     }
 
-    /// Whether nothing has left the full lane for [`STUCK_NS`], as far as this has been called.
-    pub(crate) fn stuck_at(&self, in_flight: usize, tail: u64) -> bool {
-        let head = tail.wrapping_sub(in_flight as u64);
-        let mark = head.wrapping_add(1);
+    /// Whether the receiver of a full lane has made no progress for [`STUCK_NS`], as far as this has been called.
+    pub(crate) fn stuck_at(&self, progress: u64) -> bool {
+        let mark = progress.wrapping_add(1);
         let now = sys::now_ns();
         if self.stuck_at.swap(mark, Relaxed) != mark {
             self.stuck_since.store(now, Relaxed);

@@ -130,8 +130,8 @@ impl<'a> Peek<'a> {
                     return Ok(Unread { lane, behind, ..none });
                 }
                 Source::RawUntil(until) => {
-                    if !receive::approach(self.conn, &self.incoming, until)? {
-                        let left = until.saturating_sub(receive::position(self.conn));
+                    let left = receive::approach(self.conn, &self.incoming, until)?;
+                    if left != 0 {
                         return self.around_promotion(usize::try_from(left).unwrap_or(usize::MAX));
                     }
                 }

@@ -53,11 +53,11 @@ pub(crate) fn go_on(conn: &Conn, id: u64) -> Progress {
                 Ok(Marks::End) | Err(_) => return Progress::Over,
             },
             Recall::RawUntil(until) => match receive::approach(conn, &incoming, until) {
-                Ok(true) => true,
+                Ok(0) => true,
                 // In this order: what the peer tells with its answer is known then.
-                Ok(false) if !incoming.may_give_back() => false,
-                Ok(false) if !fits(conn, segment, &incoming) => return Progress::Stuck,
-                Ok(false) => give_back_raw(conn, segment, &incoming, until),
+                Ok(_) if !incoming.may_give_back() => false,
+                Ok(_) if !fits(conn, segment, &incoming) => return Progress::Stuck,
+                Ok(_) => give_back_raw(conn, segment, &incoming, until),
                 Err(_) => return Progress::Over,
             },
             Recall::Lane if !fits(conn, segment, &incoming) => return Progress::Stuck,

@@ -273,10 +273,18 @@ fn attempt(
                 conn.receives_on(Path::Tcp);
             }
             Source::RawUntil(until) => {
-                if !approach(conn, &incoming, until)? {
-                    let left = usize::try_from(until.saturating_sub(position(conn))).unwrap_or(usize::MAX);
-                    return raw_receive(conn, vector, skip, left, flags);
+                let mut left = conn.surely_raw();
+                if left < vector.len().saturating_sub(skip) as u64 {
+                    left = approach(conn, &incoming, until)?;
+                    if left == 0 {
+                        continue;
+                    }
+                    conn.know_raw(left);
                 }
+                let limit = usize::try_from(left).unwrap_or(usize::MAX);
+                let found = raw_receive(conn, vector, skip, limit, flags);
+                incoming.approached();
+                return found;
             }
             Source::Raw => {
                 conn.pay_ready(&guard);
@@ -327,7 +335,7 @@ pub(crate) fn look(conn: &Conn, id: u64) -> Result<Found, Errno> {
                 conn.receives_on(Path::Tcp);
             }
             Source::RawUntil(until) => {
-                if !approach(conn, &incoming, until)? {
+                if approach(conn, &incoming, until)? != 0 {
                     return Ok(if kernel::queued(conn.fd()) > 0 {
                         Found::Bytes(1)
                     } else {
@@ -368,19 +376,16 @@ pub(crate) fn position(conn: &Conn) -> u64 {
     kernel::receive_position(conn.fd()).unwrap_or_else(|| conn.position())
 }
 
-/// Where a promotion to the lane at position `until` stands: true once all raw bytes have been received and the lane is
+/// Where a promotion to the lane at position `until` stands: so many raw bytes are to be received before; once there are none, the lane is
 /// entered.
-pub(crate) fn approach(conn: &Conn, incoming: &Incoming<'_>, until: u64) -> Result<bool, Errno> {
-    match position(conn) {
-        position if position == until => {
-            incoming.enter_lane();
-            conn.receives_on(Path::Shm);
-            Ok(true)
-        }
-        // Beyond X there are only marks, which are never received before X is reached.
-        position if position > until => Err(send::violated(conn)),
-        _ => Ok(false),
+pub(crate) fn approach(conn: &Conn, incoming: &Incoming<'_>, until: u64) -> Result<u64, Errno> {
+    // Beyond X there are only marks, which are never received before X is reached.
+    let left = until.checked_sub(position(conn)).ok_or_else(|| send::violated(conn))?;
+    if left == 0 {
+        incoming.enter_lane();
+        conn.receives_on(Path::Shm);
     }
+    Ok(left)
 }
 
 #[inline]
@@ -402,7 +407,7 @@ fn from_lane(conn: &Conn, lane: &Receiver<'_>, vector: Vector<'_>, skip: usize, 
         }
     }
     if flags & libc::MSG_PEEK == 0 {
-        conn.received_again();
+        conn.received_again(bytes);
         consume(conn, lane, bytes);
     }
     Ok(Found::Bytes(bytes))

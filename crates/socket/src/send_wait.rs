@@ -61,7 +61,7 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result
                     lane.disarm_credit(bit);
                     return Ok(Woken::Look);
                 }
-                Ok((lane.in_flight(), naps.next(bound, None)))
+                Ok((out.progress(), naps.next(bound, None)))
             }
         };
         let (before, nap) = match armed {
@@ -80,15 +80,16 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result
             return Err(libc::EBADF);
         };
         let lane = segment.sender(conn.side());
-        if Outgoing::new(lane).mode() == Mode::Lane {
+        let out = Outgoing::new(lane);
+        if out.mode() == Mode::Lane {
             probe_peer(conn)?;
         }
         if lane.has_space() {
             return Ok(Woken::Look);
         }
-        let stalled = sys::now_ns() - started >= STUCK_NS && lane.in_flight() >= before;
+        let stalled = sys::now_ns() - started >= STUCK_NS && out.progress() == before;
         if stalled && may_overflow(conn, &lane) {
-            demote(conn, &Outgoing::new(lane), Reason::LaneStall);
+            demote(conn, &out, Reason::LaneStall);
             conn.note_stall();
             return Ok(Woken::Look);
         }

@@ -35,8 +35,6 @@ const STOPPED_US: u64 = 10_000;
 /// costs microseconds and each yield milliseconds.
 const LOST_SHARE: u64 = 32;
 
-/// A receiver that only receives rests so many nanoseconds after it has emptied the lane.
-const REST_NS: u64 = 250;
 /// No sender brings more bytes in a nanosecond.
 const FASTEST: u64 = 16;
 /// A wait of so many microseconds is a long one.
@@ -120,10 +118,9 @@ impl Spinner {
         lately
     }
 
-    /// Before the first look, where messages follow each other without an answer in between: each look takes the cache line that the
-    /// sender writes with every message, so a receiver as fast as its sender would make both wait for that line all the time.
-    pub(crate) fn rest_first(&self) {
-        self.rest_until(self.yielded, REST_NS);
+    /// Before the first look, where messages follow each other without an answer in between: see [`rest`](crate::rest).
+    pub(crate) fn rest_first(&self, ns: u64) {
+        self.rest_until(self.yielded, ns);
     }
 
     /// Before another look, where so many bytes are missing, which no sender brings sooner.

@@ -27,7 +27,7 @@
 //! | sender 1 | newest epoch, counted from 1 |
 //! | sender 2 | bit 0: a reset from this end is one that its program means; bit 1: this end is closing; bit 2: it is putting a mark; from bit 8 on: its send position when it answered a recall, if it was raw |
 //! | sender 3 | the sender's own [`Mode`], so that forked processes share it; from bit 8 on: bytes given back that it has sent again |
-//! | receiver 0 | 1: this end is attached, promotions may come |
+//! | receiver 0 | bit 0: this end is attached, promotions may come; from bit 8 on: receives of raw bytes that a promotion waits for |
 //! | receiver 1 | newest epoch whose stretch has ended and been read |
 //! | receiver 2 | bit 0: please demote; bit 1: recall; bits 2 and 3, set by the sender: it is promoting, it answers the recall; bit 4: the recall has been given up; from bit 8 on: bytes given back |
 //! | receiver 3 | epoch being read, bit 63: its [`MARK_BACK`] has been seen |
@@ -65,8 +65,9 @@ const RECALL: u64 = 2;
 const PROMOTING: u64 = 4;
 const ANSWERED: u64 = 8;
 const GIVEN_UP: u64 = 16;
-/// Where the counts of bytes given back begin, in the sender's mode and in the receiver's request.
+/// Where counts begin: of bytes given back in the sender's mode and the receiver's request, of receives beside its readiness.
 const COUNT: u32 = 8;
+const READY: u64 = 1;
 
 /// How the sender sends now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,8 +124,14 @@ impl<'a> Outgoing<'a> {
     pub fn may_promote(&self) -> bool {
         // Acquire pairs with the release in `Incoming::set_ready` and `Incoming::lane_drained`.
         self.mode() == Mode::Raw
-            && self.lane.peer_word(R_READY).load(Acquire) == 1
+            && self.lane.peer_word(R_READY).load(Acquire) & READY != 0
             && self.lane.peer_word(R_ENDED).load(Acquire) == self.lane.word(S_EPOCH).load(Relaxed)
+    }
+
+    /// Changes whenever the receiver takes anything off the lane, or raw bytes that it has to take before.
+    pub fn progress(&self) -> u64 {
+        let head = self.lane.tail().wrapping_sub(self.lane.in_flight() as u64);
+        head.wrapping_add(self.lane.peer_word(R_READY).load(Relaxed) >> COUNT)
     }
 
     /// Whether the receiver asks for TCP.
@@ -230,12 +237,12 @@ impl<'a> Incoming<'a> {
     /// Tells the sender that this end is attached and follows the receivers' law.
     pub fn set_ready(&self) {
         // Release pairs with `Outgoing::may_promote`.
-        self.lane.word(R_READY).store(1, Release);
+        self.lane.word(R_READY).fetch_or(READY, Release);
     }
 
     /// Tells the sender to promote no more; a stretch that has begun goes on.
     pub fn set_unready(&self) {
-        self.lane.word(R_READY).store(0, Release);
+        self.lane.word(R_READY).fetch_and(!READY, Release);
     }
 
     /// Asks the sender for TCP, or takes that back. A recall stands either way: who has promised to read no more cannot be asked for less.
@@ -256,6 +263,11 @@ impl<'a> Incoming<'a> {
     /// Whether the sender is putting a mark just now.
     pub fn peer_marks(&self) -> bool {
         self.lane.peer_word(S_CLOSED).load(SeqCst) & MARKING != 0
+    }
+
+    /// Raw bytes have been received in [`Source::RawUntil`]: a sender whose lane is full meanwhile sees that it is not forgotten.
+    pub fn approached(&self) {
+        self.lane.word(R_READY).fetch_add(1 << COUNT, Relaxed);
     }
 
     /// Where the next bytes come from.

@@ -339,6 +339,33 @@ fn a_sender_does_without_a_receiver_that_has_given_up() {
 }
 
 #[test]
+fn whatever_the_receiver_takes_is_progress() {
+    let (near, far) = segment();
+    let (out, inc) = (outgoing(&near), incoming(&far));
+    inc.set_ready();
+    assert!(out.promote(3));
+    near.sender(Side::First).append(b"unread"[..].into()).unwrap();
+    let begun = out.progress();
+    inc.approached();
+    let approached = out.progress();
+    assert_ne!(approached, begun);
+    assert_eq!(out.progress(), approached, "nothing has been taken since");
+    inc.enter_lane();
+    let lane = far.receiver(Side::Second);
+    assert_eq!(lane.readable(), Ok(6));
+    lane.consume(1);
+    assert_ne!(out.progress(), approached);
+    // Counting has not made it any less ready.
+    out.demote();
+    out.back_sent();
+    assert_eq!(inc.marks(&[MARK_BACK]), 1);
+    inc.lane_drained();
+    assert!(out.may_promote());
+    inc.set_unready();
+    assert!(!out.may_promote());
+}
+
+#[test]
 fn a_reset_that_is_meant_is_told_from_a_death() {
     let (near, far) = segment();
     let (out, inc) = on_lane(&near, &far);

@@ -180,6 +180,56 @@ fn a_stream_that_goes_one_way_is_said_to() {
     receiver.kill();
 }
 
+/// A receiver with a backlog of raw bytes takes them before it takes anything off the lane, which is full meanwhile.
+#[test]
+fn a_backlog_in_the_kernel_is_no_stall() {
+    const SENT: u64 = 16_000_000;
+    const RECEIVE: &str = "import os, socket, sys, time\n\
+        listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))\n\
+        while not os.path.exists(sys.argv[3]): time.sleep(0.01)\n\
+        c, place, left = listener.accept()[0], bytearray(64), int(sys.argv[2])\n\
+        while left: left -= c.recv_into(place)\n\
+        time.sleep(60)\n";
+    const SEND: &str = "import socket, sys, time\n\
+        SO_SNDBUFFORCE = 32\n\
+        s, left = socket.create_connection(('127.0.0.1', int(sys.argv[1]))), int(sys.argv[2])\n\
+        s.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 4000000)\n\
+        s.settimeout(0.2)\n\
+        try:\n\
+        \twhile True: left -= s.send(bytes(4096))\n\
+        except TimeoutError: open(sys.argv[3], 'w').close()\n\
+        s.settimeout(None)\n\
+        while left > 0: left -= s.send(bytes(min(left, 4096)))\n\
+        time.sleep(60)\n";
+    if !can_run(true, &["python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let (port, full) = (free_port(), instance.scratch("full"));
+    let start = |code: &str| {
+        let mode = Mode::Accelerated(&instance);
+        let full = full.to_string_lossy().into_owned();
+        Launch::new(
+            mode,
+            "python3",
+            ["-c", code, &port.to_string(), &SENT.to_string(), &full],
+        )
+        .spawn()
+    };
+    let mut receiver = start(RECEIVE).listening(port);
+    let mut sender = start(SEND);
+    let received = instance.wait_for_status(PATIENCE, |rows| {
+        let has_all = |row: &Row| row.pid == receiver.pid() && row.bytes_received == SENT;
+        rows.iter().any(has_all)
+    });
+    let rows = received.unwrap_or_else(|rows| panic!("{rows:#?}"));
+    for row in rows {
+        assert!(row.switches <= 1 && row.is_fast(), "{row:#?}");
+    }
+    sender.kill();
+    receiver.kill();
+}
+
 fn both_directions_move(waiting: &str) {
     let instance = Instance::start();
     let mode = Mode::Accelerated(&instance);

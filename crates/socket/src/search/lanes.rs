@@ -56,7 +56,7 @@ pub(super) fn take_simply(
     for dest in vector.dests(0, want) {
         copied += lane.copy_out(dest, narrow(offset) + copied);
     }
-    conn.received_again();
+    conn.received_again(copied);
     if offset == 0 && end < holes.run() {
         holes.advance(end);
     } else if let Ok(hole) = holes.take(from, to)
@@ -269,6 +269,9 @@ impl<'a> Stretches<'a> {
                     Ok(0) | Err(libc::EAGAIN | libc::EINTR) => return Ok(()),
                     Ok(gone) => {
                         self.conn.advance(gone);
+                        if let Source::RawUntil(_) = self.incoming.source() {
+                            self.incoming.approached();
+                        }
                         counters::add(self.conn, slot::BYTES_RECEIVED, gone as u64);
                         gone
                     }

@@ -104,8 +104,9 @@ impl Stretches<'_> {
                     });
                 }
                 Source::RawUntil(until) => {
-                    if !receive::approach(self.conn, &self.incoming, until)? {
-                        return self.around_promotion(until.saturating_sub(receive::position(self.conn)));
+                    let left = receive::approach(self.conn, &self.incoming, until)?;
+                    if left != 0 {
+                        return self.around_promotion(left);
                     }
                 }
                 Source::Raw => {
