@@ -16,6 +16,7 @@ mod descriptors;
 mod exec;
 mod files;
 mod formats;
+mod imports;
 mod numbers;
 mod options;
 mod process;

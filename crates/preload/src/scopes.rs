@@ -1,7 +1,8 @@
-//! Code that is loaded into a scope of symbols of its own, and whose calls go past ours.
+//! Code that is loaded into a scope of symbols of its own, and whose calls would go past ours.
 
+use crate::imports::Loaded;
 use core::arch::naked_asm;
-use core::ffi::{c_char, c_int, c_long, c_void};
+use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::sync::atomic::AtomicPtr;
 use viaduct_socket::{successors, sys};
 
@@ -34,12 +35,45 @@ pub unsafe extern "C-unwind" fn dlmopen(space: c_long, path: *const c_char, mode
     jump_behind!(ready_to_open_in)
 }
 
-extern "C" fn ready_to_open(_path: *const c_char, mode: c_int) -> *mut c_void {
-    static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-    if mode & libc::RTLD_DEEPBIND != 0 {
+extern "C" fn ready_to_open(path: *const c_char, mode: c_int) -> *mut c_void {
+    let loads_deep = mode & libc::RTLD_DEEPBIND != 0 && mode & libc::RTLD_NOLOAD == 0 && !path.is_null();
+    // SAFETY: the program's name of a library.
+    if loads_deep && is_place(unsafe { CStr::from_ptr(path) }) {
+        return open_deep as *mut c_void;
+    }
+    if loads_deep {
         successors::loading_unseen();
     }
-    found(sys::next_symbol(&SLOT, c"dlopen"))
+    found(next_dlopen())
+}
+
+fn next_dlopen() -> *mut c_void {
+    static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+    sys::next_symbol(&SLOT, c"dlopen")
+}
+
+type Open = unsafe extern "C-unwind" fn(*const c_char, c_int) -> *mut c_void;
+
+/// The C library's `dlopen`, as if this library called it.
+pub(crate) fn real_dlopen() -> Open {
+    // SAFETY: a function of this type, whichever it is.
+    unsafe { core::mem::transmute::<*mut c_void, Open>(found(next_dlopen())) }
+}
+
+/// Whether a library's name means the same whoever opens it.
+fn is_place(path: &CStr) -> bool {
+    path.to_bytes().contains(&b'/') && !path.to_bytes().contains(&b'$')
+}
+
+/// Opens a library by its place in a scope of its own.
+unsafe extern "C-unwind" fn open_deep(path: *const c_char, mode: c_int) -> *mut c_void {
+    let before = Loaded::now();
+    // SAFETY: as the program has called it.
+    let handle = unsafe { real_dlopen()(path, mode) };
+    if !handle.is_null() && !before.lead_others_here(handle) {
+        successors::loading_unseen();
+    }
+    handle
 }
 
 extern "C" fn ready_to_open_in(space: c_long, _path: *const c_char, mode: c_int) -> *mut c_void {

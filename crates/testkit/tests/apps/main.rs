@@ -44,6 +44,7 @@ mod musl;
 mod nginx;
 mod node;
 mod openmpi;
+mod php;
 mod postgresql;
 mod python;
 mod redis;
