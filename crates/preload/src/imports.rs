@@ -11,6 +11,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use libc::{Elf64_Phdr, Elf64_Rela, Elf64_Sym, dl_phdr_info};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
+use std::sync::OnceLock;
 
 /// An entry of a dynamic section.
 #[repr(C)]
@@ -20,12 +21,15 @@ struct Entry {
 }
 
 const DT_NULL: u64 = 0;
+const DT_NEEDED: u64 = 1;
 const DT_PLTRELSZ: u64 = 2;
 const DT_STRTAB: u64 = 5;
 const DT_SYMTAB: u64 = 6;
 const DT_RELA: u64 = 7;
 const DT_RELASZ: u64 = 8;
+const DT_SONAME: u64 = 14;
 const DT_JMPREL: u64 = 23;
+const DT_GNU_HASH: u64 = 0x6fff_fef5;
 /// A place in data that holds an address.
 const R_X86_64_64: u64 = 1;
 /// A place in the table of addresses.
@@ -54,80 +58,109 @@ impl Loaded {
         Self(all)
     }
 
-    /// Leads the imports of all objects that have come since to us, which have been opened by `handle`. False if some could not be.
+    /// Leads what the libraries import to us that have come with `handle`. False if some of it could not be.
     pub(crate) fn lead_others_here(&self, handle: *mut c_void) -> bool {
+        let (own, group) = (own_functions(), self.group(handle));
         let mut names = BTreeSet::new();
-        self.each_new(&mut |object| {
-            object.each_import(|import| {
-                names.insert(import.name.to_owned());
-            });
+        each_of(&group, &mut |object| {
+            object.each_import(
+                |name| own.contains_key(name),
+                |import| {
+                    names.insert(import.name.to_owned());
+                },
+            );
         });
         // Not while the loader's lock is held: to look a name up takes another one.
         let functions: BTreeMap<CString, Function> = names
             .into_iter()
-            .filter_map(|name| function(handle, &name).map(|function| (name, function)))
+            .filter_map(|name| {
+                let (ours, theirs) = (*own.get(&*name)?, theirs(handle, &name)?);
+                Some((name, Function { theirs, ours }))
+            })
             .collect();
+        // Whatever was not found is no error of the program's.
+        // SAFETY: forgets what the last of these calls has left.
+        unsafe { libc::dlerror() };
         let mut all = true;
-        self.each_new(&mut |object| {
-            object.each_import(|import| {
-                if let Some(function) = functions.get(import.name) {
-                    all &= object.lead_here(&import, *function);
-                }
-            });
+        each_of(&group, &mut |object| {
+            object.each_import(
+                |name| functions.contains_key(name),
+                |import| {
+                    if let Some(function) = functions.get(import.name) {
+                        all &= object.lead_here(&import, *function);
+                    }
+                },
+            );
         });
         all
     }
 
-    fn each_new(&self, act: &mut dyn FnMut(&Object<'_>)) {
+    /// The library behind `handle`, and those it needs, as far as they have come with it. What another thread is loading meanwhile is none of
+    /// them, and not to be touched.
+    fn group(&self, handle: *mut c_void) -> BTreeSet<*const Elf64_Phdr> {
+        let mut others = Vec::new();
+        let (mut group, mut needed) = (BTreeSet::new(), Vec::new());
+        let root = dynamic_section(handle);
         each_object(&mut |object| {
-            if !self.0.contains(&object.headers.as_ptr()) {
-                act(object);
+            let headers = object.headers.as_ptr();
+            if self.0.contains(&headers) {
+                return;
+            }
+            let (names, needs) = object.names();
+            if object.dynamic() == root {
+                group.insert(headers);
+                needed = needs;
+            } else {
+                others.push((headers, names, needs));
             }
         });
+        while let Some(need) = needed.pop() {
+            if let Some(index) = others.iter().position(|(_, names, _)| names.contains(&need)) {
+                let (headers, _, needs) = others.swap_remove(index);
+                group.insert(headers);
+                needed.extend(needs);
+            }
+        }
+        group
     }
 }
 
-/// What we have of this name, where the libraries opened by `handle` would find the C library's.
-fn function(handle: *mut c_void, name: &CStr) -> Option<Function> {
-    // SAFETY: valid handles and C strings, and a place for the answer; an address is asked for that has been found.
-    unsafe {
-        let ours = libc::dlsym(own_handle()?, name.as_ptr());
-        let theirs = libc::dlsym(libc::RTLD_NEXT, name.as_ptr());
-        let mut place: libc::Dl_info = core::mem::zeroed();
-        let both = !ours.is_null() && !theirs.is_null() && libc::dlsym(handle, name.as_ptr()) == theirs;
-        let is_ours = both && libc::dladdr(ours, &raw mut place) != 0 && place.dli_fbase as usize == own_base();
-        is_ours.then_some(Function {
-            theirs: theirs as usize,
-            ours: ours as usize,
-        })
+/// Where the dynamic section of an opened library is.
+fn dynamic_section(handle: *mut c_void) -> Option<usize> {
+    /// What the loader tells of an object (link.h).
+    #[repr(C)]
+    struct LinkMap {
+        base: usize,
+        name: *const libc::c_char,
+        dynamic: usize,
     }
+    let mut map: *const LinkMap = core::ptr::null();
+    // SAFETY: a valid handle, and a place for the answer, which lasts as long as the handle.
+    unsafe { (libc::dlinfo(handle, libc::RTLD_DI_LINKMAP, (&raw mut map).cast()) == 0).then(|| (*map).dynamic) }
 }
 
-/// Where this library is loaded.
-fn own_base() -> usize {
-    own_place().map_or(0, |place| place.dli_fbase as usize)
+/// Shows the loaded objects with these headers.
+fn each_of(group: &BTreeSet<*const Elf64_Phdr>, act: &mut dyn FnMut(&Object<'_>)) {
+    each_object(&mut |object| {
+        if group.contains(&object.headers.as_ptr()) {
+            act(object);
+        }
+    });
 }
 
-fn own_place() -> Option<libc::Dl_info> {
-    // SAFETY: an address of ours, and a place for the answer.
-    unsafe {
-        let mut place: libc::Dl_info = core::mem::zeroed();
-        (libc::dladdr(own_place as *const c_void, &raw mut place) != 0).then_some(place)
-    }
+/// What the libraries opened by `handle` find of a name of ours, if that is what we stand before: the C library's, as a rule.
+fn theirs(handle: *mut c_void, name: &CStr) -> Option<usize> {
+    // SAFETY: valid handles and a C string.
+    let [next, found] = unsafe { [libc::RTLD_NEXT, handle].map(|place| libc::dlsym(place, name.as_ptr())) };
+    let is_theirs = found == next || object_of(found) == object_of(libc::gnu_get_libc_version as *const c_void);
+    (!found.is_null() && is_theirs).then_some(found as usize)
 }
 
-/// A handle of this library, which stays loaded.
-fn own_handle() -> Option<*mut c_void> {
-    static HANDLE: AtomicUsize = AtomicUsize::new(0);
-    let known = HANDLE.load(Relaxed);
-    if known != 0 {
-        return Some(known as *mut c_void);
-    }
-    let open = super::scopes::real_dlopen();
-    // SAFETY: the C library's `dlopen`, with the name that it has for this library.
-    let handle = unsafe { open(own_place()?.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-    HANDLE.store(handle as usize, Relaxed);
-    (!handle.is_null()).then_some(handle)
+/// Where the object is loaded that has this address.
+fn object_of(address: *const c_void) -> Option<usize> {
+    let mut place = core::mem::MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: a place for the answer, which has been filled where there is one.
+    unsafe { (libc::dladdr(address, place.as_mut_ptr()) != 0).then(|| place.assume_init().dli_fbase as usize) }
 }
 
 /// A loaded object.
@@ -135,6 +168,87 @@ struct Object<'a> {
     /// What its addresses count from.
     base: usize,
     headers: &'a [Elf64_Phdr],
+    /// Where it was loaded from.
+    path: &'a CStr,
+}
+
+/// Where an object's tables are.
+#[derive(Default)]
+struct Tables {
+    strings: usize,
+    symbols: usize,
+    hash: usize,
+    /// Each with its length in bytes.
+    relocations: [(usize, usize); 2],
+    /// Where among the strings its name is, if it has one, and those of the libraries that it needs.
+    name: Option<usize>,
+    needs: Vec<usize>,
+}
+
+impl Tables {
+    /// A symbol's name, and where it is defined in this object, counted from its base.
+    ///
+    /// # Safety
+    /// There must be a symbol with this number, and the object must stay loaded while the name is used.
+    unsafe fn symbol<'a>(&self, number: usize) -> (&'a CStr, Option<usize>) {
+        // SAFETY: by contract; symbols name strings of the same object.
+        unsafe {
+            let symbol = (self.symbols as *const Elf64_Sym).add(number).read();
+            let name = (self.strings as *const libc::c_char).add(symbol.st_name as usize);
+            let value = (symbol.st_shndx != 0).then_some(address(symbol.st_value));
+            (CStr::from_ptr(name), value)
+        }
+    }
+
+    /// What is defined here, as [`symbol`](Self::symbol) has it.
+    ///
+    /// # Safety
+    /// The object must stay loaded while the names are used.
+    unsafe fn defined<'a>(&self) -> BTreeMap<&'a CStr, usize> {
+        let word = |index: usize| {
+            // SAFETY: within the hash table, as its head and the chains below tell.
+            unsafe { (self.hash as *const u32).add(index).read() as usize }
+        };
+        if self.hash == 0 {
+            return BTreeMap::new();
+        }
+        // Buckets, number of the first symbol in the table, 64-bit words of the filter, its shift; then filter, buckets, chains.
+        let (buckets, first, filter) = (word(0), word(1), word(2));
+        let chains = 4 + 2 * filter + buckets;
+        let mut last = (0..buckets)
+            .map(|bucket| word(4 + 2 * filter + bucket))
+            .max()
+            .unwrap_or(0);
+        if last < first {
+            return BTreeMap::new();
+        }
+        // The lowest bit ends a chain, and the last chain the table.
+        while word(chains + last - first) & 1 == 0 {
+            last += 1;
+        }
+        // SAFETY: all of these are in the table.
+        let symbols = (first..=last).map(|number| unsafe { self.symbol(number) });
+        symbols.filter_map(|(name, value)| Some((name, value?))).collect()
+    }
+}
+
+/// Our functions by name.
+fn own_functions() -> &'static BTreeMap<&'static CStr, usize> {
+    static FUNCTIONS: OnceLock<BTreeMap<&'static CStr, usize>> = OnceLock::new();
+    FUNCTIONS.get_or_init(|| {
+        let (mut functions, place) = (BTreeMap::new(), own_functions as *const () as usize);
+        each_object(&mut |object| {
+            let mut loads = object.headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
+            if loads.any(|load| object.range(load).contains(&place))
+                && let Some(tables) = object.tables()
+            {
+                // SAFETY: this library stays loaded.
+                functions = unsafe { tables.defined() };
+                functions.values_mut().for_each(|value| *value += object.base);
+            }
+        });
+        functions
+    })
 }
 
 /// A place for the address of a function that is defined elsewhere.
@@ -150,19 +264,29 @@ fn each_object(act: &mut dyn FnMut(&Object<'_>)) {
     unsafe extern "C" fn show(info: *mut dl_phdr_info, _size: usize, act: *mut c_void) -> c_int {
         // SAFETY: the loader's description of an object, valid during the call; and what was handed over below.
         let (info, act) = unsafe { (&*info, &mut *act.cast::<&mut dyn FnMut(&Object<'_>)>()) };
-        if !info.dlpi_phdr.is_null() {
+        if !info.dlpi_phdr.is_null() && !info.dlpi_name.is_null() {
             // SAFETY: the object's program headers, which are loaded with it.
             let headers = unsafe { core::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
-            act(&Object {
-                base: address(info.dlpi_addr),
-                headers,
-            });
+            // SAFETY: its name.
+            let path = unsafe { CStr::from_ptr(info.dlpi_name) };
+            let base = address(info.dlpi_addr);
+            act(&Object { base, headers, path });
         }
         0
     }
     let mut act = act;
     // SAFETY: `show` takes what is handed over here for what it is, and only during the call.
     unsafe { libc::dl_iterate_phdr(Some(show), (&raw mut act).cast()) };
+}
+
+/// A library's name without where it is.
+fn base_name(path: &CStr) -> CString {
+    let bytes = path.to_bytes();
+    let start = bytes
+        .iter()
+        .rposition(|byte| *byte == b'/')
+        .map_or(0, |slash| slash + 1);
+    CString::new(bytes.get(start..).unwrap_or_default()).unwrap_or_default()
 }
 
 fn address(number: u64) -> usize {
@@ -180,51 +304,66 @@ impl Object<'_> {
         self.headers.iter().find(|header| header.p_type == kind)
     }
 
-    /// Shows every import.
-    fn each_import(&self, mut act: impl FnMut(Import<'_>)) {
-        let Some(dynamic) = self.header(libc::PT_DYNAMIC) else {
-            return;
-        };
-        let (mut strings, mut symbols, mut tables, mut sizes) = (0, 0, [0; 2], [0; 2]);
-        let mut entry = self.range(dynamic).start as *const Entry;
+    /// Where the dynamic section is.
+    fn dynamic(&self) -> Option<usize> {
+        Some(self.range(self.header(libc::PT_DYNAMIC)?).start)
+    }
+
+    /// The names by which others may need it, and those that it needs.
+    fn names(&self) -> (Vec<CString>, Vec<CString>) {
+        let (mut names, mut needs) = (vec![base_name(self.path)], Vec::new());
+        if let Some(tables) = self.tables() {
+            // SAFETY: the dynamic section names strings of the same object.
+            let string = |at: usize| unsafe { CStr::from_ptr((tables.strings + at) as *const libc::c_char) };
+            if let Some(name) = tables.name {
+                names.push(base_name(string(name)));
+            }
+            needs = tables.needs.iter().map(|need| base_name(string(*need))).collect();
+        }
+        (names, needs)
+    }
+
+    /// What the dynamic section tells; `None` for an object that has none, or no symbols.
+    fn tables(&self) -> Option<Tables> {
+        let mut tables = Tables::default();
+        let mut entry = self.dynamic()? as *const Entry;
         // SAFETY: the dynamic section of a loaded object, up to the entry that ends it.
         while let Entry { tag, value } = unsafe { entry.read() }
             && tag != DT_NULL
         {
+            let value = address(value);
             // The loader has made addresses of the offsets, as a rule.
-            let place = if address(value) < self.base {
-                address(value) + self.base
-            } else {
-                address(value)
-            };
+            let place = if value < self.base { value + self.base } else { value };
             match tag {
-                DT_STRTAB => strings = place,
-                DT_SYMTAB => symbols = place,
-                DT_RELA => tables[0] = place,
-                DT_RELASZ => sizes[0] = address(value),
-                DT_JMPREL => tables[1] = place,
-                DT_PLTRELSZ => sizes[1] = address(value),
+                DT_NEEDED => tables.needs.push(value),
+                DT_SONAME => tables.name = Some(value),
+                DT_STRTAB => tables.strings = place,
+                DT_SYMTAB => tables.symbols = place,
+                DT_GNU_HASH => tables.hash = place,
+                DT_RELA => tables.relocations[0].0 = place,
+                DT_RELASZ => tables.relocations[0].1 = value,
+                DT_JMPREL => tables.relocations[1].0 = place,
+                DT_PLTRELSZ => tables.relocations[1].1 = value,
                 _ => {}
             }
             entry = entry.wrapping_add(1);
         }
-        if strings == 0 || symbols == 0 {
-            return;
-        }
-        for (table, size) in tables.into_iter().zip(sizes) {
+        (tables.strings != 0 && tables.symbols != 0).then_some(tables)
+    }
+
+    /// Shows every import of a name that `concerns`.
+    fn each_import(&self, concerns: impl Fn(&CStr) -> bool, mut act: impl FnMut(Import<'_>)) {
+        let Some(tables) = self.tables() else { return };
+        for (table, size) in tables.relocations {
             for index in 0..if table == 0 { 0 } else { size / size_of::<Elf64_Rela>() } {
-                // SAFETY: within a table of the object's, whose entries name symbols of its table, and these strings of its strings.
-                let (relocation, symbol, name) = unsafe {
+                // SAFETY: within a table of the object's, whose entries name symbols of its other table.
+                let (relocation, (name, value)) = unsafe {
                     let relocation = (table as *const Elf64_Rela).add(index).read();
-                    let symbol = (symbols as *const Elf64_Sym)
-                        .add(address(relocation.r_info >> 32))
-                        .read();
-                    let name = CStr::from_ptr((strings as *const libc::c_char).add(symbol.st_name as usize));
-                    (relocation, symbol, name)
+                    (relocation, tables.symbol(address(relocation.r_info >> 32)))
                 };
                 let kind = relocation.r_info & u64::from(u32::MAX);
                 let holds_address = matches!(kind, R_X86_64_64 | R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT);
-                if holds_address && symbol.st_shndx == 0 && !name.is_empty() {
+                if holds_address && value.is_none() && concerns(name) {
                     act(Import {
                         name,
                         place: self.base.wrapping_add(address(relocation.r_offset)),
@@ -242,21 +381,24 @@ impl Object<'_> {
 
     /// Leads an import to us that has found the C library's function, or would with its first call. False if it could not be.
     fn lead_here(&self, import: &Import<'_>, function: Function) -> bool {
-        // SAFETY: a place that the loader has filled with an address, which threads may read meanwhile.
+        if !import.place.is_multiple_of(align_of::<AtomicUsize>()) {
+            return false;
+        }
+        // SAFETY: an aligned place that the loader has filled with an address, and that threads may read meanwhile.
         let place = unsafe { AtomicUsize::from_ptr(import.place as *mut usize) };
         let present = place.load(Relaxed).wrapping_sub(import.addend);
-        let loads = self.headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
-        let is_lazy = import.is_call && loads.into_iter().any(|load| self.range(load).contains(&present));
+        let mut loads = self.headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
+        let is_lazy = import.is_call && loads.any(|load| self.range(load).contains(&present));
         if present != function.theirs && !is_lazy {
             return true;
         }
-        let sealed = self
-            .header(libc::PT_GNU_RELRO)
-            .is_some_and(|relro| self.range(relro).contains(&import.place));
-        let page = (import.place & !(PAGE - 1)) as *mut c_void;
+        // The loader seals whole pages only.
+        let page = import.place & !(PAGE - 1);
+        let sealed = self.header(libc::PT_GNU_RELRO).map(|relro| self.range(relro));
+        let sealed = sealed.is_some_and(|sealed| import.place >= sealed.start && page + PAGE <= sealed.end);
         let protect = |how| {
-            // SAFETY: a page of the object's data, of which nothing but what it was to hold is changed.
-            !sealed || unsafe { libc::mprotect(page, PAGE, how) } == 0
+            // SAFETY: a page of the object's, which is to be as before once what it holds has been changed.
+            !sealed || unsafe { libc::mprotect(page as *mut c_void, PAGE, how) } == 0
         };
         if !protect(libc::PROT_READ | libc::PROT_WRITE) {
             return false;

@@ -55,7 +55,7 @@ fn next_dlopen() -> *mut c_void {
 type Open = unsafe extern "C-unwind" fn(*const c_char, c_int) -> *mut c_void;
 
 /// The C library's `dlopen`, as if this library called it.
-pub(crate) fn real_dlopen() -> Open {
+fn real_dlopen() -> Open {
     // SAFETY: a function of this type, whichever it is.
     unsafe { core::mem::transmute::<*mut c_void, Open>(found(next_dlopen())) }
 }

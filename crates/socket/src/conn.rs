@@ -460,22 +460,6 @@ impl Conn {
         }
     }
 
-    /// So many of the next bytes are raw, as the kernel's word was not long ago. The receiving direction is owned.
-    pub(crate) fn surely_raw(&self) -> u64 {
-        let known = self.locks().map_or(0, |locks| locks.surely_raw.load(Relaxed));
-        known.saturating_sub(self.position())
-    }
-
-    /// The kernel's word: `bytes` are left of a raw stretch. Half of them may be received before it is asked again, since what the kernel
-    /// takes beside the bytes that a receive counts are those of urgent data, one a receive at most. The receiving direction is owned.
-    pub(crate) fn know_raw(&self, bytes: u64) {
-        if let Some(locks) = self.locks() {
-            locks
-                .surely_raw
-                .store(self.position().saturating_add(bytes / 2), Relaxed);
-        }
-    }
-
     /// Notes in the counters what carries which direction, and why.
     pub(crate) fn show(&self) {
         let Some(words) = counters::slot_of(self) else { return };

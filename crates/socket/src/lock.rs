@@ -33,7 +33,7 @@ pub(crate) struct Locks {
     pub(crate) area: AtomicU32,
     /// See [`crate::conn::Conn::position`].
     pub(crate) position: AtomicU64,
-    /// See [`crate::conn::Conn::surely_raw`].
+    /// See `Conn::surely_raw` in `crate::receive_raw`.
     pub(crate) surely_raw: AtomicU64,
 }
 

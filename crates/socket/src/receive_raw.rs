@@ -5,6 +5,7 @@ use crate::receive::Found;
 use crate::sys::{Errno, raw};
 use crate::vector::Vector;
 use crate::{counters, kernel};
+use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_control::Reason;
 use viaduct_control::counters::slot;
@@ -71,4 +72,22 @@ pub(crate) fn behind_urgent_data(conn: &Conn, vector: Vector<'_>, skip: usize, f
         Ok(Found::Bytes(more)) => Found::Bytes(1 + more),
         _ => first,
     })
+}
+
+impl Conn {
+    /// So many of the next bytes are raw, as the kernel's word was not long ago. The receiving direction is owned.
+    pub(crate) fn surely_raw(&self) -> u64 {
+        let known = self.locks().map_or(0, |locks| locks.surely_raw.load(Relaxed));
+        known.saturating_sub(self.position())
+    }
+
+    /// The kernel's word: `bytes` are left of a raw stretch. Half of them may be received before it is asked again, since what the kernel
+    /// takes beside the bytes that a receive counts are those of urgent data, one a receive at most. The receiving direction is owned.
+    pub(crate) fn know_raw(&self, bytes: u64) {
+        if let Some(locks) = self.locks() {
+            locks
+                .surely_raw
+                .store(self.position().saturating_add(bytes / 2), Relaxed);
+        }
+    }
 }

@@ -8,30 +8,38 @@ use viaduct_testkit::{Instance, Launch, Mode, can_run};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn compile(instance: &Instance, name: &str, options: &[&str]) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/plugins/programs")
-        .join(name);
-    let program = instance.scratch(&name.replace('.', "-"));
+fn compile(instance: &Instance, result: &str, source: &str, options: &[&str]) -> PathBuf {
+    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/plugins/programs");
+    let result = instance.scratch(result);
     let output = Command::new("cc")
-        .args(["-O1", "-Wall", "-Wextra", "-Werror", "-o"])
-        .args([&program, &source])
+        .args(["-O1", "-Wall", "-Wextra", "-Werror", "-xc", "-o"])
+        .arg(&result)
+        .arg(programs.join(source))
         .args(options)
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    program
+    result
 }
 
-/// A plug-in that was linked with `options` echoes over shared memory.
-fn echoes(options: &[&str]) {
+/// The plug-in that was linked with `options`.
+fn plugin(instance: &Instance, options: &[&str]) -> PathBuf {
+    compile(
+        instance,
+        "plugin.so",
+        "plugin.c",
+        &[&["-shared", "-fPIC"], options].concat(),
+    )
+}
+
+/// What `make` makes echoes over shared memory.
+fn echoes(make: impl FnOnce(&Instance) -> PathBuf) {
     if !can_run(false, &["cc"]) {
         return;
     }
     let instance = Instance::start();
-    let plugin = compile(&instance, "plugin.c", &[&["-shared", "-fPIC"], options].concat());
-    let host = compile(&instance, "host.c", &[]);
-    let plugin = plugin.to_string_lossy().into_owned();
+    let host = compile(&instance, "host", "host.c", &[]);
+    let plugin = make(&instance).to_string_lossy().into_owned();
     let port = free_port().to_string();
     let start = |arguments: &[&str]| Launch::new(Mode::Accelerated(&instance), &host, arguments).spawn();
     let mut server = start(&[&port, &plugin]).listening(port.parse().unwrap());
@@ -46,15 +54,32 @@ fn echoes(options: &[&str]) {
 
 #[test]
 fn whose_imports_are_found_with_their_first_calls() {
-    echoes(&["-Wl,-z,lazy"]);
+    echoes(|instance| plugin(instance, &["-Wl,-z,lazy"]));
 }
 
 #[test]
 fn whose_imports_are_found_at_once_and_sealed() {
-    echoes(&["-Wl,-z,now", "-Wl,-z,relro"]);
+    echoes(|instance| plugin(instance, &["-Wl,-z,now", "-Wl,-z,relro"]));
 }
 
 #[test]
-fn that_calls_by_the_table_of_addresses() {
-    echoes(&["-fno-plt"]);
+fn that_call_by_the_table_of_addresses() {
+    echoes(|instance| plugin(instance, &["-fno-plt"]));
+}
+
+#[test]
+fn whose_calls_are_in_a_library_that_they_need() {
+    echoes(|instance| {
+        let library = plugin(instance, &["-Wl,-soname,libneeded.so"]);
+        std::fs::rename(&library, library.with_file_name("libneeded.so")).unwrap();
+        let place = library.with_file_name("").to_string_lossy().into_owned();
+        let (at, path) = (format!("-L{place}"), format!("-Wl,-rpath,{place}"));
+        let options = ["-shared", "-Wl,--no-as-needed", &at, "-lneeded", &path];
+        compile(instance, "outer.so", "/dev/null", &options)
+    });
+}
+
+#[test]
+fn with_a_function_of_the_same_name() {
+    echoes(|instance| plugin(instance, &["-DOWN_SEND"]));
 }

@@ -3,6 +3,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#ifdef OWN_SEND
+/* Stays the plug-in's own, whatever it finds of the others. */
+ssize_t send(int fd, const void *bytes, size_t count, int flags)
+{
+    return flags ? -1 : write(fd, bytes, count);
+}
+#endif
+
 /* By an address in its data. */
 ssize_t (*const receive)(int, void *, size_t, int) = recv;
 
