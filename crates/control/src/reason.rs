@@ -76,7 +76,7 @@ reasons! {
     PeerPlain = 30, "peer-plain", "The other end does not want to be accelerated.", "";
     SharedEnd = 31, "shared-end", "Several processes use this end.", "";
     HalfClosed = 34, "half-closed", "The program shut a direction down before the connection was matched.", "";
-    UnseenCalls = 35, "unseen-calls", "The program has loaded code whose calls Viaduct does not see.", "Have the program load it without dlmopen, or by a path instead of RTLD_DEEPBIND with a bare name.";
+    UnseenCalls = 35, "unseen-calls", "The program has loaded code whose calls Viaduct does not see.", "Have the program load it without dlmopen, or what it opens with RTLD_DEEPBIND by a path and before it starts threads.";
     OneWay = 36, "one-way", "One direction is on shared memory; the other moves when its sender next sends.", "";
     NotStream = 33, "not-stream", "The socket is not a TCP connection.", "";
     Resources = 32, "resources", "The program has more connections than Viaduct keeps records for.", "";

@@ -81,7 +81,8 @@ impl Loaded {
         // Whatever was not found is no error of the program's.
         // SAFETY: forgets what the last of these calls has left.
         unsafe { libc::dlerror() };
-        let mut all = true;
+        // What was there before may be asked for functions by name.
+        let mut all = !group.is_empty();
         each_of(&group, &mut |object| {
             object.each_import(
                 |name| functions.contains_key(name),
@@ -390,7 +391,8 @@ impl Object<'_> {
         let mut loads = self.headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
         let is_lazy = import.is_call && loads.any(|load| self.range(load).contains(&present));
         if present != function.theirs && !is_lazy {
-            return true;
+            // Another version of the C library's function would go past us.
+            return object_of(present as *const c_void) != object_of(function.theirs as *const c_void);
         }
         // The loader seals whole pages only.
         let page = import.place & !(PAGE - 1);

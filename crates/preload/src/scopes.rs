@@ -38,7 +38,7 @@ pub unsafe extern "C-unwind" fn dlmopen(space: c_long, path: *const c_char, mode
 extern "C" fn ready_to_open(path: *const c_char, mode: c_int) -> *mut c_void {
     let loads_deep = mode & libc::RTLD_DEEPBIND != 0 && mode & libc::RTLD_NOLOAD == 0 && !path.is_null();
     // SAFETY: the program's name of a library.
-    if loads_deep && is_place(unsafe { CStr::from_ptr(path) }) {
+    if loads_deep && sys::single_threaded() && is_place(unsafe { CStr::from_ptr(path) }) {
         return open_deep as *mut c_void;
     }
     if loads_deep {
@@ -65,7 +65,8 @@ fn is_place(path: &CStr) -> bool {
     path.to_bytes().contains(&b'/') && !path.to_bytes().contains(&b'$')
 }
 
-/// Opens a library by its place in a scope of its own.
+/// Opens a library by its place in a scope of its own. No other thread may be there: it could call what has been opened before that is led
+/// here, or open and close libraries at the same places meanwhile.
 unsafe extern "C-unwind" fn open_deep(path: *const c_char, mode: c_int) -> *mut c_void {
     let before = Loaded::now();
     // SAFETY: as the program has called it.

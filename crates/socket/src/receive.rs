@@ -5,7 +5,7 @@ use crate::direct::DirectCall;
 use crate::lock::Guard;
 use crate::marks::{Marks, look_past_bells};
 use crate::peek::Peek;
-use crate::receive_raw::{behind_urgent_data, end_of_raw, low_water, raw_receive};
+use crate::receive_raw::{before_lane, behind_urgent_data, end_of_raw, low_water, raw_receive};
 use crate::receive_wait::{END, wait_for_bytes};
 use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};
@@ -273,18 +273,9 @@ fn attempt(
                 conn.receives_on(Path::Tcp);
             }
             Source::RawUntil(until) => {
-                let mut left = conn.surely_raw();
-                if left < vector.len().saturating_sub(skip) as u64 {
-                    left = approach(conn, &incoming, until)?;
-                    if left == 0 {
-                        continue;
-                    }
-                    conn.know_raw(left);
+                if let Some(found) = before_lane(conn, &incoming, until, vector, skip, flags)? {
+                    return Ok(found);
                 }
-                let limit = usize::try_from(left).unwrap_or(usize::MAX);
-                let found = raw_receive(conn, vector, skip, limit, flags);
-                incoming.approached();
-                return found;
             }
             Source::Raw => {
                 conn.pay_ready(&guard);

@@ -1,7 +1,7 @@
 //! Receiving bytes that the kernel connection carries.
 
 use crate::conn::Conn;
-use crate::receive::Found;
+use crate::receive::{Found, approach};
 use crate::sys::{Errno, raw};
 use crate::vector::Vector;
 use crate::{counters, kernel};
@@ -74,20 +74,51 @@ pub(crate) fn behind_urgent_data(conn: &Conn, vector: Vector<'_>, skip: usize, f
     })
 }
 
+/// Receives raw bytes before a promotion at `until`; `None` once there are none left.
+pub(crate) fn before_lane(
+    conn: &Conn,
+    incoming: &Incoming<'_>,
+    until: u64,
+    vector: Vector<'_>,
+    skip: usize,
+    flags: c_int,
+) -> Result<Option<Found>, Errno> {
+    let sure = conn.surely_raw();
+    let asks = sure < vector.len().saturating_sub(skip) as u64;
+    let left = if asks { approach(conn, incoming, until)? } else { sure };
+    if left == 0 {
+        return Ok(None);
+    }
+    // Whoever is killed in the middle leaves nothing that is not sure.
+    conn.know_raw(0);
+    let limit = usize::try_from(left).unwrap_or(usize::MAX);
+    let found = raw_receive(conn, vector, skip, limit, flags)?;
+    if let Found::Bytes(bytes) = found
+        && flags & libc::MSG_PEEK == 0
+    {
+        incoming.approached();
+        let left = left.saturating_sub(bytes as u64);
+        // Half of what the kernel says: beside the bytes that a receive counts it may take one of urgent data.
+        conn.know_raw(if asks { left / 2 } else { left });
+    }
+    Ok(Some(found))
+}
+
 impl Conn {
     /// So many of the next bytes are raw, as the kernel's word was not long ago. The receiving direction is owned.
-    pub(crate) fn surely_raw(&self) -> u64 {
+    fn surely_raw(&self) -> u64 {
+        if !self.alone() {
+            // Others may take bytes that nobody here counts.
+            return 0;
+        }
         let known = self.locks().map_or(0, |locks| locks.surely_raw.load(Relaxed));
         known.saturating_sub(self.position())
     }
 
-    /// The kernel's word: `bytes` are left of a raw stretch. Half of them may be received before it is asked again, since what the kernel
-    /// takes beside the bytes that a receive counts are those of urgent data, one a receive at most. The receiving direction is owned.
-    pub(crate) fn know_raw(&self, bytes: u64) {
+    /// So many of the next bytes are. The receiving direction is owned.
+    fn know_raw(&self, bytes: u64) {
         if let Some(locks) = self.locks() {
-            locks
-                .surely_raw
-                .store(self.position().saturating_add(bytes / 2), Relaxed);
+            locks.surely_raw.store(self.position().saturating_add(bytes), Relaxed);
         }
     }
 }

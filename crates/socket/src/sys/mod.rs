@@ -57,7 +57,7 @@ pub(crate) mod threads;
 pub use events::Events;
 pub(crate) use packet::{addresses, connect_packet_socket, own_descriptor, receive_packet, send_packet};
 pub(crate) use stack::{signal_stack, stack_pointer};
-pub(crate) use threads::single_threaded;
+pub use threads::single_threaded;
 
 /// Nanoseconds of `CLOCK_MONOTONIC`.
 pub fn now_ns() -> u64 {

@@ -19,7 +19,7 @@ pub(crate) fn prepare() {
 
 /// Whether the process has no other thread, as far as the C library knows; false where that cannot be asked.
 #[inline]
-pub(crate) fn single_threaded() -> bool {
+pub fn single_threaded() -> bool {
     // SAFETY: a byte of the C library's or ours, which live as long as the process; no other thread writes to it while it says that there is none.
     unsafe { AtomicU8::from_ptr(SINGLE.load(Relaxed).cast()) }.load(Relaxed) != 0
 }
