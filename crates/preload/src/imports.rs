@@ -21,13 +21,11 @@ struct Entry {
 }
 
 const DT_NULL: u64 = 0;
-const DT_NEEDED: u64 = 1;
 const DT_PLTRELSZ: u64 = 2;
 const DT_STRTAB: u64 = 5;
 const DT_SYMTAB: u64 = 6;
 const DT_RELA: u64 = 7;
 const DT_RELASZ: u64 = 8;
-const DT_SONAME: u64 = 14;
 const DT_JMPREL: u64 = 23;
 const DT_GNU_HASH: u64 = 0x6fff_fef5;
 /// A place in data that holds an address.
@@ -58,11 +56,12 @@ impl Loaded {
         Self(all)
     }
 
-    /// Leads what the libraries import to us that have come with `handle`. False if some of it could not be.
+    /// Leads what the libraries import to us that have come since, which is to say with `handle`: no other thread may be loading any, which the
+    /// loader might still be working on. False if some of it could not be, or none has come: what was there before may be asked for functions by name.
     pub(crate) fn lead_others_here(&self, handle: *mut c_void) -> bool {
-        let (own, group) = (own_functions(), self.group(handle));
-        let mut names = BTreeSet::new();
-        each_of(&group, &mut |object| {
+        let (own, mut names, mut all) = (own_functions(), BTreeSet::new(), false);
+        self.each_new(&mut |object| {
+            all = true;
             object.each_import(
                 |name| own.contains_key(name),
                 |import| {
@@ -81,9 +80,7 @@ impl Loaded {
         // Whatever was not found is no error of the program's.
         // SAFETY: forgets what the last of these calls has left.
         unsafe { libc::dlerror() };
-        // What was there before may be asked for functions by name.
-        let mut all = !group.is_empty();
-        each_of(&group, &mut |object| {
+        self.each_new(&mut |object| {
             object.each_import(
                 |name| functions.contains_key(name),
                 |import| {
@@ -96,57 +93,14 @@ impl Loaded {
         all
     }
 
-    /// The library behind `handle`, and those it needs, as far as they have come with it. What another thread is loading meanwhile is none of
-    /// them, and not to be touched.
-    fn group(&self, handle: *mut c_void) -> BTreeSet<*const Elf64_Phdr> {
-        let mut others = Vec::new();
-        let (mut group, mut needed) = (BTreeSet::new(), Vec::new());
-        let root = dynamic_section(handle);
+    /// Shows the objects that have come since.
+    fn each_new(&self, act: &mut dyn FnMut(&Object<'_>)) {
         each_object(&mut |object| {
-            let headers = object.headers.as_ptr();
-            if self.0.contains(&headers) {
-                return;
-            }
-            let (names, needs) = object.names();
-            if object.dynamic() == root {
-                group.insert(headers);
-                needed = needs;
-            } else {
-                others.push((headers, names, needs));
+            if !self.0.contains(&object.headers.as_ptr()) {
+                act(object);
             }
         });
-        while let Some(need) = needed.pop() {
-            if let Some(index) = others.iter().position(|(_, names, _)| names.contains(&need)) {
-                let (headers, _, needs) = others.swap_remove(index);
-                group.insert(headers);
-                needed.extend(needs);
-            }
-        }
-        group
     }
-}
-
-/// Where the dynamic section of an opened library is.
-fn dynamic_section(handle: *mut c_void) -> Option<usize> {
-    /// What the loader tells of an object (link.h).
-    #[repr(C)]
-    struct LinkMap {
-        base: usize,
-        name: *const libc::c_char,
-        dynamic: usize,
-    }
-    let mut map: *const LinkMap = core::ptr::null();
-    // SAFETY: a valid handle, and a place for the answer, which lasts as long as the handle.
-    unsafe { (libc::dlinfo(handle, libc::RTLD_DI_LINKMAP, (&raw mut map).cast()) == 0).then(|| (*map).dynamic) }
-}
-
-/// Shows the loaded objects with these headers.
-fn each_of(group: &BTreeSet<*const Elf64_Phdr>, act: &mut dyn FnMut(&Object<'_>)) {
-    each_object(&mut |object| {
-        if group.contains(&object.headers.as_ptr()) {
-            act(object);
-        }
-    });
 }
 
 /// What the libraries opened by `handle` find of a name of ours, if that is what we stand before: the C library's, as a rule.
@@ -169,8 +123,6 @@ struct Object<'a> {
     /// What its addresses count from.
     base: usize,
     headers: &'a [Elf64_Phdr],
-    /// Where it was loaded from.
-    path: &'a CStr,
 }
 
 /// Where an object's tables are.
@@ -181,9 +133,6 @@ struct Tables {
     hash: usize,
     /// Each with its length in bytes.
     relocations: [(usize, usize); 2],
-    /// Where among the strings its name is, if it has one, and those of the libraries that it needs.
-    name: Option<usize>,
-    needs: Vec<usize>,
 }
 
 impl Tables {
@@ -265,29 +214,17 @@ fn each_object(act: &mut dyn FnMut(&Object<'_>)) {
     unsafe extern "C" fn show(info: *mut dl_phdr_info, _size: usize, act: *mut c_void) -> c_int {
         // SAFETY: the loader's description of an object, valid during the call; and what was handed over below.
         let (info, act) = unsafe { (&*info, &mut *act.cast::<&mut dyn FnMut(&Object<'_>)>()) };
-        if !info.dlpi_phdr.is_null() && !info.dlpi_name.is_null() {
+        if !info.dlpi_phdr.is_null() {
             // SAFETY: the object's program headers, which are loaded with it.
             let headers = unsafe { core::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
-            // SAFETY: its name.
-            let path = unsafe { CStr::from_ptr(info.dlpi_name) };
             let base = address(info.dlpi_addr);
-            act(&Object { base, headers, path });
+            act(&Object { base, headers });
         }
         0
     }
     let mut act = act;
     // SAFETY: `show` takes what is handed over here for what it is, and only during the call.
     unsafe { libc::dl_iterate_phdr(Some(show), (&raw mut act).cast()) };
-}
-
-/// A library's name without where it is.
-fn base_name(path: &CStr) -> CString {
-    let bytes = path.to_bytes();
-    let start = bytes
-        .iter()
-        .rposition(|byte| *byte == b'/')
-        .map_or(0, |slash| slash + 1);
-    CString::new(bytes.get(start..).unwrap_or_default()).unwrap_or_default()
 }
 
 fn address(number: u64) -> usize {
@@ -305,29 +242,10 @@ impl Object<'_> {
         self.headers.iter().find(|header| header.p_type == kind)
     }
 
-    /// Where the dynamic section is.
-    fn dynamic(&self) -> Option<usize> {
-        Some(self.range(self.header(libc::PT_DYNAMIC)?).start)
-    }
-
-    /// The names by which others may need it, and those that it needs.
-    fn names(&self) -> (Vec<CString>, Vec<CString>) {
-        let (mut names, mut needs) = (vec![base_name(self.path)], Vec::new());
-        if let Some(tables) = self.tables() {
-            // SAFETY: the dynamic section names strings of the same object.
-            let string = |at: usize| unsafe { CStr::from_ptr((tables.strings + at) as *const libc::c_char) };
-            if let Some(name) = tables.name {
-                names.push(base_name(string(name)));
-            }
-            needs = tables.needs.iter().map(|need| base_name(string(*need))).collect();
-        }
-        (names, needs)
-    }
-
     /// What the dynamic section tells; `None` for an object that has none, or no symbols.
     fn tables(&self) -> Option<Tables> {
         let mut tables = Tables::default();
-        let mut entry = self.dynamic()? as *const Entry;
+        let mut entry = self.range(self.header(libc::PT_DYNAMIC)?).start as *const Entry;
         // SAFETY: the dynamic section of a loaded object, up to the entry that ends it.
         while let Entry { tag, value } = unsafe { entry.read() }
             && tag != DT_NULL
@@ -336,8 +254,6 @@ impl Object<'_> {
             // The loader has made addresses of the offsets, as a rule.
             let place = if value < self.base { value + self.base } else { value };
             match tag {
-                DT_NEEDED => tables.needs.push(value),
-                DT_SONAME => tables.name = Some(value),
                 DT_STRTAB => tables.strings = place,
                 DT_SYMTAB => tables.symbols = place,
                 DT_GNU_HASH => tables.hash = place,

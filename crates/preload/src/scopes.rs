@@ -71,7 +71,9 @@ unsafe extern "C-unwind" fn open_deep(path: *const c_char, mode: c_int) -> *mut 
     let before = Loaded::now();
     // SAFETY: as the program has called it.
     let handle = unsafe { real_dlopen()(path, mode) };
-    if !handle.is_null() && !before.lead_others_here(handle) {
+    // Its constructors may have made threads.
+    let is_led = || sys::single_threaded() && before.lead_others_here(handle);
+    if !handle.is_null() && !is_led() {
         successors::loading_unseen();
     }
     handle

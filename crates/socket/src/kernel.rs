@@ -200,6 +200,16 @@ pub(crate) fn receive_position(fd: c_int) -> Option<u64> {
     None
 }
 
+/// Bytes of the stream for which the program has made room with `SO_RCVBUF`; 0 if it has not. What the kernel has enlarged for an earlier wait
+/// is nobody's wish.
+pub(crate) fn room_set(fd: c_int) -> u64 {
+    if !has_set_size(fd, libc::SO_RCVBUF) {
+        return 0;
+    }
+    // The kernel counts what surrounds the bytes too.
+    u64::try_from(buffer_size(fd)).unwrap_or(0) / 2
+}
+
 /// Parts handed to the kernel at once. Longer lists go in several calls, so that little of the program's stack is used.
 const PARTS: usize = 16;
 

@@ -156,7 +156,7 @@ impl Conn {
             && let Some(position) = kernel::receive_position(self.fd())
         {
             locks.position.store(position, Relaxed);
-            locks.surely_raw.store(0, Relaxed);
+            self.know_raw(0);
             self.set_flag(READY_OWED, false);
             Incoming::new(segment.receiver(self.side())).set_ready();
         }

@@ -436,13 +436,14 @@ pub(crate) fn want(conn: &Conn, lane: &Receiver<'_>, until: u64) -> bool {
     true
 }
 
-/// TCP keeps about so much for a program that does not read, and every lane whose sender has not said otherwise has it from the beginning.
+/// TCP keeps about so much for a program that does not read and has not set `SO_RCVBUF`, and every lane whose sender has not said otherwise has it from the beginning.
 const UNREAD: u64 = 1 << 20;
 
 /// Whoever looks at what is there may do so until there is more, and consume nothing before.
 pub(crate) fn want_more(conn: &Conn, lane: &Receiver<'_>) {
     let published = lane.published();
-    if published.wrapping_sub(lane.head()) < UNREAD {
+    let unread = published.wrapping_sub(lane.head());
+    if unread < UNREAD || unread < kernel::room_set(conn.fd()) {
         want(conn, lane, published.wrapping_add(1));
     }
 }

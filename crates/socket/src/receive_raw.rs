@@ -116,7 +116,7 @@ impl Conn {
     }
 
     /// So many of the next bytes are. The receiving direction is owned.
-    fn know_raw(&self, bytes: u64) {
+    pub(crate) fn know_raw(&self, bytes: u64) {
         if let Some(locks) = self.locks() {
             locks.surely_raw.store(self.position().saturating_add(bytes), Relaxed);
         }

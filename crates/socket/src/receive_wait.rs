@@ -16,7 +16,7 @@ pub(crate) const END: Errno = 0;
 pub(crate) fn begin_to_poll(conn: &Conn) -> Spinner {
     let spinner = Spinner::new();
     if conn.only_receives() {
-        spinner.rest_first(conn.rest.next_ns());
+        spinner.rest_first(|| conn.rest.next_ns());
     }
     spinner
 }

@@ -118,9 +118,12 @@ impl Spinner {
         lately
     }
 
-    /// Before the first look, where messages follow each other without an answer in between: see [`rest`](crate::rest).
-    pub(crate) fn rest_first(&self, ns: u64) {
-        self.rest_until(self.yielded, ns);
+    /// Before the first look, where messages follow each other without an answer in between: see [`rest`](crate::rest). `ns` is
+    /// asked only where there is a rest at all.
+    pub(crate) fn rest_first(&self, ns: impl FnOnce() -> u64) {
+        if self.budget != 0 {
+            self.rest_until(self.yielded, ns());
+        }
     }
 
     /// Before another look, where so many bytes are missing, which no sender brings sooner.
@@ -130,7 +133,7 @@ impl Spinner {
 
     fn rest_until(&self, from: u64, ns: u64) {
         if self.budget != 0 {
-            let length = ns * sys::ticks_per_us() / 1000;
+            let length = (ns * sys::ticks_per_us() / 1000).min(self.budget);
             while sys::ticks().wrapping_sub(from) < length {
                 core::hint::spin_loop();
             }

@@ -412,13 +412,8 @@ impl<'a> Stretches<'a> {
     /// The lane can never hold so much. If the program has made the socket's buffer large enough for all of it, the stream goes on
     /// there.
     fn ask_for_kernel(&self, end: u64) -> bool {
-        // What the kernel has enlarged for an earlier wait is nobody's wish.
-        if !kernel::has_set_size(self.conn.fd(), libc::SO_RCVBUF) {
-            return false;
-        }
-        // The kernel counts what surrounds the bytes too.
-        let room = usize::try_from(kernel::buffer_size(self.conn.fd())).unwrap_or(0) / 2;
-        if narrow(end.saturating_sub(self.base())) > room {
+        let room = kernel::room_set(self.conn.fd());
+        if room == 0 || end.saturating_sub(self.base()) > room {
             return false;
         }
         self.incoming.request_raw(true);

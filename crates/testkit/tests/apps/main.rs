@@ -57,8 +57,9 @@ mod telnet;
 mod valgrind;
 
 use results::Results;
+use std::path::Path;
 use std::time::Duration;
-use viaduct_testkit::processes::wait_until;
+use viaduct_testkit::processes::{free_port, wait_until};
 use viaduct_testkit::status::Totals;
 use viaduct_testkit::{Instance, Launch, Mode, Outcome, pattern};
 
@@ -138,6 +139,29 @@ impl Pair<'_> {
             "no byte of {RUNS} clients of {server} went over shared memory: {:#?}",
             self.instance.totals()
         );
+    }
+
+    /// `program` runs the echo `script` in each of its ways as the server, and in each as the client.
+    fn echo_each_way(&self, program: &str, script: &str, ways: &[&str]) {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/apps/programs")
+            .join(script);
+        for server in ways {
+            let port = free_port();
+            let words = |role: &str, way: &str| {
+                [script.to_string_lossy().as_ref(), role, way, &port.to_string()].map(str::to_owned)
+            };
+            let _server = self.server(program, words("server", server)).spawn().listening(port);
+            for client in ways {
+                let run = || self.client(program, words("client", client)).run(PATIENCE).success();
+                let output = self.proved(program, run);
+                assert!(
+                    output.contains("all messages came back"),
+                    "{server}, {client}: {output}"
+                );
+            }
+            self.prove(&[program]);
+        }
     }
 
     /// Runs a client whose load lasts. With both sides accelerated, most of the bytes that living processes of `server` carry meanwhile must go
