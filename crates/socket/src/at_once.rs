@@ -64,7 +64,7 @@ pub(crate) fn receive(
     let waits = flags & libc::MSG_DONTWAIT == 0 && !conn.nonblocking();
     // Each look is all of a receive: nothing is owned between two, and what the last one finds it has.
     while !conn.searched() {
-        match look(conn, id, dest, flags) {
+        match look(conn, id, dest, flags, waits && polling.is_none()) {
             Some(0) if waits => {}
             Some(bytes) => {
                 if let Some(spinner) = polling {
@@ -81,13 +81,16 @@ pub(crate) fn receive(
     0
 }
 
-/// `None`: another look will not do.
+/// `None`: another look will not do. `may_rest`: where a rest comes first, there is no look.
 #[inline(always)]
-fn look(conn: &'static Conn, id: u64, dest: Dest<'_>, flags: c_int) -> Option<usize> {
+fn look(conn: &'static Conn, id: u64, dest: Dest<'_>, flags: c_int, may_rest: bool) -> Option<usize> {
     let guard = conn.own_receive(id)?;
     let lane = conn.segment(&guard)?.receiver(conn.side());
     if guard.searched() || Incoming::new(lane).source() != Source::Lane {
         return None;
+    }
+    if may_rest && conn.rest.comes_first() && conn.only_receives() && lane.known() == 0 {
+        return Some(0);
     }
     let readable = lane.readable_or(dest.len()).ok()?;
     if readable == 0 {

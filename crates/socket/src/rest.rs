@@ -4,6 +4,9 @@
 //! would make both wait for these lines all the time. How much is saved by looking less often depends on what a line costs from one processor
 //! to the other, and on what both programs do besides: longer and shorter rests are tried now and then, on the program's own stream, and
 //! kept where more comes through.
+//!
+//! The shortest rest follows a look that found nothing, longer ones come before any look: a receiver that is faster than its sender would else
+//! look again and again, each time at fewer bytes, before it finds none.
 
 use crate::sys;
 use core::sync::atomic::Ordering::Relaxed;
@@ -16,24 +19,38 @@ const LONGEST: u8 = 4;
 /// Rests that are measured together.
 const TOGETHER: u32 = 64;
 /// Measurements from one trial to the next.
-const BETWEEN: u32 = 32;
-/// Where so many rests take so many microseconds, it is not for them that no more comes through.
+const BETWEEN: u32 = 128;
+/// How often a trial compares another level with the usual one: two measurements of the same differ by a tenth now and then.
+const PAIRS: u32 = 5;
+/// By so many more comparisons the longer rest must do better to be kept.
+const MAJORITY: u32 = 3;
+/// What differs by less than this part makes no difference.
+const PART: u64 = 32;
+/// Where so many rests take so many microseconds, it is not for them that no more comes through,
 const SLOW_US: u64 = 1000;
+/// unless each of them brings so many messages: then the lane has not been empty for a while.
+const MANY: u64 = 4;
+/// Messages are counted together with their bytes, in units of this.
+const MESSAGE: u64 = 1 << 40;
 
 /// What a receiver knows of its rests. Threads that receive at once may spoil a measurement, and no more than that.
 #[derive(Debug)]
 pub(crate) struct Rest {
     level: AtomicU8,
-    /// The level that is tried, or the same.
-    tried: AtomicU8,
-    /// The next trial is of a shorter rest.
+    /// The level of this measurement.
+    now: AtomicU8,
+    /// A trial is of a shorter rest.
     shorter: AtomicBool,
     /// Rests of this measurement.
     rests: AtomicU32,
-    /// Measurements until the next trial.
-    left: AtomicU32,
-    /// Bytes received in this measurement.
-    bytes: AtomicU64,
+    /// Measurements since the last trial, with those of this one.
+    step: AtomicU32,
+    /// Comparisons of this trial in which the usual level did better.
+    better: AtomicU32,
+    /// Those in which it did worse.
+    worse: AtomicU32,
+    /// Bytes received in this measurement, and messages.
+    volume: AtomicU64,
     /// When it began, in ticks.
     began: AtomicU64,
     /// What came through at the usual level, in bytes in 2^20 ticks.
@@ -44,11 +61,13 @@ impl Rest {
     pub(crate) const fn new() -> Self {
         Self {
             level: AtomicU8::new(0),
-            tried: AtomicU8::new(0),
+            now: AtomicU8::new(0),
             shorter: AtomicBool::new(false),
             rests: AtomicU32::new(0),
-            left: AtomicU32::new(0),
-            bytes: AtomicU64::new(0),
+            step: AtomicU32::new(0),
+            better: AtomicU32::new(0),
+            worse: AtomicU32::new(0),
+            volume: AtomicU64::new(0),
             began: AtomicU64::new(0),
             usual: AtomicU64::new(0),
         }
@@ -56,24 +75,33 @@ impl Rest {
 
     /// As a new one.
     pub(crate) fn reset(&self) {
-        self.set_level(0);
+        self.go_on(0, BETWEEN);
         self.shorter.store(false, Relaxed);
-        self.left.store(0, Relaxed);
         // None has begun yet: the first ends at once, and is a slow one.
         self.rests.store(TOGETHER, Relaxed);
         self.began.store(0, Relaxed);
     }
 
-    fn set_level(&self, level: u8) {
+    /// At this level; so many measurements count as done since the last trial.
+    fn go_on(&self, level: u8, step: u32) {
         self.level.store(level, Relaxed);
-        self.tried.store(level, Relaxed);
+        self.now.store(level, Relaxed);
+        self.step.store(step, Relaxed);
+        self.better.store(0, Relaxed);
+        self.worse.store(0, Relaxed);
     }
 
-    /// So many bytes have been received.
+    /// So many bytes have been received at once.
     #[inline(always)]
     pub(crate) fn count(&self, bytes: usize) {
-        let before = self.bytes.load(Relaxed);
-        self.bytes.store(before.wrapping_add(bytes as u64), Relaxed);
+        let before = self.volume.load(Relaxed);
+        self.volume.store(before.wrapping_add(bytes as u64 + MESSAGE), Relaxed);
+    }
+
+    /// Whether to rest before the first look.
+    #[inline(always)]
+    pub(crate) fn comes_first(&self) -> bool {
+        self.now.load(Relaxed) != 0
     }
 
     /// The lane has been emptied: for how many nanoseconds to leave it alone.
@@ -90,61 +118,74 @@ impl Rest {
         } else {
             self.end_measurement(now());
         }
-        SHORTEST_NS << self.tried.load(Relaxed)
+        SHORTEST_NS << self.now.load(Relaxed)
     }
 
     #[cold]
     fn end_measurement(&self, now: u64) {
         let took = now.wrapping_sub(self.began.load(Relaxed)).max(1);
-        let rate = self.bytes.load(Relaxed).saturating_mul(1 << 20) / took;
-        if took > SLOW_US * sys::ticks_per_us() {
+        let volume = self.volume.load(Relaxed);
+        let rate = (volume % MESSAGE).saturating_mul(1 << 20) / took;
+        if took > SLOW_US * sys::ticks_per_us() && volume / MESSAGE < MANY * u64::from(TOGETHER) {
             self.reset();
         } else {
             self.judge(rate);
         }
         self.rests.store(0, Relaxed);
-        self.bytes.store(0, Relaxed);
+        self.volume.store(0, Relaxed);
         self.began.store(now, Relaxed);
     }
 
-    /// So much has come through at the level that was tried.
+    /// So much has come through in this measurement.
     fn judge(&self, rate: u64) {
-        let (level, tried) = (self.level.load(Relaxed), self.tried.load(Relaxed));
-        let usual = self.usual.load(Relaxed);
-        if tried == level {
+        let step = self.step.load(Relaxed);
+        self.step.store(step.saturating_add(1), Relaxed);
+        let Some(of_trial) = step.checked_sub(BETWEEN) else {
+            return;
+        };
+        let level = self.level.load(Relaxed);
+        if of_trial.is_multiple_of(2) {
             self.usual.store(rate, Relaxed);
-            match self.left.load(Relaxed).checked_sub(1) {
-                Some(left) => self.left.store(left, Relaxed),
-                None => self.try_another(level),
-            }
+            self.now.store(self.other(level), Relaxed);
             return;
         }
-        // Where it makes little difference, the shorter one.
-        let kept = if tried > level {
-            rate > usual.saturating_add(usual / 16)
-        } else {
-            rate >= usual.saturating_sub(usual / 32)
-        };
-        if kept {
-            self.set_level(tried);
-            self.usual.store(rate, Relaxed);
-            self.try_another(tried);
-        } else {
-            self.tried.store(level, Relaxed);
-            self.shorter.store(tried > level, Relaxed);
-            self.left.store(BETWEEN, Relaxed);
+        let usual = self.usual.load(Relaxed);
+        if rate > usual.saturating_add(usual / PART) {
+            self.worse.fetch_add(1, Relaxed);
+        } else if rate < usual.saturating_sub(usual / PART) {
+            self.better.fetch_add(1, Relaxed);
+        }
+        self.now.store(level, Relaxed);
+        if of_trial / 2 + 1 >= PAIRS {
+            self.decide(level);
         }
     }
 
-    /// Begins a trial of a level beside this one.
-    fn try_another(&self, level: u8) {
-        let shorter = match level {
-            0 => false,
-            LONGEST => true,
-            _ => self.shorter.load(Relaxed),
+    fn decide(&self, level: u8) {
+        let other = self.other(level);
+        // Where it makes little difference, the shorter one.
+        let (better, worse) = (self.better.load(Relaxed), self.worse.load(Relaxed));
+        let kept = if other > level {
+            worse >= better + MAJORITY
+        } else {
+            better < worse + MAJORITY - 1
         };
-        self.shorter.store(shorter, Relaxed);
-        self.tried.store(if shorter { level - 1 } else { level + 1 }, Relaxed);
+        self.shorter.store((other < level) == kept, Relaxed);
+        if kept {
+            self.go_on(other, BETWEEN);
+        } else {
+            self.go_on(level, 0);
+        }
+    }
+
+    /// The level that is tried beside this one.
+    fn other(&self, level: u8) -> u8 {
+        match level {
+            0 => 1,
+            LONGEST => LONGEST - 1,
+            _ if self.shorter.load(Relaxed) => level - 1,
+            _ => level + 1,
+        }
     }
 }
 
@@ -172,11 +213,12 @@ mod tests {
     #[test]
     fn rests_get_longer_as_long_as_that_brings_more() {
         let (rest, mut clock) = fresh();
-        let dear_lines = |ns: u64| 10_000 - 2_000_000 / (ns + 250);
-        assert_eq!(receive(&rest, &mut clock, 20, dear_lines), 3, "6 % more is too little");
+        let dear_lines = |ns: u64| 10_000 - 1_000_000 / (ns + 250);
+        assert_eq!(receive(&rest, &mut clock, 50, dear_lines), 3, "2 % more are too little");
+        assert!(rest.comes_first());
         assert_eq!(receive(&rest, &mut clock, 500, dear_lines), 3);
         let (rest, mut clock) = fresh();
-        assert_eq!(receive(&rest, &mut clock, 20, |ns| ns), LONGEST);
+        assert_eq!(receive(&rest, &mut clock, 50, |ns| ns), LONGEST);
     }
 
     #[test]
@@ -189,15 +231,26 @@ mod tests {
     #[test]
     fn they_get_shorter_once_they_bring_nothing_any_more() {
         let (rest, mut clock) = fresh();
-        receive(&rest, &mut clock, 20, |ns| ns);
+        receive(&rest, &mut clock, 50, |ns| ns);
         assert_eq!(
-            receive(&rest, &mut clock, 100, |_| 500),
+            receive(&rest, &mut clock, 250, |_| 500),
             0,
             "the sender has become slow"
         );
-        receive(&rest, &mut clock, 20, |ns| ns);
+        receive(&rest, &mut clock, 50, |ns| ns);
         clock += 2 * SLOW_US * sys::ticks_per_us();
         assert_eq!(receive(&rest, &mut clock, 2, |_| 500), 0, "nothing came for a while");
+    }
+
+    #[test]
+    fn a_lane_that_was_not_empty_for_a_while_changes_nothing() {
+        let (rest, mut clock) = fresh();
+        assert_eq!(receive(&rest, &mut clock, 50, |ns| ns), LONGEST);
+        clock += 2 * SLOW_US * sys::ticks_per_us();
+        for _ in 0..MANY * u64::from(TOGETHER) {
+            rest.count(1000);
+        }
+        assert_eq!(receive(&rest, &mut clock, 2, |ns| ns), LONGEST);
     }
 
     #[test]

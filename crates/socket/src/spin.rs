@@ -35,7 +35,7 @@ const STOPPED_US: u64 = 10_000;
 /// costs microseconds and each yield milliseconds.
 const LOST_SHARE: u64 = 32;
 
-/// No sender brings more bytes in a nanosecond.
+/// Nobody moves more bytes in a nanosecond.
 const FASTEST: u64 = 16;
 /// A wait of so many microseconds is a long one.
 const LONG_US: u64 = 5;
@@ -126,7 +126,7 @@ impl Spinner {
         }
     }
 
-    /// Before another look, where so many bytes are missing, which no sender brings sooner.
+    /// Before another look, where so many bytes are missing, or in the way: nobody moves them sooner.
     pub(crate) fn rest(&self, missing: u64) {
         self.rest_until(sys::ticks(), (missing / FASTEST).min(LONGEST_REST_NS));
     }
