@@ -1,7 +1,8 @@
 //! Options and `ioctl`.
 
 use core::ffi::{c_int, c_ulong, c_void};
-use libc::socklen_t;
+use libc::{msghdr, socklen_t};
+use viaduct_socket::conn::Conn;
 use viaduct_socket::options::{self, Verdict};
 use viaduct_socket::{is_nowhere, real, sys, table};
 
@@ -118,5 +119,13 @@ pub unsafe extern "C-unwind" fn sockatmark(fd: c_int) -> c_int {
         Some(answer) => answer,
         // SAFETY: no pointers.
         None => unsafe { real::sockatmark(fd) },
+    }
+}
+
+/// A receive on `conn` may tell, in control messages, what options ask for.
+pub(crate) unsafe fn note_room_for_control(conn: &'static Conn, message: *const msghdr) {
+    // SAFETY: the program's header.
+    if unsafe { (*message).msg_controllen > 0 && !is_nowhere((*message).msg_control) } {
+        options::giving_room_for_control(conn);
     }
 }

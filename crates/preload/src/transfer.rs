@@ -1,5 +1,6 @@
 //! Calls that move bytes.
 
+use crate::options::note_room_for_control;
 use crate::search::{offset_of, receive_at};
 use crate::wait::from_timespec;
 use core::ffi::{c_int, c_uint, c_void};
@@ -236,6 +237,10 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     if conn.is_none() && !streams::is(fd) {
         return direct();
     }
+    if let Some(conn) = conn {
+        // SAFETY: the program's header.
+        unsafe { note_room_for_control(conn, message) };
+    }
     // SAFETY: the program's header.
     let offset = match unsafe { offset_of(fd, message) } {
         Ok(offset) => offset,
@@ -288,6 +293,10 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     };
     // The kernel knows nothing of offsets.
     if !searched {
+        if count > 0 {
+            // SAFETY: the program vouches for `count` messages.
+            unsafe { note_room_for_control(conn, &raw const (*messages).msg_hdr) };
+        }
         let mut done = -1;
         let known = by_kernel(conn, flags, || {
             done = direct();

@@ -43,3 +43,7 @@ pub(crate) const COUNTED: u32 = 1 << 8;
 pub(crate) const EARLY: u32 = 1 << 20;
 /// The hand-over that was begun last is done.
 pub(crate) const GIVEN_AWAY: u32 = 1 << 19;
+/// The program has asked for the times when bytes come.
+pub(crate) const STAMPED: u32 = 1 << 21;
+/// It has given a receive room for control messages, which such times come in.
+pub(crate) const CONTROLLED: u32 = 1 << 22;

@@ -1,6 +1,7 @@
 //! Options, `fcntl` and `ioctl` where they touch what we keep.
 
 use crate::conn::{self, Conn, Phase};
+use crate::flags::{CONTROLLED, STAMPED};
 use crate::lifecycle::nanoseconds;
 use crate::lock::Guard;
 use crate::sys::raw;
@@ -30,15 +31,15 @@ const SO_TIMESTAMPING_NEW: c_int = 65;
 const SO_RCVTIMEO_NEW: c_int = 66;
 const SO_SNDTIMEO_NEW: c_int = 67;
 
-/// Options that tell, besides the bytes, when they came.
-const STAMPS: [c_int; 6] = [
+/// Options that tell, besides the bytes, when they came, to who gives room for control messages.
+const STAMPS: [c_int; 4] = [
     libc::SO_TIMESTAMP,
     libc::SO_TIMESTAMPNS,
-    libc::SO_TIMESTAMPING,
     SO_TIMESTAMP_NEW,
     SO_TIMESTAMPNS_NEW,
-    SO_TIMESTAMPING_NEW,
 ];
+/// Those that may besides tell when bytes went, as errors.
+const STAMPS_BOTH_WAYS: [c_int; 2] = [libc::SO_TIMESTAMPING, SO_TIMESTAMPING_NEW];
 
 /// What the record must know of options that were set before it began. An error if only the kernel can do what they ask for.
 pub(crate) fn recall(conn: &Conn) -> Result<(), Reason> {
@@ -53,7 +54,10 @@ pub(crate) fn recall(conn: &Conn) -> Result<(), Reason> {
         (libc::SOL_SOCKET, libc::SO_ZEROCOPY, 0),
         (libc::IPPROTO_TCP, libc::TCP_INQ, 0),
     ];
-    if rules_searches_out(conn.fd()) || others.into_iter().any(|option| is_unusual(conn.fd(), option)) {
+    if changes_receives(conn.fd()) || others.into_iter().any(|option| is_unusual(conn.fd(), option)) {
+        return Err(Reason::SocketOption);
+    }
+    if is_stamped(conn.fd()) && (are_times_told(conn, STAMPED) || !has_received(conn)) {
         return Err(Reason::SocketOption);
     }
     Ok(())
@@ -61,9 +65,24 @@ pub(crate) fn recall(conn: &Conn) -> Result<(), Reason> {
 
 /// Whether an option is set that a search would set too, or that has receives tell more than bytes.
 pub(crate) fn rules_searches_out(fd: c_int) -> bool {
+    changes_receives(fd) || is_stamped(fd)
+}
+
+fn changes_receives(fd: c_int) -> bool {
     let others = [(libc::SO_RCVLOWAT, 1), (libc::SO_OOBINLINE, 0), (libc::SO_PEEK_OFF, -1)];
-    let mut all = others.into_iter().chain(STAMPS.map(|name| (name, 0)));
+    let mut all = others.into_iter().chain(STAMPS_BOTH_WAYS.map(|name| (name, 0)));
     all.any(|(name, usual)| is_unusual(fd, (libc::SOL_SOCKET, name, usual)))
+}
+
+/// Whether the program has shown how it receives.
+fn has_received(conn: &Conn) -> bool {
+    kernel::receive_position(conn.fd()).is_some_and(|position| position != 0)
+}
+
+fn is_stamped(fd: c_int) -> bool {
+    STAMPS
+        .into_iter()
+        .any(|name| is_unusual(fd, (libc::SOL_SOCKET, name, 0)))
 }
 
 fn is_unusual(fd: c_int, (level, name, usual): (c_int, c_int, c_int)) -> bool {
@@ -104,7 +123,10 @@ pub fn setting(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_i
         (libc::SOL_SOCKET, libc::SO_OOBINLINE) if on => demote::ban(conn, Reason::UrgentData),
         // Filters look at what the kernel connection carries.
         (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF) => demote::ban(conn, Reason::SocketOption),
-        (libc::SOL_SOCKET, name) if on && STAMPS.contains(&name) => demote::ban(conn, Reason::SocketOption),
+        (libc::SOL_SOCKET, name) if on && STAMPS_BOTH_WAYS.contains(&name) => demote::ban(conn, Reason::SocketOption),
+        (libc::SOL_SOCKET, name) if on && STAMPS.contains(&name) && are_times_told(conn, STAMPED) => {
+            demote::ban(conn, Reason::SocketOption);
+        }
         (libc::IPPROTO_TCP, libc::TCP_INQ) if on => demote::ban(conn, Reason::SocketOption),
         // The kernel would count the marks that we look at, too, so none may come any more.
         (libc::SOL_SOCKET, libc::SO_PEEK_OFF)
@@ -129,6 +151,20 @@ pub fn setting(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_i
         _ => {}
     }
     Verdict::Pass
+}
+
+/// A receive has room for control messages.
+#[cold]
+pub fn giving_room_for_control(conn: &'static Conn) {
+    if are_times_told(conn, CONTROLLED) {
+        demote::ban(conn, Reason::SocketOption);
+    }
+}
+
+/// Whether the program asks for the times when bytes come and takes them, now that it also does what `flag` says: only the kernel knows them.
+fn are_times_told(conn: &Conn, flag: u32) -> bool {
+    conn.set_flag(flag, true);
+    conn.flag(STAMPED) && conn.flag(CONTROLLED)
 }
 
 /// Notes whether the program wants small messages sent at once, or full segments only.

@@ -15,7 +15,9 @@ pub mod streams;
 mod waiting;
 
 use crate::conn::{self, Conn, Phase};
+use crate::flags::STAMPED;
 use crate::lock::Guard;
+use crate::options::rules_searches_out;
 use crate::sys::{self, Errno};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
@@ -323,8 +325,10 @@ fn begin(conn: &Conn, guard: &mut Guard<'_>) -> Result<&'static Area, Errno> {
         return Ok(area);
     }
     let locks = conn.locks().ok_or(libc::EBADF)?;
-    // With a lane it has passed already, and options that matter have it banned since.
-    if (conn.phase() != Phase::Attached || conn.flag(conn::BANNED)) && lifecycle::recall_options(conn).is_err() {
+    // With a lane it has passed already, and options that matter have it banned since, or noted.
+    if (conn.phase() != Phase::Attached || conn.flag(conn::BANNED)) && lifecycle::recall_options(conn).is_err()
+        || conn.flag(STAMPED) && rules_searches_out(conn.fd())
+    {
         return Err(libc::EOPNOTSUPP);
     }
     let number = area::claim().ok_or(libc::ENOBUFS)?;

@@ -37,6 +37,7 @@ mod ftp;
 mod go;
 mod haproxy;
 mod iperf;
+mod iperf2;
 mod java;
 mod mariadb;
 mod memcached;
