@@ -10,7 +10,6 @@ use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{Elf64_Phdr, Elf64_Rela, Elf64_Sym, dl_phdr_info};
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::CString;
 use std::sync::OnceLock;
 
 /// An entry of a dynamic section.
@@ -26,7 +25,9 @@ const DT_STRTAB: u64 = 5;
 const DT_SYMTAB: u64 = 6;
 const DT_RELA: u64 = 7;
 const DT_RELASZ: u64 = 8;
+const DT_TEXTREL: u64 = 22;
 const DT_JMPREL: u64 = 23;
+const DT_FLAGS: u64 = 30;
 const DT_GNU_HASH: u64 = 0x6fff_fef5;
 /// A place in data that holds an address.
 const R_X86_64_64: u64 = 1;
@@ -34,6 +35,7 @@ const R_X86_64_64: u64 = 1;
 const R_X86_64_GLOB_DAT: u64 = 6;
 /// The same for calls. Until its first call it may hold an address of the object's own.
 const R_X86_64_JUMP_SLOT: u64 = 7;
+const DF_TEXTREL: usize = 4;
 const PAGE: usize = 4096;
 
 /// A function that the C library has and we have too.
@@ -43,64 +45,54 @@ struct Function {
     ours: usize,
 }
 
-/// The objects that are loaded.
-pub(crate) struct Loaded(BTreeSet<*const Elf64_Phdr>);
+/// The objects that are loaded; `None` if that could not be found out.
+pub(crate) struct Loaded(Option<BTreeSet<*const Elf64_Phdr>>);
 
 impl Loaded {
     /// Now.
     pub(crate) fn now() -> Self {
-        let mut all = BTreeSet::new();
-        each_object(&mut |object| {
-            all.insert(object.headers.as_ptr());
-        });
-        Self(all)
+        // SAFETY: only where they are is kept.
+        let all = unsafe { objects() };
+        Self(all.map(|all| all.iter().map(|object| object.headers.as_ptr()).collect()))
     }
 
-    /// Leads what the libraries import to us that have come since, which is to say with `handle`: no other thread may be loading any, which the
-    /// loader might still be working on. False if some of it could not be, or none has come: what was there before may be asked for functions by name.
+    /// Leads what the libraries import to us that have come since, which is to say with `handle`: no other thread may be there, which might load or
+    /// unload any. False if some of it cannot be, and then none of it is; or if none has come: what was there before may be asked for functions by name.
     pub(crate) fn lead_others_here(&self, handle: *mut c_void) -> bool {
-        let (own, mut names, mut all) = (own_functions(), BTreeSet::new(), false);
-        self.each_new(&mut |object| {
-            all = true;
-            object.each_import(
-                |name| own.contains_key(name),
-                |import| {
-                    names.insert(import.name.to_owned());
-                },
-            );
-        });
-        // Not while the loader's lock is held: to look a name up takes another one.
-        let functions: BTreeMap<CString, Function> = names
-            .into_iter()
-            .filter_map(|name| {
-                let (ours, theirs) = (*own.get(&*name)?, theirs(handle, &name)?);
-                Some((name, Function { theirs, ours }))
-            })
-            .collect();
+        // SAFETY: those that are used have come with the handle, or are opened for good by those that have; nobody is there to close them.
+        let (Some(before), Some(mut new)) = (&self.0, unsafe { objects() }) else {
+            return false;
+        };
+        new.retain(|object| !before.contains(&object.headers.as_ptr()));
+        let places = places_to_change(&new, handle);
         // Whatever was not found is no error of the program's.
-        // SAFETY: forgets what the last of these calls has left.
+        // SAFETY: forgets what the last look-up has left.
         unsafe { libc::dlerror() };
-        self.each_new(&mut |object| {
-            object.each_import(
-                |name| functions.contains_key(name),
-                |import| {
-                    if let Some(function) = functions.get(import.name) {
-                        all &= object.lead_here(&import, *function);
-                    }
-                },
-            );
-        });
-        all
+        !new.is_empty() && places.is_ok_and(|places| places.iter().all(Place::change))
     }
+}
 
-    /// Shows the objects that have come since.
-    fn each_new(&self, act: &mut dyn FnMut(&Object<'_>)) {
-        each_object(&mut |object| {
-            if !self.0.contains(&object.headers.as_ptr()) {
-                act(object);
+/// There is a call that goes past us.
+struct CannotBeLed;
+
+/// The places of these objects that are to be led to us.
+fn places_to_change(objects: &[Object<'_>], handle: *mut c_void) -> Result<Vec<Place>, CannotBeLed> {
+    let (own, mut known, mut places) = (own_functions(), BTreeMap::new(), Vec::new());
+    for object in objects {
+        let Some(tables) = object.tables() else { continue };
+        // The loader has written to its code, and may have led calls elsewhere in ways that are not known here.
+        if tables.writes_to_text {
+            return Err(CannotBeLed);
+        }
+        for import in object.imports(&tables) {
+            let Some(ours) = own.get(import.name) else { continue };
+            let theirs = *known.entry(import.name).or_insert_with(|| theirs(handle, import.name));
+            if let Some(theirs) = theirs {
+                places.extend(object.place_to_change(&import, Function { theirs, ours: *ours })?);
             }
-        });
+        }
     }
+    Ok(places)
 }
 
 /// What the libraries opened by `handle` find of a name of ours, if that is what we stand before: the C library's, as a rule.
@@ -133,6 +125,8 @@ struct Tables {
     hash: usize,
     /// Each with its length in bytes.
     relocations: [(usize, usize); 2],
+    /// Some of the relocations are of places that are not writable.
+    writes_to_text: bool,
 }
 
 impl Tables {
@@ -186,39 +180,84 @@ impl Tables {
 fn own_functions() -> &'static BTreeMap<&'static CStr, usize> {
     static FUNCTIONS: OnceLock<BTreeMap<&'static CStr, usize>> = OnceLock::new();
     FUNCTIONS.get_or_init(|| {
-        let (mut functions, place) = (BTreeMap::new(), own_functions as *const () as usize);
-        each_object(&mut |object| {
-            let mut loads = object.headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
-            if loads.any(|load| object.range(load).contains(&place))
-                && let Some(tables) = object.tables()
-            {
-                // SAFETY: this library stays loaded.
-                functions = unsafe { tables.defined() };
-                functions.values_mut().for_each(|value| *value += object.base);
-            }
-        });
+        let place = own_functions as *const () as usize;
+        // SAFETY: this library, the only one that is used, stays loaded.
+        let objects = unsafe { objects() }.unwrap_or_default();
+        let own = objects
+            .iter()
+            .find(|object| object.loads().any(|(load, _)| load.contains(&place)));
+        let Some((own, tables)) = own.and_then(|own| Some((own, own.tables()?))) else {
+            return BTreeMap::new();
+        };
+        // SAFETY: as above.
+        let mut functions = unsafe { tables.defined() };
+        functions.values_mut().for_each(|value| *value += own.base);
         functions
     })
 }
 
-/// A place for the address of a function that is defined elsewhere.
+/// The address of a function, or of data, that an object looks for by name.
 struct Import<'a> {
     name: &'a CStr,
+    kind: u64,
     place: usize,
     addend: usize,
-    is_call: bool,
 }
 
-/// Shows every loaded object, none of which goes away meanwhile.
-fn each_object(act: &mut dyn FnMut(&Object<'_>)) {
-    unsafe extern "C" fn show(info: *mut dl_phdr_info, _size: usize, act: *mut c_void) -> c_int {
-        // SAFETY: the loader's description of an object, valid during the call; and what was handed over below.
-        let (info, act) = unsafe { (&*info, &mut *act.cast::<&mut dyn FnMut(&Object<'_>)>()) };
-        if !info.dlpi_phdr.is_null() {
+/// The address of an import, to be changed.
+struct Place {
+    place: usize,
+    value: usize,
+    /// The loader has made its page read-only.
+    is_sealed: bool,
+}
+
+impl Place {
+    /// False if it could not be.
+    fn change(&self) -> bool {
+        let page = self.place & !(PAGE - 1);
+        let protect = |how| {
+            // SAFETY: a page of the object's, which is to be as before once what it holds has been changed.
+            !self.is_sealed || unsafe { libc::mprotect(page as *mut c_void, PAGE, how) } == 0
+        };
+        if !protect(libc::PROT_READ | libc::PROT_WRITE) {
+            return false;
+        }
+        // SAFETY: an aligned and writable place that the loader has filled with an address.
+        unsafe { AtomicUsize::from_ptr(self.place as *mut usize) }.store(self.value, Relaxed);
+        protect(libc::PROT_READ)
+    }
+}
+
+/// The objects that are loaded; `None` if they become more while they are looked at. Room for them is made before: who asks for memory while the
+/// loader's lock is held may meet a thread, or an allocator, that has its own lock and wants the loader's.
+///
+/// # Safety
+/// Those that are used must stay loaded for that long.
+unsafe fn objects<'a>() -> Option<Vec<Object<'a>>> {
+    let mut count = 0;
+    each_object(&mut |_| count += 1);
+    let (mut found, mut more) = (Vec::with_capacity(count), false);
+    each_object(&mut |info| {
+        if found.len() == count {
+            more = true;
+        } else {
             // SAFETY: the object's program headers, which are loaded with it.
             let headers = unsafe { core::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
             let base = address(info.dlpi_addr);
-            act(&Object { base, headers });
+            found.push(Object { base, headers });
+        }
+    });
+    (!more).then_some(found)
+}
+
+/// Shows every loaded object, none of which goes away meanwhile: the loader's lock is held.
+fn each_object(act: &mut dyn FnMut(&dl_phdr_info)) {
+    unsafe extern "C" fn show(info: *mut dl_phdr_info, _size: usize, act: *mut c_void) -> c_int {
+        // SAFETY: the loader's description of an object, valid during the call; and what was handed over below.
+        let (info, act) = unsafe { (&*info, &mut *act.cast::<&mut dyn FnMut(&dl_phdr_info)>()) };
+        if !info.dlpi_phdr.is_null() {
+            act(info);
         }
         0
     }
@@ -261,6 +300,8 @@ impl Object<'_> {
                 DT_RELASZ => tables.relocations[0].1 = value,
                 DT_JMPREL => tables.relocations[1].0 = place,
                 DT_PLTRELSZ => tables.relocations[1].1 = value,
+                DT_TEXTREL => tables.writes_to_text = true,
+                DT_FLAGS => tables.writes_to_text |= value & DF_TEXTREL != 0,
                 _ => {}
             }
             entry = entry.wrapping_add(1);
@@ -268,60 +309,61 @@ impl Object<'_> {
         (tables.strings != 0 && tables.symbols != 0).then_some(tables)
     }
 
-    /// Shows every import of a name that `concerns`.
-    fn each_import(&self, concerns: impl Fn(&CStr) -> bool, mut act: impl FnMut(Import<'_>)) {
-        let Some(tables) = self.tables() else { return };
-        for (table, size) in tables.relocations {
-            for index in 0..if table == 0 { 0 } else { size / size_of::<Elf64_Rela>() } {
-                // SAFETY: within a table of the object's, whose entries name symbols of its other table.
-                let (relocation, (name, value)) = unsafe {
-                    let relocation = (table as *const Elf64_Rela).add(index).read();
-                    (relocation, tables.symbol(address(relocation.r_info >> 32)))
-                };
-                let kind = relocation.r_info & u64::from(u32::MAX);
-                let holds_address = matches!(kind, R_X86_64_64 | R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT);
-                if holds_address && value.is_none() && concerns(name) {
-                    act(Import {
-                        name,
-                        place: self.base.wrapping_add(address(relocation.r_offset)),
-                        addend: if kind == R_X86_64_64 {
-                            relocation.r_addend.cast_unsigned() as usize
-                        } else {
-                            0
-                        },
-                        is_call: kind == R_X86_64_JUMP_SLOT,
-                    });
-                }
-            }
-        }
+    /// What is defined elsewhere, and found by name.
+    fn imports(&self, tables: &Tables) -> impl Iterator<Item = Import<'_>> {
+        let relocations = tables.relocations.into_iter().flat_map(|(table, size)| {
+            let count = if table == 0 { 0 } else { size / size_of::<Elf64_Rela>() };
+            // SAFETY: within a table of the object's.
+            (0..count).map(move |index| unsafe { (table as *const Elf64_Rela).add(index).read() })
+        });
+        relocations.filter_map(|relocation| {
+            // SAFETY: the entries of the one table name symbols of the other.
+            let (name, value) = unsafe { tables.symbol(address(relocation.r_info >> 32)) };
+            value.is_none().then_some(Import {
+                name,
+                kind: relocation.r_info & u64::from(u32::MAX),
+                place: self.base.wrapping_add(address(relocation.r_offset)),
+                addend: relocation.r_addend.cast_unsigned() as usize,
+            })
+        })
     }
 
-    /// Leads an import to us that has found the C library's function, or would with its first call. False if it could not be.
-    fn lead_here(&self, import: &Import<'_>, function: Function) -> bool {
-        if !import.place.is_multiple_of(align_of::<AtomicUsize>()) {
-            return false;
+    /// The parts of the file that are loaded, each with whether it is writable.
+    fn loads(&self) -> impl Iterator<Item = (Range<usize>, bool)> {
+        let loads = self.headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
+        loads.map(|load| (self.range(load), load.p_flags & libc::PF_W != 0))
+    }
+
+    /// Where an import is to be changed that has found the C library's function, or would with its first call; `None` if it need not be.
+    fn place_to_change(&self, import: &Import<'_>, function: Function) -> Result<Option<Place>, CannotBeLed> {
+        let addend = match import.kind {
+            R_X86_64_64 => import.addend,
+            R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT => 0,
+            // Another way to call a function.
+            _ => return Err(CannotBeLed),
+        };
+        let (place, end) = (import.place, import.place.wrapping_add(size_of::<usize>()));
+        let holds = |load: &Range<usize>| load.contains(&place) && end <= load.end;
+        let is_writable = self.loads().any(|(load, is_writable)| is_writable && holds(&load));
+        if !is_writable || !place.is_multiple_of(align_of::<AtomicUsize>()) {
+            return Err(CannotBeLed);
         }
-        // SAFETY: an aligned place that the loader has filled with an address, and that threads may read meanwhile.
-        let place = unsafe { AtomicUsize::from_ptr(import.place as *mut usize) };
-        let present = place.load(Relaxed).wrapping_sub(import.addend);
-        let mut loads = self.headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
-        let is_lazy = import.is_call && loads.any(|load| self.range(load).contains(&present));
+        // SAFETY: an aligned place that the loader has filled with an address.
+        let present = unsafe { AtomicUsize::from_ptr(place as *mut usize) }.load(Relaxed);
+        let present = present.wrapping_sub(addend);
+        let is_lazy = import.kind == R_X86_64_JUMP_SLOT && self.loads().any(|(load, _)| load.contains(&present));
         if present != function.theirs && !is_lazy {
             // Another version of the C library's function would go past us.
-            return object_of(present as *const c_void) != object_of(function.theirs as *const c_void);
+            let is_theirs = object_of(present as *const c_void) == object_of(function.theirs as *const c_void);
+            return if is_theirs { Err(CannotBeLed) } else { Ok(None) };
         }
         // The loader seals whole pages only.
-        let page = import.place & !(PAGE - 1);
+        let page = place & !(PAGE - 1);
         let sealed = self.header(libc::PT_GNU_RELRO).map(|relro| self.range(relro));
-        let sealed = sealed.is_some_and(|sealed| import.place >= sealed.start && page + PAGE <= sealed.end);
-        let protect = |how| {
-            // SAFETY: a page of the object's, which is to be as before once what it holds has been changed.
-            !sealed || unsafe { libc::mprotect(page as *mut c_void, PAGE, how) } == 0
-        };
-        if !protect(libc::PROT_READ | libc::PROT_WRITE) {
-            return false;
-        }
-        place.store(function.ours.wrapping_add(import.addend), Relaxed);
-        protect(libc::PROT_READ)
+        Ok(Some(Place {
+            place,
+            value: function.ours.wrapping_add(addend),
+            is_sealed: sealed.is_some_and(|sealed| place >= sealed.start && page + PAGE <= sealed.end),
+        }))
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use viaduct_testkit::processes::{free_port, wait_until};
-use viaduct_testkit::{Instance, Launch, Mode, can_run};
+use viaduct_testkit::{Instance, Launch, Mode, Program, can_run};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -34,15 +34,19 @@ fn plugin(instance: &Instance, options: &[&str]) -> PathBuf {
 
 /// What `make` makes echoes over shared memory.
 fn echoes(make: impl FnOnce(&Instance) -> PathBuf) {
+    echoes_in("host.c", make);
+}
+
+fn echoes_in(host: &str, make: impl FnOnce(&Instance) -> PathBuf) {
     if !can_run(false, &["cc"]) {
         return;
     }
     let instance = Instance::start();
-    let host = compile(&instance, "host", "host.c", &[]);
+    let host = compile(&instance, "host", host, &["-rdynamic"]);
     let plugin = make(&instance).to_string_lossy().into_owned();
     let port = free_port().to_string();
     let start = |arguments: &[&str]| Launch::new(Mode::Accelerated(&instance), &host, arguments).spawn();
-    let mut server = start(&[&port, &plugin]).listening(port.parse().unwrap());
+    let mut server = start(&[&port, &plugin, "accepted"]).listening(port.parse().unwrap());
     start(&[&port]).finish(PATIENCE).success();
     // That the end has been closed is seen too.
     assert!(wait_until(PATIENCE, || instance.totals_of(server.pid()).ended == 1));
@@ -82,4 +86,37 @@ fn whose_calls_are_in_a_library_that_they_need() {
 #[test]
 fn with_a_function_of_the_same_name() {
     echoes(|instance| plugin(instance, &["-DOWN_SEND"]));
+}
+
+#[test]
+fn while_nobody_allocates_under_the_lock_of_the_loader() {
+    echoes_in("watched.c", |instance| plugin(instance, &[]));
+}
+
+/// What `make` makes echoes over TCP, and it is told why. Loaded when `host.c` takes `when` to say.
+fn echoes_plainly(make: impl FnOnce(&Instance) -> PathBuf, when: &[&str]) {
+    if !can_run(false, &["cc"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let host = compile(&instance, "host", "host.c", &[]);
+    let plugin = make(&instance).to_string_lossy().into_owned();
+    let port = free_port();
+    let start = |arguments: &[&str]| Launch::new(Mode::Accelerated(&instance), &host, arguments).spawn();
+    let mut server = start(&[&[&*port.to_string(), &*plugin], when].concat()).listening(port);
+    let mut client = start(&[&port.to_string(), "stays"]);
+    let is_done = |client: &Program| client.output().contains("done");
+    wait_until(PATIENCE, || {
+        is_done(&client) || !client.is_running() || !server.is_running()
+    });
+    assert!(is_done(&client), "{} {}", client.errors(), server.errors());
+    let rows = instance.status();
+    let end = rows.iter().find(|row| row.pid == server.pid()).unwrap();
+    assert_eq!((&*end.path, &*end.reason), ("tcp", "unseen-calls"), "{rows:#?}");
+}
+
+#[test]
+fn with_relocations_in_its_code() {
+    let options = ["-fno-pic", "-mcmodel=large", "-Wl,-z,notext"];
+    echoes_plainly(|instance| plugin(instance, &options), &["accepted"]);
 }
