@@ -13,8 +13,8 @@ use std::net::{Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 use viaduct_control::Reason;
 use viaduct_control::counters::{
-    ENDED, ENDED_FAST, ENDED_TRAFFIC, HEADER_WORDS, INSTANCE, MAGIC, MAGIC_WORD, OFFERS, PAIRS, PID, PROGRAM, Path,
-    SLOT_WORDS, SLOTS, SLOTS_USED, State, UNSHOWN, slot, slot_base,
+    BARRED, ENDED, ENDED_FAST, ENDED_TRAFFIC, HEADER_WORDS, INSTANCE, MAGIC, MAGIC_WORD, OFFERS, PAIRS, PID, PROGRAM,
+    Path, SLOT_WORDS, SLOTS, SLOTS_USED, State, UNSHOWN, slot, slot_base,
 };
 
 /// No process needs more than a few: its own and its parents'.
@@ -40,6 +40,8 @@ pub(crate) struct Process {
     pub(crate) pairs: u64,
     /// Connections that found no slot.
     pub(crate) unshown: u64,
+    /// Why all its connections stay on TCP, if they do.
+    pub(crate) bar: Option<Reason>,
     /// Its connection ends.
     pub(crate) ends: Vec<End>,
     /// What all its connections have carried, the ended ones included.
@@ -241,6 +243,7 @@ impl Region {
             offers: self.header[OFFERS],
             pairs: self.header[PAIRS],
             unshown: self.header[UNSHOWN],
+            bar: self.bar(),
             ends,
             totals: Totals::of(&self.header, &slots),
             memfd: self.memfd,
@@ -266,6 +269,11 @@ impl Region {
             }
         }
         slots
+    }
+
+    fn bar(&self) -> Option<Reason> {
+        let number = u16::try_from(self.header[BARRED]).ok().filter(|number| *number != 0)?;
+        Reason::from_number(number)
     }
 
     fn program(&self) -> String {

@@ -137,10 +137,14 @@ impl View {
                     "{} ({pid}) runs under Viaduct: {} offers made, {} pairs attached.",
                     process.program, process.offers, process.pairs
                 )?;
+                if let Some(reason) = process.bar {
+                    writeln!(text, "All its connections stay on TCP.")?;
+                    explain_reason(text, reason)?;
+                }
                 for end in &process.ends {
                     self.explain_end(text, process, end)?;
                 }
-                if process.ends.is_empty() {
+                if process.ends.is_empty() && process.bar.is_none() {
                     writeln!(text, "It has no TCP connection now.")?;
                 }
             }
@@ -157,6 +161,11 @@ impl View {
             writeln!(text, "    Carried by: tcp; Viaduct keeps no counters of it.")?;
         }
         Ok(())
+    }
+
+    /// Why all connections of process `pid` stay on TCP, if they do.
+    fn bar(&self, pid: u32) -> Option<Reason> {
+        self.processes.iter().find(|process| process.pid == pid)?.bar
     }
 
     fn explain_connections(&self, text: &mut String, target: Target) -> Result<()> {
@@ -176,9 +185,16 @@ impl View {
                     end.pid, end.fd, end.local
                 );
                 writeln!(text, "{}", styled(&line, Style::Bold))?;
-                match presence::of(end.pid).text(&name) {
-                    Some(sentence) => writeln!(text, "    {sentence}")?,
-                    None => writeln!(
+                match (presence::of(end.pid).text(&name), self.bar(end.pid)) {
+                    (Some(sentence), _) => writeln!(text, "    {sentence}")?,
+                    (None, Some(reason)) => {
+                        writeln!(
+                            text,
+                            "    {name} runs under Viaduct. What it accepts here stays on TCP."
+                        )?;
+                        explain_reason(text, reason)?;
+                    }
+                    (None, None) => writeln!(
                         text,
                         "    {name} runs under Viaduct. What it accepts here is accelerated where the other end's program is too."
                     )?,
@@ -201,6 +217,9 @@ impl View {
             match sentence {
                 Some(sentence) => writeln!(text, "    Carried by: tcp. {sentence}")?,
                 None => writeln!(text, "    Carried by: tcp; Viaduct keeps no counters of it.")?,
+            }
+            if let Some(reason) = self.bar(end.pid) {
+                explain_reason(text, reason)?;
             }
         }
         if !found {
@@ -231,10 +250,7 @@ impl View {
                 "    Why: Matched; a direction moves to shared memory when its sender next sends."
             )?,
             Some(reason) => {
-                writeln!(text, "    Why: {} [{}]", reason.text(), reason.code())?;
-                if !reason.advice().is_empty() {
-                    writeln!(text, "    What to do: {}", reason.advice())?;
-                }
+                explain_reason(text, reason)?;
                 if reason == Reason::Misspelt
                     && let Some(what) = presence::misspelt(process.pid, &process.program)
                 {
@@ -288,8 +304,20 @@ impl View {
         let peer = self.plain.iter().find(|peer| mirrored(peer.local, peer.remote))?;
         let name = proc::name(peer.pid)?;
         let sentence = presence::of(peer.pid).text(&name);
-        Some(sentence.unwrap_or_else(|| format!("{name} ({}), under Viaduct", peer.pid)))
+        Some(match (sentence, self.bar(peer.pid)) {
+            (Some(sentence), _) => sentence,
+            (None, Some(reason)) => format!("{name} ({}): {} [{}]", peer.pid, reason.text(), reason.code()),
+            (None, None) => format!("{name} ({}), under Viaduct", peer.pid),
+        })
     }
+}
+
+fn explain_reason(text: &mut String, reason: Reason) -> Result<()> {
+    writeln!(text, "    Why: {} [{}]", reason.text(), reason.code())?;
+    if !reason.advice().is_empty() {
+        writeln!(text, "    What to do: {}", reason.advice())?;
+    }
+    Ok(())
 }
 
 fn headline(program: &str, pid: u32, fd: u32, local: SocketAddr, remote: SocketAddr) -> String {

@@ -51,6 +51,8 @@ pub const ENDED: usize = 16;
 pub const ENDED_FAST: usize = 17;
 /// Header words 18..22: what the ended ones had in [`slot::TRAFFIC`], added up.
 pub const ENDED_TRAFFIC: usize = 18;
+/// Header word: number of the [`Reason`] for which all of the process's connections stay on TCP; 0: none.
+pub const BARRED: usize = 22;
 
 /// Words within a slot. The first eight, a cache line, are all that the calls of a plain connection use.
 pub mod slot {

@@ -3,7 +3,7 @@
 use crate::conn::Conn;
 use crate::records;
 use crate::sys::{self, raw};
-use crate::table;
+use crate::{table, unseen};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 use std::os::fd::IntoRawFd;
@@ -96,12 +96,26 @@ fn make() {
             u64::from_ne_bytes(chunk.try_into().unwrap_or_default()),
         );
     }
+    put(layout::BARRED, bar());
     put(layout::MAGIC_WORD, layout::MAGIC);
     let fd = crate::agent::hide(fd.into_raw_fd());
     REGION_FD.store(fd, Relaxed);
     POPULATED.store(0, Relaxed);
     REGION.store(Box::leak(Box::new(mapping)), Release);
     records::all().filter(|conn| !conn.is_early()).for_each(publish);
+}
+
+/// [`layout::BARRED`].
+fn bar() -> u64 {
+    unseen::bar().map_or(0, |reason| reason as u64)
+}
+
+/// Shows that no connection will be offered, though there may be none yet, or none that is seen.
+pub(crate) fn tell_bar() {
+    ensure();
+    if let Some(word) = header().and_then(|words| words.get(layout::BARRED)) {
+        word.store(bar(), Relaxed);
+    }
 }
 
 /// The name the program was called by, zero-padded. Asked for first when the library is loaded, since programs overwrite their

@@ -3,7 +3,7 @@
 use crate::conn::{BANNED, Conn, EARLY, Phase, READY_OWED};
 use crate::lock::Guard;
 use crate::sys::{self, raw};
-use crate::{agent, counters, kernel, options, policy, worth};
+use crate::{agent, counters, kernel, options, policy, unseen, worth};
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use viaduct_channel::{Segment, Side};
 use viaduct_control::Reason;
@@ -23,6 +23,11 @@ impl Conn {
     pub(crate) fn stands(&self) -> bool {
         let early = self.flags.fetch_and(!EARLY, Relaxed) & EARLY != 0;
         if early {
+            if let Some(reason) = unseen::bar() {
+                // It may never be seen to carry anything, nor be about to be offered.
+                self.set_flag(BANNED, true);
+                self.set_reason(reason);
+            }
             counters::open(self);
         }
         early

@@ -7,7 +7,8 @@ use crate::sys::{self, Errno, raw};
 use crate::{kernel, receive, send};
 use core::sync::atomic::Ordering::Relaxed;
 use viaduct_channel::{Receiver, Returns, Segment};
-use viaduct_stream::{Incoming, Mode, Outgoing, Recall};
+use viaduct_control::counters::Path;
+use viaduct_stream::{Incoming, Mode, Outgoing, Recall, Source};
 
 /// Bytes moved at once.
 const PART: usize = 4096;
@@ -40,7 +41,12 @@ pub(crate) fn go_on(conn: &Conn, id: u64) -> Progress {
         };
         let lane = segment.receiver(conn.side());
         let incoming = Incoming::new(lane);
-        let moved = match incoming.recalling() {
+        let next = incoming.recalling();
+        if incoming.source() == Source::Raw {
+            // Nobody may receive here any more who would note it.
+            conn.receives_on(Path::Tcp);
+        }
+        let moved = match next {
             Recall::Done => return Progress::Over,
             // What the peer sends next may have to wait until the successor receives.
             Recall::Sending if kernel::queued(conn.fd()) > 0 => return Progress::Over,

@@ -4,7 +4,7 @@ use crate::conn::{self, Conn};
 use crate::lifecycle::{begin_early, is_tcp};
 use crate::sys::{self, raw};
 use crate::table::{self, Entry};
-use crate::{demote, epoll_share, lock, lodgers, recall, records, search, unseen};
+use crate::{counters, demote, epoll_share, lock, lodgers, recall, records, search, unseen};
 use libc::c_int;
 use viaduct_control::Reason;
 
@@ -27,6 +27,7 @@ pub fn loading_unseen() {
     // Its C library, if it has one of its own, counts its own threads.
     sys::threads::several();
     if unseen::has_come() {
+        counters::tell_bar();
         hand_over_many(Reason::UnseenCalls, false, |_, _| true);
     }
 }

@@ -28,12 +28,14 @@ pub(crate) fn has_come() -> bool {
     !CODE.swap(true, Relaxed)
 }
 
+/// Why no connection of the process is to be offered.
+pub(crate) fn bar() -> Option<Reason> {
+    CODE.load(Relaxed).then_some(Reason::UnseenCalls)
+}
+
 /// Why the connection with descriptor `fd`, which is about to be offered, is not to be. Nothing may be owned.
 pub(crate) fn objection(fd: i32) -> Option<Reason> {
-    if CODE.load(Relaxed) {
-        return Some(Reason::UnseenCalls);
-    }
-    has_set(fd).then_some(Reason::UnseenWait)
+    bar().or_else(|| has_set(fd).then_some(Reason::UnseenWait))
 }
 
 /// Whether the process, which is about to offer a connection with descriptor `fd`, has such a set. The first time it is found to, the

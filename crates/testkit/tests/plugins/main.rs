@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use viaduct_testkit::binaries::binary;
 use viaduct_testkit::processes::{free_port, wait_until};
 use viaduct_testkit::{Instance, Launch, Mode, Program, can_run};
 
@@ -93,6 +94,17 @@ fn while_nobody_allocates_under_the_lock_of_the_loader() {
     echoes_in("watched.c", |instance| plugin(instance, &[]));
 }
 
+/// What `viaduct explain` says.
+fn explained(instance: &Instance, target: &str) -> String {
+    let mut command = Command::new(binary("viaduct"));
+    let output = command
+        .args(["explain", "--dir"])
+        .arg(instance.dir())
+        .arg(target)
+        .output();
+    String::from_utf8(output.unwrap().stdout).unwrap()
+}
+
 /// What `make` makes echoes over TCP, and it is told why. Loaded when `host.c` takes `when` to say.
 fn echoes_plainly(make: impl FnOnce(&Instance) -> PathBuf, when: &[&str]) {
     if !can_run(false, &["cc"]) {
@@ -104,6 +116,17 @@ fn echoes_plainly(make: impl FnOnce(&Instance) -> PathBuf, when: &[&str]) {
     let port = free_port();
     let start = |arguments: &[&str]| Launch::new(Mode::Accelerated(&instance), &host, arguments).spawn();
     let mut server = start(&[&[&*port.to_string(), &*plugin], when].concat()).listening(port);
+    let (pid, place) = (server.pid().to_string(), format!(":{port}"));
+    let explains = || {
+        for target in [&pid, &place] {
+            let text = explained(&instance, target);
+            let advice = text.split_once("[unseen-calls]\n").map(|(_, rest)| rest.trim_start());
+            assert!(advice.is_some_and(|advice| advice.starts_with("What to do:")), "{text}");
+        }
+    };
+    if when[0] == "first" {
+        explains();
+    }
     let mut client = start(&[&port.to_string(), "stays"]);
     let is_done = |client: &Program| client.output().contains("done");
     wait_until(PATIENCE, || {
@@ -111,12 +134,31 @@ fn echoes_plainly(make: impl FnOnce(&Instance) -> PathBuf, when: &[&str]) {
     });
     assert!(is_done(&client), "{} {}", client.errors(), server.errors());
     let rows = instance.status();
-    let end = rows.iter().find(|row| row.pid == server.pid()).unwrap();
+    let end_of = |program: &Program| rows.iter().find(|row| row.pid == program.pid()).unwrap();
+    let end = end_of(&server);
     assert_eq!((&*end.path, &*end.reason), ("tcp", "unseen-calls"), "{rows:#?}");
+    assert_eq!(end.fast_bytes_received > 0, when[0] == "later", "{rows:#?}");
+    assert_eq!(end_of(&client).path, "tcp", "{rows:#?}");
+    explains();
 }
 
 #[test]
 fn with_relocations_in_its_code() {
     let options = ["-fno-pic", "-mcmodel=large", "-Wl,-z,notext"];
     echoes_plainly(|instance| plugin(instance, &options), &["accepted"]);
+}
+
+#[test]
+fn that_comes_before_the_first_connection() {
+    echoes_plainly(|instance| plugin(instance, &[]), &["first", "several"]);
+}
+
+#[test]
+fn that_comes_to_several_threads() {
+    echoes_plainly(|instance| plugin(instance, &[]), &["accepted", "several"]);
+}
+
+#[test]
+fn that_comes_to_several_threads_and_an_accelerated_connection() {
+    echoes_plainly(|instance| plugin(instance, &[]), &["later", "several"]);
 }
