@@ -8,6 +8,8 @@ use viaduct_testkit::processes::{free_port, wait_until};
 use viaduct_testkit::{Instance, Launch, Mode, Program, can_run};
 
 const PATIENCE: Duration = Duration::from_secs(20);
+/// With these a plug-in has addresses of functions in its code.
+const RELOCATED: &[&str] = &["-fno-pic", "-mcmodel=large", "-Wl,-z,notext"];
 
 fn compile(instance: &Instance, result: &str, source: &str, options: &[&str]) -> PathBuf {
     let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/plugins/programs");
@@ -144,8 +146,7 @@ fn echoes_plainly(make: impl FnOnce(&Instance) -> PathBuf, when: &[&str]) {
 
 #[test]
 fn with_relocations_in_its_code() {
-    let options = ["-fno-pic", "-mcmodel=large", "-Wl,-z,notext"];
-    echoes_plainly(|instance| plugin(instance, &options), &["accepted"]);
+    echoes_plainly(|instance| plugin(instance, RELOCATED), &["accepted"]);
 }
 
 #[test]
@@ -161,4 +162,68 @@ fn that_comes_to_several_threads() {
 #[test]
 fn that_comes_to_several_threads_and_an_accelerated_connection() {
     echoes_plainly(|instance| plugin(instance, &[]), &["later", "several"]);
+}
+
+#[test]
+fn whose_errors_are_told_as_they_are_natively() {
+    if !can_run(false, &["cc"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let errors = compile(&instance, "errors", "errors.c", &[]);
+    // One that is led here, and one that cannot be.
+    for options in [&[][..], RELOCATED] {
+        let plugin = plugin(&instance, options);
+        let told = |mode| Launch::new(mode, &errors, [&plugin]).run(PATIENCE).success();
+        let native = told(Mode::Native);
+        assert!(native.contains("plug-in: there, no error\n"), "{native}");
+        assert_eq!(told(Mode::Accelerated(&instance)), native);
+    }
+}
+
+/// What the library `other.c` says that was sent through it, while a host echoes by a plug-in. It stands before or behind ours.
+fn sent_by_others(instance: Option<&Instance>, options: &str, is_first: bool, scratch: &Instance) -> u64 {
+    let host = compile(scratch, "host", "host.c", &[]).to_string_lossy().into_owned();
+    let plugin = plugin(scratch, &[]).to_string_lossy().into_owned();
+    let other = compile(scratch, "other.so", "other.c", &["-shared", "-fPIC"]);
+    let other = other.to_string_lossy();
+    let port = free_port();
+    let mode = || instance.map_or(Mode::Native, Mode::Accelerated);
+    let list = if is_first {
+        format!("{other}:$LD_PRELOAD")
+    } else {
+        format!("$LD_PRELOAD:{other}")
+    };
+    let script = format!("LD_PRELOAD=\"{list}\" exec {host} {port} {plugin} later ends");
+    let server = Launch::new(mode(), "sh", ["-c", &script])
+        .options(options)
+        .spawn()
+        .listening(port);
+    Launch::new(mode(), host, [port.to_string()])
+        .options(options)
+        .run(PATIENCE)
+        .success();
+    let said = server.finish(PATIENCE).success();
+    let sent = said
+        .trim()
+        .strip_prefix("sent by others: ")
+        .unwrap_or_else(|| panic!("{said}"));
+    sent.parse().unwrap()
+}
+
+#[test]
+fn beside_another_library_that_stands_before_functions() {
+    if !can_run(false, &["cc"]) {
+        return;
+    }
+    let instance = Instance::start();
+    // What the plug-in sends goes past it.
+    let native = sent_by_others(None, "", true, &instance);
+    assert_eq!(native, 100_100);
+    assert_eq!(sent_by_others(Some(&instance), "--offer now", true, &instance), native);
+    // Behind ours it has what goes to the kernel, that of the plug-in too.
+    let plain = sent_by_others(Some(&instance), "--path tcp", false, &instance);
+    assert!((native..=300_300).contains(&plain), "{plain}");
+    // What a lane carries goes past it, more or less as it happens.
+    sent_by_others(Some(&instance), "--offer now", false, &instance);
 }

@@ -1,6 +1,7 @@
 /*
- * `host PORT PLUGIN first|accepted|later [several]`: echoes by a plug-in that it loads into a scope of symbols of its own, on one connection, then
- * stays. It loads it first of all, or when it has accepted the connection, or later, when it has echoed a hundred messages itself; with several threads.
+ * `host PORT PLUGIN first|accepted|later [several|ends]`: echoes by a plug-in that it loads into a scope of symbols of its own, on one connection, then
+ * stays, or ends. It loads it first of all, or when it has accepted the connection, or later, when it has echoed a hundred messages itself; with several
+ * threads if so asked.
  * `host PORT [stays]`: asks, and keeps the connection.
  */
 #define _GNU_SOURCE
@@ -47,7 +48,7 @@ static bool echo_here(int fd)
     return true;
 }
 
-static int serve(const struct sockaddr_in *address, const char *path, const char *when, bool several)
+static int serve(const struct sockaddr_in *address, const char *path, const char *when, const char *how)
 {
     int listening = socket(AF_INET, SOCK_STREAM, 0), fd;
     bool later = !strcmp(when, "later");
@@ -55,7 +56,7 @@ static int serve(const struct sockaddr_in *address, const char *path, const char
     long (*echo)(int);
     pthread_t other;
 
-    if (several && pthread_create(&other, NULL, stay, NULL))
+    if (!strcmp(how, "several") && pthread_create(&other, NULL, stay, NULL))
         return fail("thread");
     if (!strcmp(when, "first") && !(plugin = load(path)))
         return 1;
@@ -71,7 +72,7 @@ static int serve(const struct sockaddr_in *address, const char *path, const char
         return fail("dlsym");
     if (echo(fd) != (later ? MESSAGES - OWN : MESSAGES) * MESSAGE || dlclose(plugin))
         return fail("echo");
-    return pause();
+    return strcmp(how, "ends") ? pause() : 0;
 }
 
 static int ask(const struct sockaddr_in *address, bool stays)
@@ -104,6 +105,6 @@ int main(int count, char **arguments)
     };
 
     if (count > 3)
-        return serve(&address, arguments[2], arguments[3], count > 4);
+        return serve(&address, arguments[2], arguments[3], count > 4 ? arguments[4] : "");
     return ask(&address, count > 2);
 }
