@@ -54,7 +54,8 @@ fn echoes_in(host: &str, make: impl FnOnce(&Instance) -> PathBuf) {
     // That the end has been closed is seen too.
     assert!(wait_until(PATIENCE, || instance.totals_of(server.pid()).ended == 1));
     let totals = instance.totals_of(server.pid());
-    assert_eq!((totals.bytes_sent, totals.bytes_received), (300_300, 300_300));
+    assert_eq!((totals.bytes_sent, totals.bytes_received), (1_001_000, 1_001_000));
+    // The match takes a while where the machine is busy.
     assert!(totals.fast_bytes() > 500_000, "{totals:#?}");
     server.kill();
 }
@@ -223,7 +224,7 @@ fn beside_another_library_that_stands_before_functions() {
     assert_eq!(sent_by_others(Some(&instance), "--offer now", true, &instance), native);
     // Behind ours it has what goes to the kernel, that of the plug-in too.
     let plain = sent_by_others(Some(&instance), "--path tcp", false, &instance);
-    assert!((native..=300_300).contains(&plain), "{plain}");
+    assert!((native..=1_001_000).contains(&plain), "{plain}");
     // What a lane carries goes past it, more or less as it happens.
     sent_by_others(Some(&instance), "--offer now", false, &instance);
 }

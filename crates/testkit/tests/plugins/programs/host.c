@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { MESSAGE = 1001, MESSAGES = 300, OWN = 100 };
+enum { MESSAGE = 1001, MESSAGES = 1000, OWN = 100 };
 
 static int fail(const char *what)
 {
