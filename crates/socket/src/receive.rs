@@ -472,7 +472,7 @@ pub(crate) fn ring_for_killed(conn: &Conn, _receive: &Guard<'_>) {
 /// Bytes that receives would find.
 pub(crate) fn readable_bytes(conn: &'static Conn, id: u64) -> c_int {
     if conn.searched() {
-        // A search counts what is behind a mark only once the mark has been looked at.
+        // Out of the way where the lane has no bytes, as without holes.
         clear_marks(conn, id);
     }
     let Some(guard) = conn.own_receive(id) else { return 0 };

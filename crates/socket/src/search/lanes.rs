@@ -287,8 +287,13 @@ impl<'a> Stretches<'a> {
 
     /// Bytes that a receive would find, as far as the parts before are all there.
     pub(crate) fn readable(&self) -> Result<u64, Errno> {
+        let parts = match self.incoming.source() {
+            // The mark that ends its stretch may not have been looked at, and is left to those who sleep until it comes.
+            Source::Lane => self.around_promotion(0)?,
+            _ => self.parts(u64::MAX)?,
+        };
         let mut there = 0_u64;
-        for part in self.parts(u64::MAX)?.all {
+        for part in parts.all {
             there += part.ready;
             if part.ready != part.len {
                 break;

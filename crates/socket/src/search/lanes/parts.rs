@@ -122,7 +122,7 @@ impl Stretches<'_> {
     }
 
     /// The parts while `left` raw bytes stand before a promotion.
-    fn around_promotion(&self, left: u64) -> Result<Parts, Errno> {
+    pub(super) fn around_promotion(&self, left: u64) -> Result<Parts, Errno> {
         let published = self.lane.published();
         let queued = kernel::queued(self.conn.fd()) as u64;
         let before = Part {
