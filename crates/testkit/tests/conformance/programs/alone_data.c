@@ -432,8 +432,82 @@ static void small_buffers_fill_soon(void)
     close_pair(p);
 }
 
+/* Who sends a message, and who looks until all of it is there. */
+struct message {
+    int fd, wait;
+    size_t length;
+    unsigned char *bytes;
+};
+
+/* With little room of its own, so that all the rest is for the other end's. A sender that does not wait is told
+ * that there is none. */
+static void *send_message(void *message)
+{
+    struct message *m = message;
+    int size = 16384;
+
+    if (setsockopt(m->fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof size))
+        return NULL;
+    for (size_t at = 0; at < m->length;) {
+        struct pollfd full = {m->fd, POLLOUT, 0};
+        ssize_t count = send(m->fd, m->bytes + at, m->length - at, m->wait ? 0 : MSG_DONTWAIT);
+        if (count < 0 && (m->wait || errno != EAGAIN || poll(&full, 1, -1) != 1))
+            return NULL;
+        at += count < 0 ? 0 : count;
+    }
+    return message;
+}
+
+/* Whether all of a message is seen, by peeks or by counts, in a socket with so much room before any of it is received. */
+static int is_seen_whole(int room, size_t length, int wait, int peeks)
+{
+    struct pair p = make_pair();
+    struct message sent = {p.near, wait, length, malloc(length)};
+    unsigned char *bytes = malloc(length);
+    double until = now() + (room < (int)length ? 0.3 : 5);
+    ssize_t seen = 0;
+    void *all;
+    for (size_t at = 0; at < length; at++)
+        sent.bytes[at] = pattern(at);
+    EXPECT(setsockopt(p.far, SOL_SOCKET, SO_RCVBUFFORCE, &room, sizeof room) == 0);
+    pthread_t sender = in_thread(send_message, &sent);
+    while (seen < (ssize_t)length && now() < until) {
+        int count = 0;
+        if (peeks && (seen = recv(p.far, bytes, length, MSG_PEEK | MSG_DONTWAIT)) > 0)
+            EXPECT(!memcmp(bytes, sent.bytes, seen));
+        if (!peeks && ioctl(p.far, FIONREAD, &count) == 0)
+            seen = count;
+    }
+    EXPECT(receive_all(p.far, bytes, length) && !memcmp(bytes, sent.bytes, length));
+    EXPECT(pthread_join(sender, &all) == 0 && all);
+    free(bytes);
+    free(sent.bytes);
+    close_pair(p);
+    return seen == (ssize_t)length;
+}
+
+/* A program that has made room for a message may wait until it is whole before it takes any of it. */
+static void looks_see_what_there_is_room_for(void)
+{
+    for (int way = 0; way < 4; way++) {
+        EXPECT(is_seen_whole(65536, 60000, way & 1, way & 2));
+        EXPECT(is_seen_whole(1500000, 1000000, way & 1, way & 2));
+        EXPECT(is_seen_whole(5000000, 3000000, way & 1, way & 2));
+    }
+}
+
+/* Without the room it may or may not be whole; whoever gives up looking receives all of it. */
+static void looks_in_vain_lose_nothing(void)
+{
+    for (int way = 0; way < 4; way++) {
+        is_seen_whole(65536, 400000, way & 1, way & 2);
+        is_seen_whole(65536, 6000000, way & 1, way & 2);
+    }
+}
+
 MAIN(ALONE(peek_shows_what_comes), ALONE(waitall_waits), ALONE(dontwait_does_not_wait), ALONE(trunc_throws_away),
      ALONE(vectors), ALONE(messages), ALONE(several_messages), ALONE(fortified_calls), ALONE(counts_of_waiting_bytes),
      ALONE(nothing_is_sent_and_received), ALONE(much_both_ways), ALONE(files_are_sent), ALONE(splices),
      ALONE(vectors_with_flags), ALONE(text_is_printed), ALONE(urgent_data), ALONE(small_buffers_fill_soon),
-     ALONE(options_and_addresses), ALONE(threads_share_a_socket))
+     ALONE(looks_see_what_there_is_room_for),
+     ALONE(looks_in_vain_lose_nothing), ALONE(options_and_addresses), ALONE(threads_share_a_socket))
