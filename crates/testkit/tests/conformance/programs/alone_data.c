@@ -496,6 +496,13 @@ static void looks_see_what_there_is_room_for(void)
     }
 }
 
+/* The same with a message that no lane ever holds. */
+static void looks_see_more_than_a_lane_holds(void)
+{
+    for (int way = 0; way < 4; way++)
+        EXPECT(is_seen_whole(16000000, 6000000, way & 1, way & 2));
+}
+
 /* Without the room it may or may not be whole; whoever gives up looking receives all of it. */
 static void looks_in_vain_lose_nothing(void)
 {
@@ -509,5 +516,5 @@ MAIN(ALONE(peek_shows_what_comes), ALONE(waitall_waits), ALONE(dontwait_does_not
      ALONE(vectors), ALONE(messages), ALONE(several_messages), ALONE(fortified_calls), ALONE(counts_of_waiting_bytes),
      ALONE(nothing_is_sent_and_received), ALONE(much_both_ways), ALONE(files_are_sent), ALONE(splices),
      ALONE(vectors_with_flags), ALONE(text_is_printed), ALONE(urgent_data), ALONE(small_buffers_fill_soon),
-     ALONE(looks_see_what_there_is_room_for),
+     ALONE(looks_see_what_there_is_room_for), ALONE(looks_see_more_than_a_lane_holds),
      ALONE(looks_in_vain_lose_nothing), ALONE(options_and_addresses), ALONE(threads_share_a_socket))
