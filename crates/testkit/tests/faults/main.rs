@@ -7,6 +7,7 @@
 //! | 200 | a connecting end killed |
 //! | 150 | an accepting end killed |
 //! | 5 | an end killed that has long finished its own stream |
+//! | 20 | a receiver killed that has megabytes before it in the kernel's buffers, 16 of them one of two processes |
 //! | 80 | viaductd killed or stopped, and started again; 20 of them while it pairs |
 //! | 60 | an end stopped, then continued or killed |
 //! | 20 | descriptors exhausted, of a program or of viaductd |
@@ -14,6 +15,7 @@
 //!
 //! Not counted: what the limits of viaductd refuse, and segments that somebody garbles.
 
+mod backlog;
 mod daemon;
 mod garble;
 mod kill;
@@ -26,7 +28,8 @@ use viaduct_testkit::processes::{Holdings, connections_to, holdings, wait_until}
 use viaduct_testkit::{Instance, Mode, Program, Server};
 
 /// What every run goes through; a test counts only faults that hit.
-const FAULTS: u64 = kill::FAULTS as u64 + daemon::FAULTS + stop::FAULTS as u64 + limits::FAULTS;
+const FAULTS: u64 =
+    kill::FAULTS as u64 + backlog::FAULTS as u64 + daemon::FAULTS + stop::FAULTS as u64 + limits::FAULTS;
 const _: () = assert!(FAULTS >= 500, "the project promises 500 faults");
 
 /// How long an end may take to see that the other is gone.
