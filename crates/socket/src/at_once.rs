@@ -6,7 +6,7 @@ use crate::conn::{self, Conn};
 use crate::receive::consume;
 use crate::receive_wait::begin_to_poll;
 use crate::send::{CHECK_US, PLAIN_FLAGS, sent_on_lane};
-use crate::spin::Spinner;
+use crate::spin::{self, Spinner};
 use crate::stores::LONG;
 use crate::vector::is_nowhere;
 use libc::c_int;
@@ -63,16 +63,20 @@ pub(crate) fn receive(
     }
     let waits = flags & libc::MSG_DONTWAIT == 0 && !conn.nonblocking();
     // Each look is all of a receive: nothing is owned between two, and what the last one finds it has.
+    let mut has_looked = false;
     while !conn.searched() {
         match look(conn, id, dest, flags, waits && polling.is_none()) {
-            Some(0) if waits => {}
-            Some(bytes) => {
-                if let Some(spinner) = polling {
+            Look::Found(bytes) => {
+                // What may have been there before the rest is no reward for polling.
+                if let Some(spinner) = polling.as_mut().filter(|_| has_looked) {
                     spinner.paid();
                 }
                 return bytes;
             }
-            None => break,
+            Look::Nothing if !waits => return 0,
+            Look::Nothing => has_looked = true,
+            Look::Rest => {}
+            Look::Elsewhere => break,
         }
         if !polling.get_or_insert_with(|| begin_to_poll(conn)).glances_again() {
             break;
@@ -81,26 +85,43 @@ pub(crate) fn receive(
     0
 }
 
-/// `None`: another look will not do. `may_rest`: where a rest comes first, there is no look.
+/// What came of a look.
+enum Look {
+    Found(usize),
+    Nothing,
+    /// A rest is to come first.
+    Rest,
+    /// Another look will not do.
+    Elsewhere,
+}
+
+/// `may_rest`: there has been no look yet.
 #[inline(always)]
-fn look(conn: &'static Conn, id: u64, dest: Dest<'_>, flags: c_int, may_rest: bool) -> Option<usize> {
-    let guard = conn.own_receive(id)?;
-    let lane = conn.segment(&guard)?.receiver(conn.side());
+fn look(conn: &'static Conn, id: u64, dest: Dest<'_>, flags: c_int, may_rest: bool) -> Look {
+    let Some(guard) = conn.own_receive(id) else {
+        return Look::Elsewhere;
+    };
+    let Some(segment) = conn.segment(&guard) else {
+        return Look::Elsewhere;
+    };
+    let lane = segment.receiver(conn.side());
     if guard.searched() || Incoming::new(lane).source() != Source::Lane {
-        return None;
+        return Look::Elsewhere;
     }
-    if may_rest && conn.rest.comes_first() && conn.only_receives() && lane.known() == 0 {
-        return Some(0);
+    if may_rest && conn.rest.comes_first() && conn.only_receives() && lane.known() == 0 && spin::has_budget() {
+        return Look::Rest;
     }
-    let readable = lane.readable_or(dest.len()).ok()?;
+    let Ok(readable) = lane.readable_or(dest.len()) else {
+        return Look::Elsewhere;
+    };
     if readable == 0 {
-        return Some(0);
+        return Look::Nothing;
     }
     if readable < dest.len() && flags & libc::MSG_WAITALL != 0 {
-        return None;
+        return Look::Elsewhere;
     }
     let bytes = lane.copy_out(dest, 0);
     conn.received_again(bytes);
     consume(conn, &lane, bytes);
-    Some(bytes)
+    Look::Found(bytes)
 }

@@ -13,7 +13,7 @@ use crate::lone::Lone;
 use crate::records::{id_of, index_of};
 use crate::rest::Rest;
 use crate::sys::{self, Errno, SegmentCell, raw};
-use crate::{agent, counters, receive, send, stores};
+use crate::{agent, counters, needs, send, stores};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 use viaduct_channel::{Segment, Side};
@@ -318,7 +318,7 @@ impl Conn {
         take: impl FnOnce(&'static AtomicU32) -> Option<Guard<'static>>,
     ) -> Option<Guard<'static>> {
         let word = &self.locks()?.receive;
-        let guard = take(word).or_else(|| self.await_word(id, word, receive::ring_for_killed))?;
+        let guard = take(word).or_else(|| self.await_word(id, word, needs::ring_for_killed))?;
         (self.id() == id && id != 0).then_some(guard)
     }
 

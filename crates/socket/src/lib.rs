@@ -45,6 +45,7 @@ mod lock;
 pub mod lodgers;
 mod lone;
 mod marks;
+mod needs;
 mod offer;
 pub mod options;
 mod pace;

@@ -5,6 +5,7 @@
 use crate::conn::Conn;
 use crate::lock::Guard;
 use crate::marks::{Marks, look_at_marks, look_past_bells};
+use crate::needs;
 use crate::receive::{self, Found};
 use crate::sys::{Errno, raw};
 use crate::vector::Vector;
@@ -100,8 +101,8 @@ impl<'a> Peek<'a> {
     /// Of more than the lane can ever hold, a little more than there is.
     fn needs(&self, bytes: usize) {
         let whole = self.lane.head().wrapping_add(bytes as u64);
-        if !receive::want(self.conn, &self.lane, whole) {
-            receive::want_more(self.conn, &self.lane);
+        if !needs::want(self.conn, &self.lane, whole) {
+            needs::want_more(self.conn, &self.lane);
         }
     }
 

@@ -61,7 +61,7 @@ fn close_idle() {
     for bell in ever_used() {
         let idle = bell.name.load(Relaxed) != 0 && bell.users.load(Relaxed) == 0;
         let owner = bell.owner.load(Relaxed);
-        if idle && (owner == 0 || !raw::thread_alive(owner)) {
+        if idle && (owner == 0 || !raw::thread_exists(owner)) {
             bell.name.store(0, Relaxed);
             unhide(bell.fd.swap(FREED, Relaxed));
         }

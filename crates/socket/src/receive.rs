@@ -2,7 +2,6 @@
 
 use crate::conn::{self, Conn, Phase};
 use crate::direct::DirectCall;
-use crate::lock::Guard;
 use crate::marks::{Marks, look_past_bells};
 use crate::peek::Peek;
 use crate::receive_raw::{before_lane, behind_urgent_data, end_of_raw, low_water, raw_receive};
@@ -11,13 +10,13 @@ use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, announce, at_once, bell, cancel, counters, kernel, search, send, wish};
+use crate::{agent, announce, at_once, bell, cancel, counters, kernel, needs, search, send, wish};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_channel::Receiver;
 use viaduct_control::Reason;
 use viaduct_control::counters::{Path, slot};
-use viaduct_stream::{Incoming, Outgoing, Source};
+use viaduct_stream::{Incoming, Source};
 
 /// Steps of one look at the stream. Each takes something that the peer did; no peer that keeps to the protocol is ahead by so many.
 const ROUNDS: u32 = 4096;
@@ -419,54 +418,8 @@ fn gave_back(conn: &Conn, lane: Receiver<'_>) {
     wish::heed(conn, &Incoming::new(lane));
     let bits = lane.take_credit_wait();
     if bits != 0 {
-        ring_for_credit(conn, bits);
+        needs::ring_for_credit(conn, bits);
     }
-}
-
-/// Bytes up to a lane's position are waited for, while those before them stay where they are. False if the lane can never hold so much.
-#[inline]
-pub(crate) fn want(conn: &Conn, lane: &Receiver<'_>, until: u64) -> bool {
-    if !lane.can_hold(until) {
-        return false;
-    }
-    let bits = lane.want(until);
-    if bits != 0 {
-        ring_for_credit(conn, bits);
-    }
-    true
-}
-
-/// TCP keeps about so much for a program that does not read and has not set `SO_RCVBUF`, and every lane whose sender has not said otherwise has it from the beginning.
-const UNREAD: u64 = 1 << 20;
-
-/// Whoever looks at what is there may do so until there is more, and consume nothing before.
-pub(crate) fn want_more(conn: &Conn, lane: &Receiver<'_>) {
-    let published = lane.published();
-    let unread = published.wrapping_sub(lane.head());
-    if unread < UNREAD || unread < kernel::room_set(conn.fd()) {
-        want(conn, lane, published.wrapping_add(1));
-    }
-}
-
-/// Wakes a sender that waits for blocks. By bell, or by a mark where our own sending direction is on the lane; else the sender finds
-/// out by itself, since it never sleeps long.
-#[cold]
-pub(crate) fn ring_for_credit(conn: &Conn, bits: u32) {
-    if bits & bell::BY_BELL != 0 && conn.peer_bell() >= 0 && raw::eventfd_ring(conn.peer_bell()).is_ok() {
-        counters::add(conn, slot::BELLS_SENT, 1);
-        return;
-    }
-    if let Some(send) = conn.try_own_send()
-        && let Some(segment) = conn.segment(&send)
-    {
-        send::ring_without_bytes(conn, &send, &Outgoing::new(segment.sender(conn.side())));
-    }
-}
-
-/// The direction's owner was killed: wakes the peer's senders, whose wait bits it may have taken.
-pub(crate) fn ring_for_killed(conn: &Conn, _receive: &Guard<'_>) {
-    let _ = raw::eventfd_ring(conn.peer_bell());
-    ring_for_credit(conn, bell::BY_SOCKET);
 }
 
 /// Bytes that receives would find.
@@ -486,6 +439,6 @@ pub(crate) fn readable_bytes(conn: &'static Conn, id: u64) -> c_int {
         conn.set_error(errno);
         0
     });
-    want_more(conn, &lane);
+    needs::want_more(conn, &lane);
     c_int::try_from(bytes).unwrap_or(c_int::MAX)
 }

@@ -5,8 +5,8 @@
 //! to the other, and on what both programs do besides: longer and shorter rests are tried now and then, on the program's own stream, and
 //! kept where more comes through.
 //!
-//! The shortest rest follows a look that found nothing, longer ones come before any look: a receiver that is faster than its sender would else
-//! look again and again, each time at fewer bytes, before it finds none.
+//! The shortest rest follows a look that found nothing, longer ones come before the look where a call has one buffer: a receiver that is faster than
+//! its sender would else look again and again, each time at fewer bytes, before it finds none.
 
 use crate::sys;
 use core::sync::atomic::Ordering::Relaxed;
@@ -22,16 +22,18 @@ const TOGETHER: u32 = 64;
 const BETWEEN: u32 = 128;
 /// How often a trial compares another level with the usual one: two measurements of the same differ by a tenth now and then.
 const PAIRS: u32 = 5;
-/// By so many more comparisons the longer rest must do better to be kept.
+/// By so many more comparisons a longer rest must do better than the usual one to be taken,
 const MAJORITY: u32 = 3;
+/// and by so many than a shorter one to be kept.
+const MAJORITY_TO_STAY: u32 = 2;
 /// What differs by less than this part makes no difference.
 const PART: u64 = 32;
 /// Where so many rests take so many microseconds, it is not for them that no more comes through,
 const SLOW_US: u64 = 1000;
-/// unless each of them brings so many messages: then the lane has not been empty for a while.
+/// unless each of them brings so many receives: then the lane has not been empty for a while.
 const MANY: u64 = 4;
-/// Messages are counted together with their bytes, in units of this.
-const MESSAGE: u64 = 1 << 40;
+/// Receives are counted together with their bytes, in units of this.
+const RECEIVE: u64 = 1 << 40;
 
 /// What a receiver knows of its rests. Threads that receive at once may spoil a measurement, and no more than that.
 #[derive(Debug)]
@@ -49,7 +51,7 @@ pub(crate) struct Rest {
     better: AtomicU32,
     /// Those in which it did worse.
     worse: AtomicU32,
-    /// Bytes received in this measurement, and messages.
+    /// Bytes received in this measurement, and receives.
     volume: AtomicU64,
     /// When it began, in ticks.
     began: AtomicU64,
@@ -77,8 +79,9 @@ impl Rest {
     pub(crate) fn reset(&self) {
         self.go_on(0, BETWEEN);
         self.shorter.store(false, Relaxed);
-        // None has begun yet: the first ends at once, and is a slow one.
+        // None has begun yet: the first ends at once, and says nothing.
         self.rests.store(TOGETHER, Relaxed);
+        self.volume.store(0, Relaxed);
         self.began.store(0, Relaxed);
     }
 
@@ -95,7 +98,7 @@ impl Rest {
     #[inline(always)]
     pub(crate) fn count(&self, bytes: usize) {
         let before = self.volume.load(Relaxed);
-        self.volume.store(before.wrapping_add(bytes as u64 + MESSAGE), Relaxed);
+        self.volume.store(before.wrapping_add(bytes as u64 + RECEIVE), Relaxed);
     }
 
     /// Whether to rest before the first look.
@@ -125,8 +128,9 @@ impl Rest {
     fn end_measurement(&self, now: u64) {
         let took = now.wrapping_sub(self.began.load(Relaxed)).max(1);
         let volume = self.volume.load(Relaxed);
-        let rate = (volume % MESSAGE).saturating_mul(1 << 20) / took;
-        if took > SLOW_US * sys::ticks_per_us() && volume / MESSAGE < MANY * u64::from(TOGETHER) {
+        let rate = (volume % RECEIVE).saturating_mul(1 << 20) / took;
+        let is_slow = took > SLOW_US * sys::ticks_per_us() && volume / RECEIVE < MANY * u64::from(TOGETHER);
+        if is_slow || self.began.load(Relaxed) == 0 {
             self.reset();
         } else {
             self.judge(rate);
@@ -168,7 +172,7 @@ impl Rest {
         let kept = if other > level {
             worse >= better + MAJORITY
         } else {
-            better < worse + MAJORITY - 1
+            better < worse + MAJORITY_TO_STAY
         };
         self.shorter.store((other < level) == kept, Relaxed);
         if kept {
@@ -251,6 +255,18 @@ mod tests {
             rest.count(1000);
         }
         assert_eq!(receive(&rest, &mut clock, 2, |ns| ns), LONGEST);
+    }
+
+    #[test]
+    fn what_was_received_before_the_first_rest_is_no_measurement() {
+        let (rest, clock) = fresh();
+        for _ in 0..MANY * u64::from(TOGETHER) {
+            rest.count(1000);
+        }
+        rest.next_at(|| clock);
+        assert_eq!(rest.usual.load(Relaxed), 0);
+        assert_eq!(rest.step.load(Relaxed), BETWEEN, "the trial has not begun");
+        assert!(!rest.comes_first());
     }
 
     #[test]

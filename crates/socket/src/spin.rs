@@ -52,6 +52,12 @@ thread_local! {
     static NOT_BEFORE: Cell<u64> = const { Cell::new(0) };
 }
 
+/// Whether a wait of this thread's would poll, as far as can be told without beginning one.
+#[inline]
+pub(crate) fn has_budget() -> bool {
+    BUDGET_US.get() != 0
+}
+
 /// One wait's polling.
 #[derive(Debug)]
 pub(crate) struct Spinner {

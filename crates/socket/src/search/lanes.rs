@@ -16,7 +16,7 @@ use crate::marks::{Marks, look_at_marks, look_behind_bells};
 use crate::sys::memory::discard;
 use crate::sys::{Errno, raw};
 use crate::vector::Vector;
-use crate::{counters, kernel, receive};
+use crate::{counters, kernel, needs, receive};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use parts::{Parts, Place};
@@ -102,7 +102,7 @@ fn give_back(conn: &Conn, lane: &Receiver<'_>, hole: (u64, u64), taken: (u64, u6
     if from < to && lane.release(head.wrapping_add(from), head.wrapping_add(to)) != 0 {
         let bits = lane.take_credit_wait();
         if bits != 0 {
-            receive::ring_for_credit(conn, bits);
+            needs::ring_for_credit(conn, bits);
         }
     }
 }
@@ -322,9 +322,9 @@ impl<'a> Stretches<'a> {
         }
         let ahead = until.wrapping_sub(self.lane.head());
         let far = ahead > FAR;
-        let enough = far && receive::want(self.conn, &self.lane, until.wrapping_add(ahead));
+        let enough = far && needs::want(self.conn, &self.lane, until.wrapping_add(ahead));
         if !enough && (far || waited || self.incoming.source() != Source::Lane) {
-            receive::want(self.conn, &self.lane, until);
+            needs::want(self.conn, &self.lane, until);
         }
         false
     }
@@ -334,7 +334,7 @@ impl<'a> Stretches<'a> {
     fn tell_of_rest(&self, parts: &Parts, next: u64, end: u64) {
         let want = |end| {
             let until = self.behind(parts, end);
-            until.is_some_and(|until| receive::want(self.conn, &self.lane, until))
+            until.is_some_and(|until| needs::want(self.conn, &self.lane, until))
         };
         if !want(end) {
             want(next.saturating_add(1));
@@ -421,8 +421,7 @@ impl<'a> Stretches<'a> {
         if room == 0 || end.saturating_sub(self.base()) > room {
             return false;
         }
-        self.incoming.request_raw(true);
-        let _ = raw::eventfd_ring(self.conn.peer_bell());
+        needs::go_on_in_kernel(self.conn, &self.incoming);
         true
     }
 }

@@ -8,7 +8,7 @@ use crate::direct::DirectCall;
 use crate::spin::Spinner;
 use crate::sys::{Errno, raw};
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, counters, kernel, receive, send};
+use crate::{agent, counters, kernel, needs, send};
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use libc::c_int;
 use viaduct_control::counters::slot;
@@ -225,7 +225,7 @@ fn wait_for_news(
             continue;
         }
         if Incoming::new(lane).source() == Source::Lane {
-            receive::want(conn, &lane, until);
+            needs::want(conn, &lane, until);
         }
         lane.arm_until(bit, until);
         let mark = Mark::at(conn.fd(), area, queued + 1);

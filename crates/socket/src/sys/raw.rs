@@ -151,11 +151,27 @@ pub fn getpid() -> u32 {
     unsafe { call(libc::SYS_getpid, [0; 6]) }.map_or(1, |pid| pid as u32)
 }
 
-/// Whether the thread `tid` exists, as far as this process may see.
-pub fn thread_alive(tid: u32) -> bool {
+/// Whether the thread `tid` exists, as far as this process may see. That of a process which was killed does until its parent has asked for it.
+pub fn thread_exists(tid: u32) -> bool {
     // SAFETY: signal 0 sends nothing.
     let result = unsafe { call(libc::SYS_tkill, [tid as usize, 0, 0, 0, 0, 0]) };
     result != Err(libc::ESRCH)
+}
+
+/// Whether it may run again, as far as can be told.
+pub fn thread_alive(tid: u32) -> bool {
+    if !thread_exists(tid) {
+        return false;
+    }
+    // Only a process's first thread outlives its end, and only that has a descriptor.
+    // SAFETY: no pointers.
+    let Ok(fd) = (unsafe { call(libc::SYS_pidfd_open, [tid as usize, 0, 0, 0, 0, 0]) }) else {
+        return true;
+    };
+    let has_ended = poll_now(fd as c_int, libc::POLLIN) & libc::POLLIN != 0;
+    // SAFETY: a descriptor that nobody else knows.
+    let _ = unsafe { call(libc::SYS_close, [fd, 0, 0, 0, 0, 0]) };
+    !has_ended
 }
 
 /// Whether the thread `tid` exists and is one of this process.
