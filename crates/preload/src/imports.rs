@@ -57,7 +57,7 @@ impl Loaded {
     }
 
     /// Leads what the libraries import to us that have come since, which is to say with `handle`: no other thread may be there, which might load or
-    /// unload any. False if some of it cannot be, and then none of it is; or if none has come: what was there before may be asked for functions by name.
+    /// unload any. False if some of it cannot be, and then none of it is unless the kernel refuses; or if none has come: what was there before may be asked for functions by name.
     pub(crate) fn lead_others_here(&self, handle: *mut c_void) -> bool {
         // SAFETY: those that are used have come with the handle, or are opened for good by those that have; nobody is there to close them.
         let (Some(before), Some(mut new)) = (&self.0, unsafe { objects() }) else {
@@ -78,6 +78,9 @@ struct CannotBeLed;
 /// The places of these objects that are to be led to us.
 fn places_to_change(objects: &[Object<'_>], handle: *mut c_void) -> Result<Vec<Place>, CannotBeLed> {
     let (own, mut known, mut places) = (own_functions(), BTreeMap::new(), Vec::new());
+    if own.is_empty() {
+        return Err(CannotBeLed);
+    }
     for object in objects {
         let Some(tables) = object.tables() else { continue };
         // The loader has written to its code, and may have led calls elsewhere in ways that are not known here.

@@ -8,7 +8,7 @@ use crate::conn::{self, Conn, Phase};
 use crate::policy::{directory, policy};
 use crate::records;
 use crate::sys::{self, raw};
-use crate::{bell, counters, epoll, lifecycle, lock, lone, peer_bells, table, unseen, welcome, worth};
+use crate::{bell, counters, epoll, lifecycle, lock, lone, options, peer_bells, table, unseen, welcome, worth};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use std::os::fd::AsFd;
@@ -241,7 +241,9 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<Optio
         return Err(reason);
     }
     if let Err(reason) = lifecycle::recall_options(conn) {
-        conn.set_flag(conn::BANNED, true);
+        if !options::are_undecided(conn) {
+            conn.set_flag(conn::BANNED, true);
+        }
         return Err(reason);
     }
     // A signal handler that interrupted this very work leaves it to the next call.

@@ -18,7 +18,9 @@ const ANSWERED_NS: u64 = 1_000_000_000;
 /// Bans the connection from lanes, brings the sending direction back to TCP and asks the peer to do the same. A direction whose stretch
 /// has not ended yet goes on correctly; it is just not on TCP yet.
 pub(crate) fn ban(conn: &'static Conn, reason: Reason) {
-    ban_with(conn, reason, |_, incoming| incoming.request_raw(true));
+    ban_with(conn, reason, |_, incoming| {
+        incoming.request_raw(true);
+    });
 }
 
 /// Bans the connection, making the given request of the peer before anything wakes it.

@@ -47,3 +47,5 @@ pub(crate) const GIVEN_AWAY: u32 = 1 << 19;
 pub(crate) const STAMPED: u32 = 1 << 21;
 /// It has given a receive room for control messages, which such times come in.
 pub(crate) const CONTROLLED: u32 = 1 << 22;
+/// A look has found a lane that can hold no more, and nothing has been consumed since.
+pub(crate) const LOOKED: u32 = 1 << 23;

@@ -1,12 +1,13 @@
 //! What a receiver needs of its sender: room for more than a lane would have, and to be told of room that it waits for.
 
-use crate::conn::Conn;
+use crate::conn::{self, Conn};
+use crate::flags::LOOKED;
 use crate::lock::Guard;
 use crate::sys::raw;
 use crate::{bell, counters, kernel, send};
 use viaduct_channel::Receiver;
 use viaduct_control::counters::slot;
-use viaduct_stream::{Incoming, Outgoing};
+use viaduct_stream::{Incoming, Outgoing, Source};
 
 /// Bytes up to a lane's position are waited for, while those before them stay where they are. False if the lane can never hold so much.
 #[inline]
@@ -28,23 +29,46 @@ const UNREAD: u64 = 1 << 20;
 pub(crate) fn want_more(conn: &Conn, lane: &Receiver<'_>) {
     let published = lane.published();
     let unread = published.wrapping_sub(lane.head());
-    let is_within_room = || unread < kernel::room_set(conn.fd());
-    if unread >= UNREAD && !is_within_room() {
+    let room = if unread < UNREAD {
+        UNREAD
+    } else {
+        kernel::room_set(conn.fd())
+    };
+    if unread >= room {
         return;
     }
-    // Half as much again: whoever peeks copies all of it each time.
-    let has_room = [unread / 2, 1]
+    // Much at once: whoever peeks copies all of it each time.
+    let steps = [unread / 2, unread / 16, 1].map(|more| more.clamp(1, room - unread));
+    let has_room = steps
         .into_iter()
         .any(|more| want(conn, lane, published.wrapping_add(more)));
-    if !has_room && is_within_room() {
-        go_on_in_kernel(conn, &Incoming::new(*lane));
+    let incoming = Incoming::new(*lane);
+    if has_room || incoming.source() != Source::Lane {
+        return;
+    }
+    // A program that consumes between its looks is merely slow.
+    if conn.flag(LOOKED) {
+        go_on_in_kernel(conn, &incoming);
+    }
+    conn.set_flag(LOOKED, true);
+}
+
+/// Something has been consumed: what looks have asked for is taken back. The receiving direction is owned.
+#[inline]
+pub(crate) fn consumed(conn: &Conn, incoming: &Incoming<'_>) {
+    if conn.flag(LOOKED) {
+        conn.set_flag(LOOKED, false);
+        if !conn.flag(conn::ASKED | conn::BANNED) && !conn.flag(conn::SEARCHED) {
+            incoming.request_raw(false);
+        }
     }
 }
 
 /// The lane can hold no more. The program has made the socket's buffer large enough for what it waits for: the stream goes on there.
 pub(crate) fn go_on_in_kernel(conn: &Conn, incoming: &Incoming<'_>) {
-    incoming.request_raw(true);
-    let _ = raw::eventfd_ring(conn.peer_bell());
+    if incoming.request_raw(true) {
+        let _ = raw::eventfd_ring(conn.peer_bell());
+    }
 }
 
 /// Wakes a sender that waits for blocks. By bell, or by a mark where our own sending direction is on the lane; else the sender finds

@@ -156,7 +156,7 @@ pub fn setting(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_i
 /// A receive has room for control messages.
 #[cold]
 pub fn giving_room_for_control(conn: &'static Conn) {
-    if are_times_told(conn, CONTROLLED) {
+    if !conn.flag(CONTROLLED) && are_times_told(conn, CONTROLLED) {
         demote::ban(conn, Reason::SocketOption);
     }
 }
@@ -164,7 +164,13 @@ pub fn giving_room_for_control(conn: &'static Conn) {
 /// Whether the program asks for the times when bytes come and takes them, now that it also does what `flag` says: only the kernel knows them.
 fn are_times_told(conn: &Conn, flag: u32) -> bool {
     conn.set_flag(flag, true);
-    conn.flag(STAMPED) && conn.flag(CONTROLLED)
+    // What other processes do with the connection is not known.
+    conn.flag(STAMPED) && conn.flag(CONTROLLED | conn::FORKED)
+}
+
+/// Whether an error of [`recall`] may not be the last word: the program may yet show how it receives.
+pub(crate) fn are_undecided(conn: &Conn) -> bool {
+    conn.flag(STAMPED) && !conn.flag(CONTROLLED)
 }
 
 /// Notes whether the program wants small messages sent at once, or full segments only.

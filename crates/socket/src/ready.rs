@@ -243,8 +243,9 @@ pub(crate) fn disarm_for<P>(proof: &P, conn: &'static Conn, bit: u32) {
     }
 }
 
-/// After a sleep for room: a member whose peer has taken nothing off a full lane goes back to the kernel's buffers.
+/// After a sleep for room: a member whose peer asks for it, or has taken nothing off a full lane, goes back to the kernel's buffers.
 pub(crate) fn relieve(conn: &'static Conn) {
+    send::serve(conn);
     let id = conn.id();
     let Some(guard) = conn.own_send(id) else { return };
     let Some(segment) = conn.segment(&guard) else { return };

@@ -415,7 +415,9 @@ pub(crate) fn consume(conn: &Conn, lane: &Receiver<'_>, bytes: usize) {
 /// The sender has gained blocks.
 #[inline(never)]
 fn gave_back(conn: &Conn, lane: Receiver<'_>) {
-    wish::heed(conn, &Incoming::new(lane));
+    let incoming = Incoming::new(lane);
+    needs::consumed(conn, &incoming);
+    wish::heed(conn, &incoming);
     let bits = lane.take_credit_wait();
     if bits != 0 {
         needs::ring_for_credit(conn, bits);

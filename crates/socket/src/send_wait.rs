@@ -39,6 +39,8 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result
                 Err((wait::FOR_CREDIT, Some(TURN_NS)))
             } else if out.mode() != Mode::Lane {
                 Err((wait::FOR_OUTPUT, None))
+            } else if out.peer_wants_raw() {
+                return Ok(Woken::Look);
             } else if lane.has_space() {
                 spinner.paid();
                 return Ok(Woken::Look);

@@ -245,14 +245,16 @@ impl<'a> Incoming<'a> {
         self.lane.word(R_READY).fetch_and(!READY, Release);
     }
 
-    /// Asks the sender for TCP, or takes that back. A recall stands either way: who has promised to read no more cannot be asked for less.
-    pub fn request_raw(&self, raw: bool) {
+    /// Asks the sender for TCP, or takes that back; answers whether that is news. A recall stands either way: who has promised to read no more
+    /// cannot be asked for less.
+    pub fn request_raw(&self, raw: bool) -> bool {
         let request = self.lane.word(R_REQUEST);
-        if raw {
-            request.fetch_or(WISH, Relaxed);
+        let before = if raw {
+            request.fetch_or(WISH, Relaxed)
         } else {
-            request.fetch_and(!WISH, Relaxed);
-        }
+            request.fetch_and(!WISH, Relaxed)
+        };
+        (before & WISH != 0) != raw
     }
 
     /// Whether a reset from the sender is one that its program means.

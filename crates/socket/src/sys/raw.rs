@@ -163,7 +163,10 @@ pub fn thread_alive(tid: u32) -> bool {
     if !thread_exists(tid) {
         return false;
     }
-    // Only a process's first thread outlives its end, and only that has a descriptor.
+    if thread_is_ours(tid) {
+        return true;
+    }
+    // Most often only a process's first thread outlives its end, and only that has a descriptor.
     // SAFETY: no pointers.
     let Ok(fd) = (unsafe { call(libc::SYS_pidfd_open, [tid as usize, 0, 0, 0, 0, 0]) }) else {
         return true;
