@@ -61,9 +61,9 @@ impl<'a> Receiver<'a> {
     /// [`Violation`] when the sender's tail makes no sense.
     #[inline(always)]
     pub fn readable_or(&self, enough: usize) -> Result<usize, Violation> {
-        let seen = self.seen(self.head());
-        if seen >= enough.max(1) {
-            Ok(seen)
+        let known = self.known();
+        if known >= enough.max(1) {
+            Ok(known)
         } else {
             self.readable()
         }
