@@ -6,12 +6,29 @@ use crate::server::{Bell, Server};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 use viaduct_channel::{Geometry, Segment};
 use viaduct_control::Reason;
 use viaduct_control::message::{OFFER_HAS_BELL, OFFER_HAS_TICKET, Offer, PAIR_HAS_BELL, Packet, Pair, Refuse};
 
 /// Bells kept for one process.
 const BELLS_PER_PROCESS: usize = 256;
+
+/// How long an offer may be here before its ticket can be read, which comes later only if another process was interrupted while
+/// its own was written: the ring is read in order. Less than `--offer wait` holds a connection.
+const TICKET_PATIENCE: Duration = Duration::from_millis(20);
+
+/// Offers of one process that may be ahead of their tickets at a time.
+const EARLY_PER_PROCESS: usize = 64;
+
+/// An offer whose ticket cannot be read yet.
+#[derive(Debug)]
+pub(crate) struct Early {
+    pub(crate) offer: Offer,
+    /// viaductd's name of its bell.
+    bell: u64,
+    since: Instant,
+}
 
 impl Server {
     /// Matches an end, with the kernel's word for it in ticket mode.
@@ -20,13 +37,44 @@ impl Server {
             Some(bell) if offer.flags & OFFER_HAS_BELL != 0 => self.keep_bell(id, offer.bell, bell),
             _ => None,
         };
-        let Some(guest) = self.guests.get(&id) else {
+        let Some(guest) = self.guests.get_mut(&id) else {
             return Ok(());
         };
-        let Some(introduced) = &guest.introduced else {
+        if guest.introduced.is_none() {
             return Err(Farewell::Violation("an offer without a hello"));
-        };
+        }
+        guest.forget_early(offer.offer);
         let bell = bell.or_else(|| guest.bells.get(&offer.bell).copied()).unwrap_or(0);
+        let early = Early {
+            offer: *offer,
+            bell,
+            since: Instant::now(),
+        };
+        self.prove(id, early);
+        Ok(())
+    }
+
+    /// Looks again for the tickets of offers that came ahead of them.
+    pub(crate) fn prove_early(&mut self) {
+        if self.prove_again.is_none_or(|at| at > Instant::now()) {
+            return;
+        }
+        self.prove_again = None;
+        let early = self.guests.values_mut().filter(|guest| !guest.early.is_empty());
+        let early: Vec<_> = early
+            .map(|guest| (guest.id, core::mem::take(&mut guest.early)))
+            .collect();
+        for (id, offers) in early {
+            for offer in offers {
+                self.prove(id, offer);
+            }
+        }
+    }
+
+    fn prove(&mut self, id: GuestId, early: Early) {
+        let Early { offer, bell, since } = &early;
+        let Some(guest) = self.guests.get_mut(&id) else { return };
+        let Some(introduced) = &guest.introduced else { return };
         let stated = Claim {
             guest: id,
             offer: offer.offer,
@@ -40,7 +88,7 @@ impl Server {
             },
             netns: offer.netns,
             user_ns: introduced.user_ns,
-            bell,
+            bell: *bell,
         };
         let claim = match &mut self.tickets {
             Err(_) => stated,
@@ -48,10 +96,14 @@ impl Server {
                 let taken = offer.flags & OFFER_HAS_TICKET != 0;
                 let ticket = tickets.take(guest.pid, introduced.nonce, offer.ticket_sequence);
                 let Some(ticket) = ticket.filter(|_| taken) else {
+                    if taken && since.elapsed() < TICKET_PATIENCE && guest.early.len() < EARLY_PER_PROCESS {
+                        guest.early.push(early);
+                        self.prove_again.get_or_insert_with(Instant::now);
+                        return;
+                    }
                     let retry_ms = if taken { TICKET_RETRY_MS } else { 0 };
                     let refusal = self.registry.refuse_unproved(id, offer.offer, retry_ms);
-                    self.refuse([refusal]);
-                    return Ok(());
+                    return self.refuse([refusal]);
                 };
                 // The kernel's word in place of the guest's.
                 Claim {
@@ -74,7 +126,6 @@ impl Server {
                 self.pair(&matched);
             }
         }
-        Ok(())
     }
 
     /// Keeps a bell that came with an offer under a name of viaductd's. The first one of a number stays; a process or user

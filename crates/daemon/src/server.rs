@@ -77,6 +77,8 @@ pub(crate) struct Server {
     pub(crate) next_bell: u64,
     accept_again: Option<Instant>,
     flush_again: Option<Instant>,
+    /// When to look for the tickets of early offers.
+    pub(crate) prove_again: Option<Instant>,
     idle_since: Instant,
 }
 
@@ -116,6 +118,7 @@ impl Server {
             next_bell: first_name,
             accept_again: None,
             flush_again: None,
+            prove_again: None,
             idle_since: now,
         })
     }
@@ -143,6 +146,7 @@ impl Server {
             }
             self.resume_accepting();
             self.flush_starved();
+            self.prove_early();
             let idle = self.introduced == 0 && self.settings.idle_exit.is_some_and(|s| self.idle_since.elapsed() >= s);
             if idle && has_programs() {
                 self.idle_since = Instant::now();
@@ -158,7 +162,7 @@ impl Server {
             Some(limit) if self.introduced == 0 => Some(self.idle_since + limit),
             _ => None,
         };
-        let next = [idle, self.accept_again, self.flush_again]
+        let next = [idle, self.accept_again, self.flush_again, self.prove_again]
             .into_iter()
             .flatten()
             .min()?;
@@ -266,6 +270,9 @@ impl Server {
             }
             Some(Kind::Withdraw) => {
                 let withdraw = decode::<Withdraw>(received.bytes()).ok_or(malformed)?;
+                if let Some(guest) = self.guests.get_mut(&id) {
+                    guest.forget_early(withdraw.offer);
+                }
                 self.registry.withdraw(id, withdraw.offer);
                 Ok(())
             }

@@ -5,6 +5,7 @@ mod support;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 use support::driver::join;
 use support::{Daemon, Driver, Guest, Host, connection, is_root, link, listener, nft, take_ticket, until};
 use viaduct_control::Reason;
@@ -119,6 +120,48 @@ fn gigabytes_of_sequence_numbers_later() {
     guest.offer(2, &accepter);
     assert_eq!(guest.expect_pair().0.offer, 1);
     assert_eq!(guest.expect_pair().0.offer, 2);
+}
+
+/// The ring is read in order: a ticket that another process was interrupted in writing hides those behind it.
+#[test]
+fn an_offer_may_come_ahead_of_its_ticket() {
+    let Some(daemon) = start(&[]) else { return };
+    let mut guest = Guest::hello(daemon.dir());
+    let (opener, accepter) = connection(&listener());
+    guest.offer(1, &opener);
+    let ahead = |guest: &mut Guest, name| {
+        let mut offer = guest.honest_offer(name, &accepter);
+        offer.ticket_sequence += 1000;
+        offer
+    };
+    let offer = ahead(&mut guest, 2);
+    guest.send(&offer);
+    std::thread::sleep(Duration::from_millis(3));
+    take_ticket(&accepter, guest.welcome.nonce, offer.ticket_sequence).unwrap();
+    let pairs = [guest.expect_pair().0, guest.expect_pair().0];
+    assert_eq!(pairs.map(|pair| (pair.offer, pair.side)), [(1, 0), (2, 1)]);
+    assert_eq!(daemon.stats().refused, 0);
+
+    let (opener, accepter) = connection(&listener());
+    let mut withdrawn = guest.honest_offer(3, &opener);
+    withdrawn.ticket_sequence += 1000;
+    guest.send(&withdrawn);
+    guest.withdraw(3);
+    take_ticket(&opener, guest.welcome.nonce, withdrawn.ticket_sequence).unwrap();
+    guest.offer(4, &accepter);
+    guest.expect_nothing();
+    assert_eq!((daemon.stats().refused, daemon.stats().offers_waiting), (0, 1));
+
+    // One that never gets any is refused, and those after it are not held up.
+    let mut bare = guest.honest_offer(5, &opener);
+    bare.ticket_sequence += 2000;
+    guest.send(&bare);
+    guest.offer(6, &opener);
+    let pairs = [guest.expect_pair().0.offer, guest.expect_pair().0.offer];
+    assert_eq!(pairs, [4, 6]);
+    let (refused, reason, retry_ms) = guest.expect_refusal();
+    assert_eq!((refused, reason), (5, Reason::NoTicket));
+    assert!(retry_ms > 0);
 }
 
 #[test]
