@@ -19,7 +19,7 @@ pub(crate) const LARGE_BYTES: usize = 8192;
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"viaductS");
 /// Version of the layout and of the rules for it.
 #[cfg(not(loom))]
-pub(crate) const VERSION: u32 = 6;
+pub(crate) const VERSION: u32 = 7;
 /// Words a side's signal line has for the layer above.
 pub(crate) const WORDS: usize = 4;
 

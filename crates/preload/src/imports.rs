@@ -81,6 +81,7 @@ fn places_to_change(objects: &[Object<'_>], handle: *mut c_void) -> Result<Vec<P
     if own.is_empty() {
         return Err(CannotBeLed);
     }
+    let mut addresses = BTreeSet::new();
     for object in objects {
         let Some(tables) = object.tables() else { continue };
         // The loader has written to its code, and may have led calls elsewhere in ways that are not known here.
@@ -91,9 +92,16 @@ fn places_to_change(objects: &[Object<'_>], handle: *mut c_void) -> Result<Vec<P
             let Some(ours) = own.get(import.name) else { continue };
             let theirs = *known.entry(import.name).or_insert_with(|| theirs(handle, import.name));
             if let Some(theirs) = theirs {
+                addresses.insert(theirs);
                 places.extend(object.place_to_change(&import, Function { theirs, ours: *ours })?);
             }
         }
+    }
+    // A constructor may have kept one, in data of its own, after the loader had filled in all imports.
+    let changed: BTreeSet<usize> = places.iter().map(|place| place.place).collect();
+    let mut held = objects.iter().flat_map(|object| object.places_that_hold(&addresses));
+    if held.any(|place| !changed.contains(&place)) {
+        return Err(CannotBeLed);
     }
     Ok(places)
 }
@@ -335,6 +343,22 @@ impl Object<'_> {
     fn loads(&self) -> impl Iterator<Item = (Range<usize>, bool)> {
         let loads = self.headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
         loads.map(|load| (self.range(load), load.p_flags & libc::PF_W != 0))
+    }
+
+    /// The places in its data that hold one of these addresses.
+    fn places_that_hold(&self, addresses: &BTreeSet<usize>) -> impl Iterator<Item = usize> {
+        let [least, most] = [addresses.first(), addresses.last()].map(|address| address.copied().unwrap_or(0));
+        let data = self.loads().filter(|(_, is_writable)| *is_writable);
+        let places = data.flat_map(|(load, _)| {
+            let first = load.start.next_multiple_of(align_of::<AtomicUsize>());
+            let end = load.end.saturating_sub(size_of::<usize>() - 1);
+            (first..end).step_by(size_of::<usize>())
+        });
+        places.filter(move |place| {
+            // SAFETY: an aligned place in data that is loaded.
+            let value = unsafe { AtomicUsize::from_ptr(*place as *mut usize) }.load(Relaxed);
+            (least..=most).contains(&value) && addresses.contains(&value)
+        })
     }
 
     /// Where an import is to be changed that has found the C library's function, or would with its first call; `None` if it need not be.

@@ -6,7 +6,7 @@ use crate::wait::from_timespec;
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use viaduct_socket::{
-    Vector, by_kernel, is_nowhere, lifecycle, real, receive, search, search::streams, send as send_on,
+    Vector, by_kernel, is_nowhere, lifecycle, options, real, receive, search, search::streams, send as send_on,
     send_with_control, successors, sys, table,
 };
 
@@ -256,19 +256,20 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
         (None, None) => return direct(),
     };
     if received >= 0 && !kernel {
+        let is_cut = received > 0 && conn.is_some_and(options::has_control);
         // SAFETY: the program's header.
-        unsafe { plain_header(message, flags) };
+        unsafe { plain_header(message, flags, is_cut) };
     }
     received
 }
 
 /// What the kernel puts into a header that received stream bytes.
-unsafe fn plain_header(message: *mut msghdr, flags: c_int) {
+unsafe fn plain_header(message: *mut msghdr, flags: c_int, is_cut: bool) {
     // SAFETY: the program's header.
     unsafe {
         (*message).msg_namelen = 0;
         (*message).msg_controllen = 0;
-        (*message).msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
+        (*message).msg_flags = flags & libc::MSG_CMSG_CLOEXEC | libc::MSG_CTRUNC * c_int::from(is_cut);
     }
 }
 

@@ -67,9 +67,13 @@ pub(crate) fn receive(
     while !conn.searched() {
         match look(conn, id, dest, flags, waits && polling.is_none()) {
             Look::Found(bytes) => {
-                // What may have been there before the rest is no reward for polling.
-                if let Some(spinner) = polling.as_mut().filter(|_| has_looked) {
-                    spinner.paid();
+                if let Some(spinner) = polling {
+                    if has_looked {
+                        spinner.paid();
+                    } else {
+                        // It may have been there before the rest, which says nothing of how long waits are.
+                        spin::was_short();
+                    }
                 }
                 return bytes;
             }

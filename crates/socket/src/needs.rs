@@ -1,6 +1,6 @@
 //! What a receiver needs of its sender: room for more than a lane would have, and to be told of room that it waits for.
 
-use crate::conn::{self, Conn};
+use crate::conn::Conn;
 use crate::flags::LOOKED;
 use crate::lock::Guard;
 use crate::sys::raw;
@@ -43,7 +43,7 @@ pub(crate) fn want_more(conn: &Conn, lane: &Receiver<'_>) {
         .into_iter()
         .any(|more| want(conn, lane, published.wrapping_add(more)));
     let incoming = Incoming::new(*lane);
-    if has_room || incoming.source() != Source::Lane {
+    if has_room || !matches!(incoming.source(), Source::Lane | Source::RawUntil(_)) {
         return;
     }
     // A program that consumes between its looks is merely slow.
@@ -58,15 +58,16 @@ pub(crate) fn want_more(conn: &Conn, lane: &Receiver<'_>) {
 pub(crate) fn consumed(conn: &Conn, incoming: &Incoming<'_>) {
     if conn.flag(LOOKED) {
         conn.set_flag(LOOKED, false);
-        if !conn.flag(conn::ASKED | conn::BANNED) && !conn.flag(conn::SEARCHED) {
-            incoming.request_raw(false);
-        }
+    }
+    // Another process may have looked.
+    if !conn.searched() {
+        incoming.need_raw(false);
     }
 }
 
 /// The lane can hold no more. The program has made the socket's buffer large enough for what it waits for: the stream goes on there.
 pub(crate) fn go_on_in_kernel(conn: &Conn, incoming: &Incoming<'_>) {
-    if incoming.request_raw(true) {
+    if incoming.need_raw(true) {
         let _ = raw::eventfd_ring(conn.peer_bell());
     }
 }

@@ -161,6 +161,12 @@ pub fn giving_room_for_control(conn: &'static Conn) {
     }
 }
 
+/// Whether control messages come with what is received, for which the receive has no room.
+#[inline]
+pub fn has_control(conn: &Conn) -> bool {
+    conn.flag(STAMPED) && is_stamped(conn.fd())
+}
+
 /// Whether the program asks for the times when bytes come and takes them, now that it also does what `flag` says: only the kernel knows them.
 fn are_times_told(conn: &Conn, flag: u32) -> bool {
     conn.set_flag(flag, true);

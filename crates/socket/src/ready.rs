@@ -39,7 +39,11 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, kernel: boo
     if interest & OUT != 0 {
         let lane = segment.sender(conn.side());
         let out = Outgoing::new(lane);
-        if conn.flag(conn::DEAD) || out.mode() == Mode::Lane && roomy(&lane) {
+        let has_room = out.mode() == Mode::Lane && roomy(&lane);
+        if !has_room && out.mode() == Mode::Lane && out.peer_wants_raw() {
+            send::serve(conn);
+        }
+        if has_room || conn.flag(conn::DEAD) {
             mask |= OUT;
         } else if out.mode() != Mode::Lane && !recall::is_peers_turn(conn, &out) {
             mask |=
@@ -255,7 +259,7 @@ pub(crate) fn relieve(conn: &'static Conn) {
         // A peer that has closed will never make room; its kernel says so when asked.
         let _ = send::probe_peer(conn);
     }
-    if out.mode() == Mode::Lane && !roomy(&lane) && send::may_overflow(conn, &lane) && conn.stuck_at(out.progress()) {
+    if out.mode() == Mode::Lane && !roomy(&lane) && send::may_overflow(conn, &lane) && conn.stuck_at(&out) {
         send::demote(conn, &out, Reason::LaneStall);
         conn.note_stall();
         // The mark that ends the stretch; if the kernel's buffer is full, the next send makes up for it.

@@ -275,9 +275,13 @@ pub(crate) fn ppoll_masked(
 mod tests {
     #[test]
     fn functions_are_there() {
+        // SAFETY: a C string that is never changed.
+        let version = unsafe { core::ffi::CStr::from_ptr(libc::gnu_get_libc_version()) };
+        let minor = version.to_str().unwrap().split('.').nth(1).unwrap();
         // Some came with versions 2.34 to 2.36 of the C library.
+        let permitted = if minor.parse::<u32>().unwrap() >= 36 { 0 } else { 6 };
         let all = [super::NUMBERS, super::POINTERS, super::NOTHING];
         let missing = all.into_iter().flatten().filter(|find| find().is_null()).count();
-        assert!(missing <= 6, "{missing}");
+        assert!(missing <= permitted, "{missing}");
     }
 }

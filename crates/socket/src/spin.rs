@@ -52,6 +52,12 @@ thread_local! {
     static NOT_BEFORE: Cell<u64> = const { Cell::new(0) };
 }
 
+/// A wait ended with its rest: that of a wait which polling does not end later is forgiven.
+#[inline]
+pub(crate) fn was_short() {
+    FORGIVEN.set(FORGIVEN_MOST.min(FORGIVEN.get() + 1));
+}
+
 /// Whether a wait of this thread's would poll, as far as can be told without beginning one.
 #[inline]
 pub(crate) fn has_budget() -> bool {
@@ -252,7 +258,7 @@ impl Spinner {
         if self.looks == 0 || self.budget == 0 {
             return;
         }
-        FORGIVEN.set(FORGIVEN_MOST.min(FORGIVEN.get() + 1));
+        was_short();
         let budget = BUDGET_US.get();
         // The last burst, of which nothing is known, as well.
         let burst = LONG_BURST_US * sys::ticks_per_us();

@@ -28,10 +28,10 @@ pub fn loading_unseen() {
     lifecycle::start();
     // Its C library, if it has one of its own, counts its own threads.
     sys::threads::several();
-    if unseen::has_come() {
+    unseen::come(|| {
         counters::tell_bar();
         hand_over_many(Reason::UnseenCalls, false, |_, _| true);
-    }
+    });
 }
 
 fn hand_over_many(reason: Reason, leaves: bool, concerned: impl Fn(c_int, &'static Conn) -> bool) {

@@ -6,7 +6,7 @@
 
 use crate::sys::{self, raw};
 use crate::{demote, records, table};
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use viaduct_control::Reason;
 
@@ -18,14 +18,21 @@ const AGAIN_NS: u64 = 1_000_000_000;
 
 /// Whether there is such code.
 static CODE: AtomicBool = AtomicBool::new(false);
+/// Whether the connections that there were before have been given back to the kernel.
+static PREPARED: AtomicBool = AtomicBool::new(false);
 /// Whether there is such a set.
 static FOUND: AtomicBool = AtomicBool::new(false);
 static OFFERS: AtomicU32 = AtomicU32::new(0);
 static LOOKED_AT_NS: AtomicU64 = AtomicU64::new(0);
 
-/// Such code is about to be loaded; true the first time.
-pub(crate) fn has_come() -> bool {
-    !CODE.swap(true, Relaxed)
+/// Such code is about to be loaded, and may be once `prepare` is done, by whichever thread.
+pub(crate) fn come(prepare: impl FnOnce()) {
+    CODE.store(true, Relaxed);
+    // Acquire pairs with the release below: who need not prepare sees what was done.
+    if !PREPARED.load(Acquire) {
+        prepare();
+        PREPARED.store(true, Release);
+    }
 }
 
 /// Why no connection of the process is to be offered.

@@ -65,6 +65,7 @@ const RECALL: u64 = 2;
 const PROMOTING: u64 = 4;
 const ANSWERED: u64 = 8;
 const GIVEN_UP: u64 = 16;
+const NEED: u64 = 32;
 /// Where counts begin: of bytes given back in the sender's mode and the receiver's request, of receives beside its readiness.
 const COUNT: u32 = 8;
 const READY: u64 = 1;
@@ -130,14 +131,19 @@ impl<'a> Outgoing<'a> {
 
     /// Changes whenever the receiver takes anything off the lane, or raw bytes that it has to take before.
     pub fn progress(&self) -> u64 {
-        let head = self.lane.tail().wrapping_sub(self.lane.in_flight() as u64);
-        head.wrapping_add(self.lane.peer_word(R_READY).load(Relaxed) >> COUNT)
+        self.head()
+            .wrapping_add(self.lane.peer_word(R_READY).load(Relaxed) >> COUNT)
+    }
+
+    /// Changes whenever the receiver takes anything off the lane.
+    pub fn head(&self) -> u64 {
+        self.lane.tail().wrapping_sub(self.lane.in_flight() as u64)
     }
 
     /// Whether the receiver asks for TCP.
     #[inline]
     pub fn peer_wants_raw(&self) -> bool {
-        self.lane.peer_word(R_REQUEST).load(Relaxed) & (WISH | RECALL) != 0
+        self.lane.peer_word(R_REQUEST).load(Relaxed) & (WISH | RECALL | NEED) != 0
     }
 
     /// Declares that the raw stretch ends at kernel position `until` and the lane goes on from there. A mark must follow on
@@ -255,6 +261,22 @@ impl<'a> Incoming<'a> {
             request.fetch_and(!WISH, Relaxed)
         };
         (before & WISH != 0) != raw
+    }
+
+    /// The receiver needs more at once than the lane can hold: asks for TCP as [`request_raw`](Self::request_raw) does, and independently of that.
+    /// Answers whether that is news. What one process needs another may take back that has received some of it.
+    pub fn need_raw(&self, raw: bool) -> bool {
+        let request = self.lane.word(R_REQUEST);
+        // Mostly there is nothing to take back.
+        if (request.load(Relaxed) & NEED != 0) == raw {
+            return false;
+        }
+        let before = if raw {
+            request.fetch_or(NEED, Relaxed)
+        } else {
+            request.fetch_and(!NEED, Relaxed)
+        };
+        (before & NEED != 0) != raw
     }
 
     /// Whether a reset from the sender is one that its program means.

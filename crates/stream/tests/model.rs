@@ -17,6 +17,7 @@ enum Event {
     Talk(Deed),
     Listen(Glance),
     RequestRaw(bool),
+    NeedRaw(bool),
     Recall,
     Withdraw,
 }
@@ -46,6 +47,7 @@ impl<'a> Direction<'a> {
                 self.check();
             }
             Event::RequestRaw(raw) => self.listener.request_raw(raw),
+            Event::NeedRaw(raw) => self.listener.need_raw(raw),
             Event::Recall => self.listener.recall(),
             Event::Withdraw => self.listener.withdraw(),
         }
@@ -116,6 +118,7 @@ fn event() -> impl Strategy<Value = Event> {
         50 => deed().prop_map(Event::Talk),
         60 => glance().prop_map(Event::Listen),
         3 => any::<bool>().prop_map(Event::RequestRaw),
+        1 => any::<bool>().prop_map(Event::NeedRaw),
     ]
 }
 

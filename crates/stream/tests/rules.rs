@@ -164,6 +164,24 @@ fn a_request_for_tcp_is_seen_and_can_be_taken_back() {
 }
 
 #[test]
+fn a_need_is_a_request_of_its_own() {
+    let (near, far) = segment();
+    let (out, inc) = (outgoing(&near), incoming(&far));
+    inc.set_ready();
+    assert!(!inc.need_raw(false));
+    assert!(inc.need_raw(true) && !inc.need_raw(true));
+    assert!(out.peer_wants_raw() && !out.promote(0));
+    inc.request_raw(true);
+    assert!(inc.need_raw(false) && !inc.need_raw(false));
+    assert!(out.peer_wants_raw(), "the wish stands");
+    inc.need_raw(true);
+    inc.request_raw(false);
+    assert!(out.peer_wants_raw(), "the need stands");
+    inc.need_raw(false);
+    assert!(out.promote(0));
+}
+
+#[test]
 fn a_recall_makes_the_sender_send_again_behind_the_mark_back() {
     let (near, far) = segment();
     let (out, inc) = with_rest(&near, &far);

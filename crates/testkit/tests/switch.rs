@@ -230,6 +230,72 @@ fn a_backlog_in_the_kernel_is_no_stall() {
     receiver.kill();
 }
 
+/// Bytes that came before the lane lie before those in it, and nobody takes any of them before all of the message is there.
+#[test]
+fn a_message_from_before_the_lane_on_is_seen_whole() {
+    const SENT: u64 = 9_000_000;
+    const RECEIVE: &str = "import fcntl, socket, sys, termios, time\n\
+        SO_RCVBUFFORCE = 33\n\
+        listener, seen, sent = socket.socket(), 0, int(sys.argv[2])\n\
+        listener.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 16000000)\n\
+        listener.bind(('127.0.0.1', int(sys.argv[1])))\n\
+        listener.listen()\n\
+        c = listener.accept()[0]\n\
+        while (ping := c.recv(2000, socket.MSG_WAITALL))[0]: c.send(ping)\n\
+        until = time.monotonic() + 10\n\
+        while seen < sent and time.monotonic() < until:\n\
+        \tseen = int.from_bytes(fcntl.ioctl(c, termios.FIONREAD, bytes(4)), sys.byteorder)\n\
+        left, got = sent, True\n\
+        while left and got:\n\
+        \tgot = c.recv(65536)\n\
+        \tleft -= len(got)\n\
+        print(seen, left, flush=True)\n\
+        time.sleep(60)\n";
+    const SEND: &str = "import os, select, socket, sys, time\n\
+        s, left = socket.create_connection(('127.0.0.1', int(sys.argv[1]))), int(sys.argv[2])\n\
+        while not os.path.exists(sys.argv[3] + '1'): s.send(b'p' * 2000), s.recv(2000, socket.MSG_WAITALL)\n\
+        s.send(bytes(2000))\n\
+        left -= s.send(bytes(30000))\n\
+        print('raw', flush=True)\n\
+        while not os.path.exists(sys.argv[3] + '2'): time.sleep(0.01)\n\
+        s.setblocking(False)\n\
+        room = select.poll()\n\
+        room.register(s, select.POLLOUT)\n\
+        while left:\n\
+        \ttry: left -= s.send(bytes(min(left, 50000)))\n\
+        \texcept BlockingIOError: room.poll()\n\
+        time.sleep(60)\n";
+    if !can_run(true, &["python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let port = free_port();
+    let step = |number: u32| instance.scratch(&format!("step{number}"));
+    let start = |code: &str| {
+        let step = instance.scratch("step").to_string_lossy().into_owned();
+        let arguments = ["-c", code, &port.to_string(), &SENT.to_string(), &step];
+        Launch::new(Mode::Accelerated(&instance), "python3", arguments).spawn()
+    };
+    let mut receiver = start(RECEIVE).listening(port);
+    let mut sender = start(SEND);
+    let rows = await_path(&instance, 2, "shm", |_| true);
+    let fd = rows.iter().find(|row| row.pid == sender.pid()).unwrap().fd;
+    instance.move_connection(sender.pid(), fd, "tcp").unwrap();
+    await_path(&instance, 2, "tcp", |_| true);
+    std::fs::write(step(1), "").unwrap();
+    assert!(wait_until(PATIENCE, || sender.output().contains("raw")));
+    instance.move_connection(sender.pid(), fd, "auto").unwrap();
+    std::fs::write(step(2), "").unwrap();
+    let is_done = wait_until(PATIENCE, || receiver.output().ends_with('\n'));
+    assert!(is_done, "{}{}", receiver.errors(), sender.errors());
+    assert_eq!(receiver.output(), format!("{SENT} 0\n"));
+    let fast = |row: &Row| row.pid == receiver.pid() && row.fast_bytes_received > 1_000_000;
+    let rows = instance.status();
+    assert!(rows.iter().any(fast), "{rows:#?}");
+    sender.kill();
+    receiver.kill();
+}
+
 fn both_directions_move(waiting: &str) {
     let instance = Instance::start();
     let mode = Mode::Accelerated(&instance);

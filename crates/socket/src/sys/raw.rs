@@ -160,21 +160,46 @@ pub fn thread_exists(tid: u32) -> bool {
 
 /// Whether it may run again, as far as can be told.
 pub fn thread_alive(tid: u32) -> bool {
-    if !thread_exists(tid) {
+    thread_exists(tid) && has_memory(tid)
+}
+
+/// Whether any thread of the process `pid` may.
+pub fn process_alive(pid: u32) -> bool {
+    if !thread_exists(pid) {
         return false;
     }
-    if thread_is_ours(tid) {
+    if has_memory(pid) {
         return true;
     }
-    // Most often only a process's first thread outlives its end, and only that has a descriptor.
+    // The first thread may have ended before the others.
     // SAFETY: no pointers.
-    let Ok(fd) = (unsafe { call(libc::SYS_pidfd_open, [tid as usize, 0, 0, 0, 0, 0]) }) else {
+    let Ok(fd) = (unsafe { call(libc::SYS_pidfd_open, [pid as usize, 0, 0, 0, 0, 0]) }) else {
         return true;
     };
     let has_ended = poll_now(fd as c_int, libc::POLLIN) & libc::POLLIN != 0;
     // SAFETY: a descriptor that nobody else knows.
     let _ = unsafe { call(libc::SYS_close, [fd, 0, 0, 0, 0, 0]) };
     !has_ended
+}
+
+/// Whether the thread has not given up its memory, which is the first thing that ends with it. Asks for a byte, which the kernel may well refuse.
+fn has_memory(tid: u32) -> bool {
+    let mut byte = 0_u8;
+    let here = libc::iovec {
+        iov_base: (&raw mut byte).cast(),
+        iov_len: 1,
+    };
+    let there = libc::iovec {
+        iov_base: core::ptr::null_mut(),
+        iov_len: 1,
+    };
+    let (here, there) = (
+        (&raw const here).expose_provenance(),
+        (&raw const there).expose_provenance(),
+    );
+    // SAFETY: the kernel writes at most one byte to `byte`.
+    let result = unsafe { call(libc::SYS_process_vm_readv, [tid as usize, here, 1, there, 1, 0]) };
+    result != Err(libc::ESRCH)
 }
 
 /// Whether the thread `tid` exists and is one of this process.

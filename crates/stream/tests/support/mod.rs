@@ -317,6 +317,10 @@ impl<'a> Listener<'a> {
         self.incoming.request_raw(raw);
     }
 
+    pub(crate) fn need_raw(&self, raw: bool) {
+        self.incoming.need_raw(raw);
+    }
+
     /// One step.
     pub(crate) fn step(&mut self, glance: Glance) -> Step {
         match core::mem::replace(&mut self.look, Look::Begin) {

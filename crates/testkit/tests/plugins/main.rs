@@ -151,6 +151,11 @@ fn with_relocations_in_its_code() {
 }
 
 #[test]
+fn one_of_whose_constructors_keeps_an_address() {
+    echoes_plainly(|instance| plugin(instance, &["-DKEEPS_ADDRESS"]), &["accepted"]);
+}
+
+#[test]
 fn that_comes_before_the_first_connection() {
     echoes_plainly(|instance| plugin(instance, &[]), &["first", "several"]);
 }
@@ -220,7 +225,7 @@ fn beside_another_library_that_stands_before_functions() {
     let instance = Instance::start();
     // What the plug-in sends goes past it.
     let native = sent_by_others(None, "", true, &instance);
-    assert_eq!(native, 100_100);
+    assert_eq!(native, 500_500);
     assert_eq!(sent_by_others(Some(&instance), "--offer now", true, &instance), native);
     // Behind ours it has what goes to the kernel, that of the plug-in too.
     let plain = sent_by_others(Some(&instance), "--path tcp", false, &instance);

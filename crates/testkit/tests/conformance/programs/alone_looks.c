@@ -3,7 +3,7 @@
 #include <sys/epoll.h>
 
 /* How a message is sent: what waits for room, at first or once it has been told that there is none. */
-enum { BY_POLL, BY_SEND, BY_EPOLL, BY_SEND_THEN, SENDERS };
+enum { BY_POLL, BY_SEND, BY_EPOLL, BY_LOOKS, BY_SEND_THEN, SENDERS };
 
 struct message {
     int fd, by;
@@ -11,13 +11,25 @@ struct message {
     unsigned char *bytes;
 };
 
+/* Waits until there is room, by a set if there is one: asleep, or looking again and again. */
+static int has_room(const struct message *m, int set)
+{
+    struct epoll_event event;
+    struct pollfd full = {m->fd, POLLOUT, 0};
+    int count;
+
+    do
+        count = set >= 0 ? epoll_wait(set, &event, 1, m->by == BY_LOOKS ? 0 : -1) : poll(&full, 1, -1);
+    while (count == 0);
+    return count == 1;
+}
+
 /* With little room of its own, so that all the rest is for the other end's. */
 static void *send_message(void *message)
 {
     struct message *m = message;
-    int size = 16384, set = m->by == BY_EPOLL ? epoll_create1(0) : -1;
+    int size = 16384, set = m->by == BY_EPOLL || m->by == BY_LOOKS ? epoll_create1(0) : -1;
     struct epoll_event event = {.events = EPOLLOUT};
-    struct pollfd full = {m->fd, POLLOUT, 0};
 
     if (setsockopt(m->fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof size) ||
         (set >= 0 && epoll_ctl(set, EPOLL_CTL_ADD, m->fd, &event)))
@@ -28,7 +40,7 @@ static void *send_message(void *message)
             at += count;
         else if (errno == EAGAIN && m->by == BY_SEND_THEN)
             m->by = BY_SEND;
-        else if (errno != EAGAIN || (set >= 0 ? epoll_wait(set, &event, 1, -1) : poll(&full, 1, -1)) != 1)
+        else if (errno != EAGAIN || !has_room(m, set))
             return NULL;
     }
     close(set);

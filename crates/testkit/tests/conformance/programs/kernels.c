@@ -299,6 +299,27 @@ static void time_stamps(void)
     step();
 }
 
+/* It is said that there was no room for a time. */
+static void time_stamps_without_room(void)
+{
+    int on = 1;
+    char bytes[8];
+    struct iovec part = {bytes, 8};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+
+    FAR(R(setsockopt(s, SOL_SOCKET, SO_TIMESTAMP, &on, sizeof on)));
+    for (int round = 0; round < 2; round++) {
+        if (is_near) {
+            sleep_ms(20);
+            R(send(s, "abc", 3, 0));
+        } else {
+            R(recvmsg(s, &message, 0));
+            say("cut %d", (message.msg_flags & MSG_CTRUNC) != 0);
+        }
+        step();
+    }
+}
+
 static void zero_copy(void)
 {
     int on = 1, value = -1;
@@ -367,4 +388,5 @@ static void read_and_written_at_offsets(void)
 MAIN(JOINED(urgent), JOINED(urgent_when_there_is_none), JOINED(urgent_in_line), JOINED(urgent_by_signal), JOINED(urgent_then_plain), JOINED(urgent_in_every_wait),
      JOINED(file_sent), JOINED(file_sent_in_one_call), JOINED(file_sent_without_waiting), JOINED(file_errors), JOINED(spliced),
      JOINED(spliced_much), JOINED(splice_errors), BARE(low_water_set_before_connecting), JOINED(peeking_at_offsets), JOINED(time_stamps),
+     JOINED(time_stamps_without_room),
      JOINED(zero_copy), JOINED(kernel_tls_without_keys), JOINED(control_messages_of_no_use), JOINED(read_and_written_at_offsets))

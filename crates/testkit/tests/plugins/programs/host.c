@@ -1,6 +1,6 @@
 /*
  * `host PORT PLUGIN first|accepted|later [several|ends]`: echoes by a plug-in that it loads into a scope of symbols of its own, on one connection, then
- * stays, or ends. It loads it first of all, or when it has accepted the connection, or later, when it has echoed a hundred messages itself; with several
+ * stays, or ends. It loads it first of all, or when it has accepted the connection, or later, when it has echoed half of the messages itself; with several
  * threads if so asked.
  * `host PORT [stays]`: asks, and keeps the connection.
  */
@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { MESSAGE = 1001, MESSAGES = 1000, OWN = 100 };
+enum { MESSAGE = 1001, MESSAGES = 1000, OWN = 500 };
 
 static int fail(const char *what)
 {
