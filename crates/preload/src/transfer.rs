@@ -269,7 +269,7 @@ unsafe fn plain_header(message: *mut msghdr, flags: c_int, is_cut: bool) {
     unsafe {
         (*message).msg_namelen = 0;
         (*message).msg_controllen = 0;
-        (*message).msg_flags = flags & libc::MSG_CMSG_CLOEXEC | libc::MSG_CTRUNC * c_int::from(is_cut);
+        (*message).msg_flags = (flags & libc::MSG_CMSG_CLOEXEC) | (libc::MSG_CTRUNC * c_int::from(is_cut));
     }
 }
 

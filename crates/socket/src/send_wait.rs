@@ -67,7 +67,7 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result
                     lane.disarm_credit(bit);
                     return Ok(Woken::Look);
                 }
-                full_at.get_or_insert(out.head());
+                full_at.get_or_insert_with(|| out.head());
                 Ok((out.progress(), naps.next(bound, None)))
             }
         };
