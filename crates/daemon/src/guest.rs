@@ -2,7 +2,6 @@
 //!
 //! Everything it sends is checked; what it does not read is queued, within bounds that the loop keeps. Nothing here blocks.
 
-use crate::pairing::Early;
 use crate::registry::GuestId;
 use rustix::fs::{FsWord, fstat, fstatfs};
 use rustix::io::Errno;
@@ -85,8 +84,6 @@ pub(crate) struct Guest {
     pub(crate) bells: HashMap<u64, u64>,
     /// Bells of others that this process has been given.
     pub(crate) given: HashSet<u64>,
-    /// Its offers that came ahead of their tickets.
-    pub(crate) early: Vec<Early>,
     queue: VecDeque<Mail>,
     /// Whether the loop watches for room in the socket.
     pub(crate) watches_room: bool,
@@ -104,7 +101,6 @@ impl Guest {
             introduced: None,
             bells: HashMap::new(),
             given: HashSet::new(),
-            early: Vec::new(),
             queue: VecDeque::new(),
             watches_room: false,
             starved: false,
@@ -154,11 +150,6 @@ impl Guest {
         }
         received.len = message.bytes;
         Ok(Some(received))
-    }
-
-    /// Forgets an offer if it waits for its ticket.
-    pub(crate) fn forget_early(&mut self, offer: u64) {
-        self.early.retain(|early| early.offer.offer != offer);
     }
 
     /// Packets that wait for room in the socket.

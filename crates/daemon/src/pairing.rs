@@ -18,13 +18,18 @@ const BELLS_PER_PROCESS: usize = 256;
 /// its own was written: the ring is read in order. Less than `--offer wait` holds a connection.
 const TICKET_PATIENCE: Duration = Duration::from_millis(20);
 
-/// Offers of one process that may be ahead of their tickets at a time.
-const EARLY_PER_PROCESS: usize = 64;
+/// Between two looks for such tickets.
+const TICKET_LOOK: Duration = Duration::from_millis(1);
+
+/// Offers of one user that may be ahead of their tickets at a time.
+const EARLY_PER_USER: usize = 64;
 
 /// An offer whose ticket cannot be read yet.
 #[derive(Debug)]
 pub(crate) struct Early {
-    pub(crate) offer: Offer,
+    pub(crate) guest: GuestId,
+    user: u32,
+    offer: Offer,
     /// viaductd's name of its bell.
     bell: u64,
     since: Instant,
@@ -37,21 +42,30 @@ impl Server {
             Some(bell) if offer.flags & OFFER_HAS_BELL != 0 => self.keep_bell(id, offer.bell, bell),
             _ => None,
         };
-        let Some(guest) = self.guests.get_mut(&id) else {
+        let Some(guest) = self.guests.get(&id) else {
             return Ok(());
         };
         if guest.introduced.is_none() {
             return Err(Farewell::Violation("an offer without a hello"));
         }
-        guest.forget_early(offer.offer);
-        let bell = bell.or_else(|| guest.bells.get(&offer.bell).copied()).unwrap_or(0);
         let early = Early {
+            guest: id,
+            user: guest.user,
             offer: *offer,
-            bell,
+            bell: bell.or_else(|| guest.bells.get(&offer.bell).copied()).unwrap_or(0),
             since: Instant::now(),
         };
-        self.prove(id, early);
+        // One that goes by the same name is replaced.
+        self.withdraw(id, offer.offer);
+        self.prove(early);
         Ok(())
+    }
+
+    /// Forgets an offer, if it still waits.
+    pub(crate) fn withdraw(&mut self, id: GuestId, offer: u64) {
+        self.early
+            .retain(|early| early.guest != id || early.offer.offer != offer);
+        self.registry.withdraw(id, offer);
     }
 
     /// Looks again for the tickets of offers that came ahead of them.
@@ -60,20 +74,17 @@ impl Server {
             return;
         }
         self.prove_again = None;
-        let early = self.guests.values_mut().filter(|guest| !guest.early.is_empty());
-        let early: Vec<_> = early
-            .map(|guest| (guest.id, core::mem::take(&mut guest.early)))
-            .collect();
-        for (id, offers) in early {
-            for offer in offers {
-                self.prove(id, offer);
-            }
+        for early in core::mem::take(&mut self.early) {
+            self.prove(early);
         }
     }
 
-    fn prove(&mut self, id: GuestId, early: Early) {
-        let Early { offer, bell, since } = &early;
-        let Some(guest) = self.guests.get_mut(&id) else { return };
+    /// Matches an offer once its ticket can be read.
+    fn prove(&mut self, early: Early) {
+        let Early {
+            guest: id, offer, bell, ..
+        } = early;
+        let Some(guest) = self.guests.get(&id) else { return };
         let Some(introduced) = &guest.introduced else { return };
         let stated = Claim {
             guest: id,
@@ -88,7 +99,7 @@ impl Server {
             },
             netns: offer.netns,
             user_ns: introduced.user_ns,
-            bell: *bell,
+            bell,
         };
         let claim = match &mut self.tickets {
             Err(_) => stated,
@@ -96,9 +107,10 @@ impl Server {
                 let taken = offer.flags & OFFER_HAS_TICKET != 0;
                 let ticket = tickets.take(guest.pid, introduced.nonce, offer.ticket_sequence);
                 let Some(ticket) = ticket.filter(|_| taken) else {
-                    if taken && since.elapsed() < TICKET_PATIENCE && guest.early.len() < EARLY_PER_PROCESS {
-                        guest.early.push(early);
-                        self.prove_again.get_or_insert_with(Instant::now);
+                    let others = self.early.iter().filter(|other| other.user == early.user).count();
+                    if taken && early.since.elapsed() < TICKET_PATIENCE && others < EARLY_PER_USER {
+                        self.early.push(early);
+                        self.prove_again.get_or_insert_with(|| Instant::now() + TICKET_LOOK);
                         return;
                     }
                     let retry_ms = if taken { TICKET_RETRY_MS } else { 0 };

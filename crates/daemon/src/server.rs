@@ -1,6 +1,7 @@
 //! The loop: one thread, one epoll set, guests that can neither block it nor make it grow without bound.
 
 use crate::guest::{Farewell, Guest, Mail, Received};
+use crate::pairing::Early;
 use crate::registry::{GuestId, LIMIT_RETRY_MS, Limits, Registry};
 use crate::ticket::Tickets;
 use rustix::event::Timespec;
@@ -77,7 +78,8 @@ pub(crate) struct Server {
     pub(crate) next_bell: u64,
     accept_again: Option<Instant>,
     flush_again: Option<Instant>,
-    /// When to look for the tickets of early offers.
+    /// Offers that came ahead of their tickets, and when to look for these.
+    pub(crate) early: Vec<Early>,
     pub(crate) prove_again: Option<Instant>,
     idle_since: Instant,
 }
@@ -118,6 +120,7 @@ impl Server {
             next_bell: first_name,
             accept_again: None,
             flush_again: None,
+            early: Vec::new(),
             prove_again: None,
             idle_since: now,
         })
@@ -270,10 +273,7 @@ impl Server {
             }
             Some(Kind::Withdraw) => {
                 let withdraw = decode::<Withdraw>(received.bytes()).ok_or(malformed)?;
-                if let Some(guest) = self.guests.get_mut(&id) {
-                    guest.forget_early(withdraw.offer);
-                }
-                self.registry.withdraw(id, withdraw.offer);
+                self.withdraw(id, withdraw.offer);
                 Ok(())
             }
             Some(Kind::Detach) => {
@@ -414,6 +414,7 @@ impl Server {
             Farewell::Io(error) => tracing::warn!(pid = guest.pid, "dropped: {error}"),
         }
         self.registry.hang_up(id);
+        self.early.retain(|early| early.guest != id);
         if let (Ok(tickets), Some(introduced)) = (&mut self.tickets, &guest.introduced) {
             tickets.dismiss(guest.pid, introduced.nonce);
         }

@@ -7,7 +7,9 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 use support::driver::join;
-use support::{Daemon, Driver, Guest, Host, connection, is_root, link, listener, nft, take_ticket, until};
+use support::{
+    Daemon, Driver, Event, Guest, Host, MOMENT, PATIENCE, connection, is_root, link, listener, nft, take_ticket, until,
+};
 use viaduct_control::Reason;
 use viaduct_control::message::MODE_TICKET;
 
@@ -129,39 +131,66 @@ fn an_offer_may_come_ahead_of_its_ticket() {
     let mut guest = Guest::hello(daemon.dir());
     let (opener, accepter) = connection(&listener());
     guest.offer(1, &opener);
-    let ahead = |guest: &mut Guest, name| {
+    let mut ahead = |name| {
         let mut offer = guest.honest_offer(name, &accepter);
         offer.ticket_sequence += 1000;
-        offer
+        guest.send(&offer);
+        std::thread::sleep(Duration::from_millis(3));
+        take_ticket(&accepter, guest.welcome.nonce, offer.ticket_sequence).unwrap();
+        guest.event(PATIENCE)
     };
-    let offer = ahead(&mut guest, 2);
-    guest.send(&offer);
-    std::thread::sleep(Duration::from_millis(3));
-    take_ticket(&accepter, guest.welcome.nonce, offer.ticket_sequence).unwrap();
-    let pairs = [guest.expect_pair().0, guest.expect_pair().0];
-    assert_eq!(pairs.map(|pair| (pair.offer, pair.side)), [(1, 0), (2, 1)]);
-    assert_eq!(daemon.stats().refused, 0);
+    // On a busy machine the ticket may come too late now and then.
+    let event = (2..30)
+        .map(&mut ahead)
+        .find(|event| !matches!(event, Event::Refuse(..)));
+    let Some(Event::Pair(pair, _)) = event else {
+        panic!("{event:?}")
+    };
+    assert_eq!((pair.offer, pair.side), (1, 0));
+    assert_eq!(guest.expect_pair().0.side, 1);
+}
 
+#[test]
+fn an_offer_ahead_of_its_ticket_may_be_withdrawn() {
+    let Some(daemon) = start(&[]) else { return };
+    let mut guest = Guest::hello(daemon.dir());
     let (opener, accepter) = connection(&listener());
-    let mut withdrawn = guest.honest_offer(3, &opener);
-    withdrawn.ticket_sequence += 1000;
-    guest.send(&withdrawn);
-    guest.withdraw(3);
-    take_ticket(&opener, guest.welcome.nonce, withdrawn.ticket_sequence).unwrap();
-    guest.offer(4, &accepter);
-    guest.expect_nothing();
-    assert_eq!((daemon.stats().refused, daemon.stats().offers_waiting), (0, 1));
+    let mut offer = guest.honest_offer(1, &opener);
+    offer.ticket_sequence += 1000;
+    guest.send(&offer);
+    guest.withdraw(1);
+    take_ticket(&opener, guest.welcome.nonce, offer.ticket_sequence).unwrap();
+    guest.offer(2, &accepter);
+    // It may have been refused before it was withdrawn.
+    let mut event = guest.event(MOMENT);
+    if matches!(event, Event::Refuse(1, ..)) {
+        event = guest.event(MOMENT);
+    }
+    assert!(matches!(event, Event::Nothing), "{event:?}");
+    assert_eq!(daemon.stats().offers_waiting, 1);
+}
 
-    // One that never gets any is refused, and those after it are not held up.
-    let mut bare = guest.honest_offer(5, &opener);
-    bare.ticket_sequence += 2000;
+/// One that never gets any is refused, and those after it are not held up.
+#[test]
+fn an_offer_whose_ticket_does_not_come_is_refused() {
+    let Some(daemon) = start(&[]) else { return };
+    let mut guest = Guest::hello(daemon.dir());
+    let (opener, accepter) = connection(&listener());
+    let mut bare = guest.honest_offer(1, &opener);
+    bare.ticket_sequence += 1000;
     guest.send(&bare);
-    guest.offer(6, &opener);
-    let pairs = [guest.expect_pair().0.offer, guest.expect_pair().0.offer];
-    assert_eq!(pairs, [4, 6]);
-    let (refused, reason, retry_ms) = guest.expect_refusal();
-    assert_eq!((refused, reason), (5, Reason::NoTicket));
-    assert!(retry_ms > 0);
+    guest.offer(2, &opener);
+    guest.offer(3, &accepter);
+    let (mut paired, mut refused) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        match guest.event(PATIENCE) {
+            Event::Pair(pair, _) => paired.push(pair.offer),
+            Event::Refuse(offer, reason, retry_ms) => refused.push((offer, reason, retry_ms > 0)),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(paired, [2, 3]);
+    assert_eq!(refused, [(1, Reason::NoTicket, true)]);
 }
 
 #[test]

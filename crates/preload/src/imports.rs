@@ -37,6 +37,10 @@ const R_X86_64_GLOB_DAT: u64 = 6;
 const R_X86_64_JUMP_SLOT: u64 = 7;
 const DF_TEXTREL: usize = 4;
 const PAGE: usize = 4096;
+/// Data that is looked through at a time, in words.
+const WORDS: usize = 8192;
+/// An object with more data in one part is not looked through, in bytes.
+const MUCH_DATA: usize = 64 << 20;
 
 /// A function that the C library has and we have too.
 #[derive(Clone, Copy)]
@@ -99,9 +103,10 @@ fn places_to_change(objects: &[Object<'_>], handle: *mut c_void) -> Result<Vec<P
     }
     // A constructor may have kept one, in data of its own, after the loader had filled in all imports.
     let changed: BTreeSet<usize> = places.iter().map(|place| place.place).collect();
-    let mut held = objects.iter().flat_map(|object| object.places_that_hold(&addresses));
-    if held.any(|place| !changed.contains(&place)) {
-        return Err(CannotBeLed);
+    for object in objects {
+        if !object.places_that_hold(&addresses)?.is_subset(&changed) {
+            return Err(CannotBeLed);
+        }
     }
     Ok(places)
 }
@@ -281,6 +286,23 @@ fn address(number: u64) -> usize {
     number as usize
 }
 
+/// Reads data as the kernel does, since an object's own code may have made some of it unreadable.
+fn read_own(place: usize, words: &mut [usize]) -> Result<(), CannotBeLed> {
+    let bytes = size_of_val(words);
+    let part = |base: *mut c_void| libc::iovec {
+        iov_base: base,
+        iov_len: bytes,
+    };
+    let (here, there) = (part(words.as_mut_ptr().cast()), part(place as *mut c_void));
+    // SAFETY: the kernel writes the words, and checks what it reads.
+    let read = unsafe { libc::process_vm_readv(libc::getpid(), &raw const here, 1, &raw const there, 1, 0) };
+    if read == bytes.cast_signed() {
+        Ok(())
+    } else {
+        Err(CannotBeLed)
+    }
+}
+
 impl Object<'_> {
     /// The part of memory that a header describes.
     fn range(&self, header: &Elf64_Phdr) -> Range<usize> {
@@ -346,19 +368,25 @@ impl Object<'_> {
     }
 
     /// The places in its data that hold one of these addresses.
-    fn places_that_hold(&self, addresses: &BTreeSet<usize>) -> impl Iterator<Item = usize> {
-        let [least, most] = [addresses.first(), addresses.last()].map(|address| address.copied().unwrap_or(0));
+    fn places_that_hold(&self, addresses: &BTreeSet<usize>) -> Result<BTreeSet<usize>, CannotBeLed> {
         let data = self.loads().filter(|(_, is_writable)| *is_writable);
-        let places = data.flat_map(|(load, _)| {
-            let first = load.start.next_multiple_of(align_of::<AtomicUsize>());
-            let end = load.end.saturating_sub(size_of::<usize>() - 1);
-            (first..end).step_by(size_of::<usize>())
-        });
-        places.filter(move |place| {
-            // SAFETY: an aligned place in data that is loaded.
-            let value = unsafe { AtomicUsize::from_ptr(*place as *mut usize) }.load(Relaxed);
-            (least..=most).contains(&value) && addresses.contains(&value)
-        })
+        let mut held = BTreeSet::new();
+        let mut words = vec![0; WORDS];
+        for (load, _) in data {
+            if load.len() > MUCH_DATA {
+                return Err(CannotBeLed);
+            }
+            let first = load.start.next_multiple_of(size_of::<usize>());
+            let count = load.end.saturating_sub(first) / size_of::<usize>();
+            for begin in (0..count).step_by(WORDS) {
+                let place = first + begin * size_of::<usize>();
+                let part = words.get_mut(..WORDS.min(count - begin)).unwrap_or_default();
+                read_own(place, part)?;
+                let found = part.iter().enumerate().filter(|(_, word)| addresses.contains(word));
+                held.extend(found.map(|(index, _)| place + index * size_of::<usize>()));
+            }
+        }
+        Ok(held)
     }
 
     /// Where an import is to be changed that has found the C library's function, or would with its first call; `None` if it need not be.

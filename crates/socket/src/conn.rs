@@ -10,7 +10,6 @@ pub(crate) use crate::flags::{
 };
 use crate::lock::{self, Guard, Locks};
 use crate::lone::Lone;
-use crate::pace::Still;
 use crate::records::{id_of, index_of};
 use crate::rest::Rest;
 use crate::sys::{self, Errno, SegmentCell, raw};
@@ -79,10 +78,9 @@ pub struct Conn {
     /// See `crate::announce`.
     pub(crate) announcer: AtomicU32,
     pub(crate) stalled_at: AtomicU64,
-    /// Progress of the receiver of a full lane.
-    pub(crate) stuck: Still,
-    /// The lane's part of it.
-    pub(crate) full: Still,
+    pub(crate) stuck_at: AtomicU64,
+    /// Since when, in nanoseconds.
+    pub(crate) stuck_since: AtomicU64,
     /// Since when, in nanoseconds, a sender has waited for what a peer gives back.
     pub(crate) rest_awaited_since: AtomicU64,
     pub(crate) segment_name: AtomicU64,
@@ -131,8 +129,8 @@ impl Conn {
             idle_at: AtomicU64::new(u64::MAX),
             announcer: AtomicU32::new(0),
             stalled_at: AtomicU64::new(0),
-            stuck: Still::new(),
-            full: Still::new(),
+            stuck_at: AtomicU64::new(0),
+            stuck_since: AtomicU64::new(0),
             rest_awaited_since: AtomicU64::new(0),
             segment: SegmentCell::empty(),
             segment_name: AtomicU64::new(0),
@@ -176,6 +174,8 @@ impl Conn {
             &self.retry_at_ns,
             &self.checked_at,
             &self.stalled_at,
+            &self.stuck_at,
+            &self.stuck_since,
             &self.rest_awaited_since,
             &self.segment_name,
             &self.receive_timeout_ns,
@@ -188,8 +188,6 @@ impl Conn {
         self.pending_error.store(0, Relaxed);
         self.memberships.store(0, Relaxed);
         self.lone.reset();
-        self.stuck.reset();
-        self.full.reset();
     }
 
     /// A number for the record's next connection, its index being `index`. Nobody else has claimed the record.

@@ -53,7 +53,7 @@ pub(crate) fn want_more(conn: &Conn, lane: &Receiver<'_>) {
     conn.set_flag(LOOKED, true);
 }
 
-/// Something has been consumed: what looks have asked for is taken back. The receiving direction is owned.
+/// Something has been consumed, a block of the lane or raw bytes before it: what looks have asked for is taken back. The receiving direction is owned.
 #[inline]
 pub(crate) fn consumed(conn: &Conn, incoming: &Incoming<'_>) {
     if conn.flag(LOOKED) {

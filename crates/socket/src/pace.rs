@@ -2,10 +2,8 @@
 
 use crate::conn::Conn;
 use crate::{idle, sys};
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 use viaduct_control::Reason;
-use viaduct_stream::Outgoing;
 
 /// Of calls that follow each other, so many do not read the clock.
 const UNCHECKED: u32 = 3;
@@ -13,8 +11,6 @@ const UNCHECKED: u32 = 3;
 const STREAK: u32 = 64;
 /// A lane in which nothing moves for so many nanoseconds is stuck, and no sleep for room in one is longer.
 pub(crate) const STUCK_NS: u64 = 20_000_000;
-/// How long a lane stays full whose receiver has raw bytes to take before: TCP would have told the sender of room in their stead.
-pub(crate) const BACKLOG_NS: u64 = 2_000_000_000;
 /// The first sleep for room in a lane whose receiver has no means to ring, in nanoseconds.
 const FIRST_NAP_NS: u64 = 50_000;
 
@@ -27,39 +23,6 @@ pub(crate) enum Bound {
     Room,
     /// Likewise, and the receiver has no means to ring.
     UnrungRoom,
-}
-
-/// Something that may stay as it is.
-#[derive(Debug)]
-pub(crate) struct Still {
-    /// One more than it was when last looked at.
-    at: AtomicU64,
-    /// Since when, in nanoseconds.
-    since: AtomicU64,
-}
-
-impl Still {
-    pub(crate) const fn new() -> Self {
-        Self {
-            at: AtomicU64::new(0),
-            since: AtomicU64::new(0),
-        }
-    }
-
-    pub(crate) fn reset(&self) {
-        self.at.store(0, Relaxed);
-        self.since.store(0, Relaxed);
-    }
-
-    /// Whether it has been `value` for so many nanoseconds, as far as this has been called.
-    fn lasts(&self, value: u64, ns: u64) -> bool {
-        let mark = value.wrapping_add(1);
-        let now = sys::now_ns();
-        if self.at.swap(mark, Relaxed) != mark {
-            self.since.store(now, Relaxed);
-        }
-        now.saturating_sub(self.since.load(Relaxed)) >= ns
-    }
 }
 
 /// The lengths of the sleeps of one wait.
@@ -156,11 +119,14 @@ impl Conn {
         self.set_reason(Reason::LaneStall);
     }
 
-    /// Whether the receiver of a full lane has made no progress for [`STUCK_NS`], or none in the lane for [`BACKLOG_NS`], as far as this has been
-    /// called.
-    pub(crate) fn stuck_at(&self, out: &Outgoing<'_>) -> bool {
-        let is_stuck = self.stuck.lasts(out.progress(), STUCK_NS);
-        self.full.lasts(out.head(), BACKLOG_NS) || is_stuck
+    /// Whether the receiver of a full lane has made no progress for [`STUCK_NS`], as far as this has been called.
+    pub(crate) fn stuck_at(&self, progress: u64) -> bool {
+        let mark = progress.wrapping_add(1);
+        let now = sys::now_ns();
+        if self.stuck_at.swap(mark, Relaxed) != mark {
+            self.stuck_since.store(now, Relaxed);
+        }
+        now.saturating_sub(self.stuck_since.load(Relaxed)) >= STUCK_NS
     }
 
     /// Whether the last stall is long enough ago to try the lane again.

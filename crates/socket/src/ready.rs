@@ -259,7 +259,7 @@ pub(crate) fn relieve(conn: &'static Conn) {
         // A peer that has closed will never make room; its kernel says so when asked.
         let _ = send::probe_peer(conn);
     }
-    if out.mode() == Mode::Lane && !roomy(&lane) && send::may_overflow(conn, &lane) && conn.stuck_at(&out) {
+    if out.mode() == Mode::Lane && !roomy(&lane) && send::may_overflow(conn, &lane) && conn.stuck_at(out.progress()) {
         send::demote(conn, &out, Reason::LaneStall);
         conn.note_stall();
         // The mark that ends the stretch; if the kernel's buffer is full, the next send makes up for it.

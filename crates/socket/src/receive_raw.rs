@@ -4,7 +4,7 @@ use crate::conn::Conn;
 use crate::receive::{Found, approach};
 use crate::sys::{Errno, raw};
 use crate::vector::Vector;
-use crate::{counters, kernel};
+use crate::{counters, kernel, needs};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_control::Reason;
@@ -97,6 +97,7 @@ pub(crate) fn before_lane(
         && flags & libc::MSG_PEEK == 0
     {
         incoming.approached();
+        needs::consumed(conn, incoming);
         let left = left.saturating_sub(bytes as u64);
         // Half of what the kernel says: beside the bytes that a receive counts it may take one of urgent data.
         conn.know_raw(if asks { left / 2 } else { left });

@@ -1,7 +1,7 @@
 //! Waiting until there is room to send: by polling first, by sleeping then.
 
 use crate::conn::Conn;
-use crate::pace::{BACKLOG_NS, Bound, Naps, STUCK_NS};
+use crate::pace::{Bound, Naps, STUCK_NS};
 use crate::send::{demote, may_overflow, probe_peer};
 use crate::spin::Spinner;
 use crate::sys::{self, Errno};
@@ -24,7 +24,6 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result
     let started = sys::now_ns();
     let bit = wait::bit_for(conn);
     let mut polling = true;
-    let mut full_at = None;
     loop {
         let armed = {
             let Some(send) = conn.own_send(id) else {
@@ -67,7 +66,6 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result
                     lane.disarm_credit(bit);
                     return Ok(Woken::Look);
                 }
-                full_at.get_or_insert_with(|| out.head());
                 Ok((out.progress(), naps.next(bound, None)))
             }
         };
@@ -94,10 +92,8 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result
         if lane.has_space() {
             return Ok(Woken::Look);
         }
-        let waited = sys::now_ns() - started;
-        let is_stuck = waited >= STUCK_NS && out.progress() == before;
-        let is_full = waited >= BACKLOG_NS && full_at == Some(out.head());
-        if (is_stuck || is_full) && may_overflow(conn, &lane) {
+        let stalled = sys::now_ns() - started >= STUCK_NS && out.progress() == before;
+        if stalled && may_overflow(conn, &lane) {
             demote(conn, &out, Reason::LaneStall);
             conn.note_stall();
             return Ok(Woken::Look);

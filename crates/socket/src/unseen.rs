@@ -25,7 +25,7 @@ static FOUND: AtomicBool = AtomicBool::new(false);
 static OFFERS: AtomicU32 = AtomicU32::new(0);
 static LOOKED_AT_NS: AtomicU64 = AtomicU64::new(0);
 
-/// Such code is about to be loaded, and may be once `prepare` is done, by whichever thread.
+/// Such code is about to be loaded, and may be once `prepare` is done. Threads that come together each see to it.
 pub(crate) fn come(prepare: impl FnOnce()) {
     CODE.store(true, Relaxed);
     // Acquire pairs with the release below: who need not prepare sees what was done.

@@ -41,6 +41,9 @@ pub(crate) fn heed_sending(conn: &Conn, id: u64) {
 fn tell(conn: &Conn, incoming: &Incoming<'_>) {
     let tcp = conn.wanted() == Wanted::Tcp;
     incoming.request_raw(tcp);
+    if !tcp {
+        incoming.need_raw(false);
+    }
     conn.set_flag(ASKED, tcp);
     // An end that never sends has no direction of its own to move, and would go on saying that it waits for one.
     if tcp {

@@ -29,7 +29,7 @@
 //! | sender 3 | the sender's own [`Mode`], so that forked processes share it; from bit 8 on: bytes given back that it has sent again |
 //! | receiver 0 | bit 0: this end is attached, promotions may come; from bit 8 on: receives of raw bytes that a promotion waits for |
 //! | receiver 1 | newest epoch whose stretch has ended and been read |
-//! | receiver 2 | bit 0: please demote; bit 1: recall; bits 2 and 3, set by the sender: it is promoting, it answers the recall; bit 4: the recall has been given up; from bit 8 on: bytes given back |
+//! | receiver 2 | bit 0: please demote; bit 1: recall; bits 2 and 3, set by the sender: it is promoting, it answers the recall; bit 4: the recall has been given up; bit 5: please demote for now; from bit 8 on: bytes given back |
 //! | receiver 3 | epoch being read, bit 63: its [`MARK_BACK`] has been seen |
 #![forbid(unsafe_code)]
 
@@ -131,13 +131,8 @@ impl<'a> Outgoing<'a> {
 
     /// Changes whenever the receiver takes anything off the lane, or raw bytes that it has to take before.
     pub fn progress(&self) -> u64 {
-        self.head()
-            .wrapping_add(self.lane.peer_word(R_READY).load(Relaxed) >> COUNT)
-    }
-
-    /// Changes whenever the receiver takes anything off the lane.
-    pub fn head(&self) -> u64 {
-        self.lane.tail().wrapping_sub(self.lane.in_flight() as u64)
+        let head = self.lane.tail().wrapping_sub(self.lane.in_flight() as u64);
+        head.wrapping_add(self.lane.peer_word(R_READY).load(Relaxed) >> COUNT)
     }
 
     /// Whether the receiver asks for TCP.

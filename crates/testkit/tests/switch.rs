@@ -242,7 +242,7 @@ fn a_message_from_before_the_lane_on_is_seen_whole() {
         listener.listen()\n\
         c = listener.accept()[0]\n\
         while (ping := c.recv(2000, socket.MSG_WAITALL))[0]: c.send(ping)\n\
-        until = time.monotonic() + 10\n\
+        until = time.monotonic() + 30\n\
         while seen < sent and time.monotonic() < until:\n\
         \tseen = int.from_bytes(fcntl.ioctl(c, termios.FIONREAD, bytes(4)), sys.byteorder)\n\
         left, got = sent, True\n\
@@ -286,7 +286,7 @@ fn a_message_from_before_the_lane_on_is_seen_whole() {
     assert!(wait_until(PATIENCE, || sender.output().contains("raw")));
     instance.move_connection(sender.pid(), fd, "auto").unwrap();
     std::fs::write(step(2), "").unwrap();
-    let is_done = wait_until(PATIENCE, || receiver.output().ends_with('\n'));
+    let is_done = wait_until(2 * PATIENCE, || receiver.output().ends_with('\n'));
     assert!(is_done, "{}{}", receiver.errors(), sender.errors());
     assert_eq!(receiver.output(), format!("{SENT} 0\n"));
     let fast = |row: &Row| row.pid == receiver.pid() && row.fast_bytes_received > 1_000_000;

@@ -1,6 +1,6 @@
 //! What the figures were measured on.
 
-use crate::bench::program::cpu_s;
+use crate::bench::program::{WITH_REAPED, cpu_s, ticks};
 use serde::Serialize;
 use std::fs;
 use std::thread::available_parallelism;
@@ -78,7 +78,7 @@ impl Meter {
 /// Processor time in seconds that others have used so far.
 fn others_s(daemon: u32) -> Option<f64> {
     let whole = busy_ticks(&fs::read_to_string("/proc/stat").ok()?)?;
-    let own = family_ticks(&fs::read_to_string("/proc/self/stat").ok()?)?;
+    let own = ticks(&fs::read_to_string("/proc/self/stat").ok()?, WITH_REAPED)?;
     Some((whole as f64 - own as f64) / rustix::param::clock_ticks_per_second() as f64 - cpu_s(daemon))
 }
 
@@ -89,13 +89,6 @@ fn busy_ticks(stat: &str) -> Option<u64> {
     // user, nice, system, idle, iowait, irq, softirq, steal
     let at = |index: usize| ticks.get(index);
     Some(at(0)? + at(1)? + at(2)? + at(5)? + at(6)? + at(7)?)
-}
-
-/// Time of a process and of its descendants that have ended, from `/proc/PID/stat`.
-fn family_ticks(stat: &str) -> Option<u64> {
-    // The program's name is in parentheses and may hold anything.
-    let words = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11).take(4);
-    words.map(|word| word.parse::<u64>().ok()).sum()
 }
 
 /// The value of the first line `name: value`.
@@ -127,8 +120,6 @@ mod tests {
     fn idle_time_is_nobodys_work() {
         assert_eq!(busy_ticks("cpu  10 1 20 900 50 2 3 4 0 0\ncpu0 5 0 10\n"), Some(40));
         assert_eq!(busy_ticks("intr 1\n"), None);
-        let stat = "17 (a) b (c) S 1 17 17 0 -1 4194560 5 0 0 0 120 34 7 8 20 0 1 0 99 1 2";
-        assert_eq!(family_ticks(stat), Some(169));
     }
 
     #[test]

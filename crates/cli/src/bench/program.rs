@@ -21,6 +21,12 @@ const LOOK: Duration = Duration::from_millis(10);
 const FAREWELL: Duration = Duration::from_secs(5);
 /// How long a server may take to listen.
 const LISTEN: Duration = Duration::from_secs(10);
+/// How often the times of a family are read at most, until nobody comes or goes meanwhile.
+const COUNTS: u32 = 20;
+/// Times of a process: its own,
+const ALONE: usize = 2;
+/// and those with its descendants' that have ended.
+pub(crate) const WITH_REAPED: usize = 4;
 
 /// How a program is started.
 #[derive(Clone, Copy, Debug)]
@@ -210,9 +216,18 @@ impl Program {
         family(self.pid())
     }
 
-    /// Processor time of it and those it has started, in seconds.
+    /// Processor time of it and those it has started, in seconds, those that have ended among them.
     pub(crate) fn cpu_s(&self) -> f64 {
-        self.family().into_iter().map(cpu_s).sum()
+        let mut spent = 0.0;
+        // What a process has used that is reaped meanwhile would count twice, or not at all.
+        for _ in 0..COUNTS {
+            let family = self.family();
+            spent = family.iter().map(|pid| spent_s(*pid, WITH_REAPED)).sum();
+            if self.family() == family {
+                break;
+            }
+        }
+        spent
     }
 
     /// Its end of the pipe to its standard input, once.
@@ -359,15 +374,19 @@ fn listens(table: &str, port: u16) -> bool {
 
 /// User and system time of a process in seconds, as long as it is not reaped.
 pub(crate) fn cpu_s(pid: u32) -> f64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    ticks(&stat).unwrap_or(0) as f64 / rustix::param::clock_ticks_per_second() as f64
+    spent_s(pid, ALONE)
 }
 
-/// User and system time in a line of `/proc/PID/stat`.
-fn ticks(stat: &str) -> Option<u64> {
+fn spent_s(pid: u32, times: usize) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    ticks(&stat, times).unwrap_or(0) as f64 / rustix::param::clock_ticks_per_second() as f64
+}
+
+/// The first of the times in a line of `/proc/PID/stat`, together: user and system time of the process, then of its descendants that have been reaped.
+pub(crate) fn ticks(stat: &str, times: usize) -> Option<u64> {
     // The program's name is in parentheses and may hold anything.
-    let mut words = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
-    Some(words.next()?.parse::<u64>().ok()? + words.next()?.parse::<u64>().ok()?)
+    let words = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11).take(times);
+    words.map(|word| word.parse::<u64>().ok()).sum()
 }
 
 /// Processor time of the threads a process has now, in seconds, to the nanosecond.
@@ -390,8 +409,9 @@ mod tests {
     #[test]
     fn times_are_read_past_any_name() {
         let stat = "17 (a) b (c) S 1 17 17 0 -1 4194560 5 0 0 0 120 34 7 8 20 0 1 0 99 1 2";
-        assert_eq!(ticks(stat), Some(154));
-        assert_eq!(ticks("17 (x"), None);
+        assert_eq!(ticks(stat, ALONE), Some(154));
+        assert_eq!(ticks(stat, WITH_REAPED), Some(169));
+        assert_eq!(ticks("17 (x", ALONE), None);
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl Holders {
     fn forget_the_dead(&self) {
         for entry in &self.known {
             let known = entry.load(Acquire);
-            if known != 0 && !raw::process_alive(process(known)) {
+            if known != 0 && !raw::thread_alive(process(known)) {
                 let _ = entry.compare_exchange(known, 0, AcqRel, Relaxed);
             }
         }

@@ -160,20 +160,19 @@ pub fn thread_exists(tid: u32) -> bool {
 
 /// Whether it may run again, as far as can be told.
 pub fn thread_alive(tid: u32) -> bool {
-    thread_exists(tid) && has_memory(tid)
-}
-
-/// Whether any thread of the process `pid` may.
-pub fn process_alive(pid: u32) -> bool {
-    if !thread_exists(pid) {
+    if !thread_exists(tid) {
         return false;
     }
-    if has_memory(pid) {
+    if thread_is_ours(tid) {
         return true;
     }
-    // The first thread may have ended before the others.
+    // Most often only a process's first thread outlives its end, and only that can be asked for. A child's needs no descriptor, which another thread
+    // of the program's might meet.
+    if let Some(has_ended) = child_has_ended(tid) {
+        return !has_ended;
+    }
     // SAFETY: no pointers.
-    let Ok(fd) = (unsafe { call(libc::SYS_pidfd_open, [pid as usize, 0, 0, 0, 0, 0]) }) else {
+    let Ok(fd) = (unsafe { call(libc::SYS_pidfd_open, [tid as usize, 0, 0, 0, 0, 0]) }) else {
         return true;
     };
     let has_ended = poll_now(fd as c_int, libc::POLLIN) & libc::POLLIN != 0;
@@ -182,24 +181,17 @@ pub fn process_alive(pid: u32) -> bool {
     !has_ended
 }
 
-/// Whether the thread has not given up its memory, which is the first thing that ends with it. Asks for a byte, which the kernel may well refuse.
-fn has_memory(tid: u32) -> bool {
-    let mut byte = 0_u8;
-    let here = libc::iovec {
-        iov_base: (&raw mut byte).cast(),
-        iov_len: 1,
-    };
-    let there = libc::iovec {
-        iov_base: core::ptr::null_mut(),
-        iov_len: 1,
-    };
-    let (here, there) = (
-        (&raw const here).expose_provenance(),
-        (&raw const there).expose_provenance(),
-    );
-    // SAFETY: the kernel writes at most one byte to `byte`.
-    let result = unsafe { call(libc::SYS_process_vm_readv, [tid as usize, here, 1, there, 1, 0]) };
-    result != Err(libc::ESRCH)
+/// Whether a child of this process has ended, which stays to be waited for; `None` if it is no child.
+fn child_has_ended(pid: u32) -> Option<bool> {
+    let mut about = core::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+    let place = about.as_mut_ptr().expose_provenance();
+    let options = (libc::WEXITED | libc::WNOHANG | libc::WNOWAIT) as usize;
+    // SAFETY: the kernel writes one siginfo, of which zeroes are a valid value too: that nobody has ended.
+    unsafe {
+        let arguments = [libc::P_PID as usize, pid as usize, place, options, 0, 0];
+        call(libc::SYS_waitid, arguments).ok()?;
+        Some(about.assume_init().si_pid() != 0)
+    }
 }
 
 /// Whether the thread `tid` exists and is one of this process.

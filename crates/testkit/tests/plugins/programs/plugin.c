@@ -21,7 +21,7 @@ enum { HAS_OWN = 0 };
 
 #ifdef KEEPS_ADDRESS
 /* By an address that a constructor has kept. */
-static ssize_t (*receive)(int, void *, size_t, int);
+static ssize_t (*volatile receive)(int, void *, size_t, int);
 
 __attribute__((constructor)) static void keep(void)
 {
