@@ -11,7 +11,7 @@ use support::{
     Daemon, Driver, Event, Guest, Host, MOMENT, PATIENCE, connection, is_root, link, listener, nft, take_ticket, until,
 };
 use viaduct_control::Reason;
-use viaduct_control::message::MODE_TICKET;
+use viaduct_control::message::{MODE_TICKET, Offer};
 
 /// A viaductd that takes tickets; `None` where it cannot, which is said.
 fn start(args: &[&str]) -> Option<Daemon> {
@@ -124,6 +124,13 @@ fn gigabytes_of_sequence_numbers_later() {
     assert_eq!(guest.expect_pair().0.offer, 2);
 }
 
+/// An offer of `end`'s whose ticket has not been taken yet.
+fn ahead(guest: &mut Guest, name: u64, end: &TcpStream) -> Offer {
+    let mut offer = guest.honest_offer(name, end);
+    offer.ticket_sequence += 1000;
+    offer
+}
+
 /// The ring is read in order: a ticket that another process was interrupted in writing hides those behind it.
 #[test]
 fn an_offer_may_come_ahead_of_its_ticket() {
@@ -131,9 +138,8 @@ fn an_offer_may_come_ahead_of_its_ticket() {
     let mut guest = Guest::hello(daemon.dir());
     let (opener, accepter) = connection(&listener());
     guest.offer(1, &opener);
-    let mut ahead = |name| {
-        let mut offer = guest.honest_offer(name, &accepter);
-        offer.ticket_sequence += 1000;
+    let mut attempt = |name| {
+        let offer = ahead(&mut guest, name, &accepter);
         guest.send(&offer);
         std::thread::sleep(Duration::from_millis(3));
         take_ticket(&accepter, guest.welcome.nonce, offer.ticket_sequence).unwrap();
@@ -141,7 +147,7 @@ fn an_offer_may_come_ahead_of_its_ticket() {
     };
     // On a busy machine the ticket may come too late now and then.
     let event = (2..30)
-        .map(&mut ahead)
+        .map(&mut attempt)
         .find(|event| !matches!(event, Event::Refuse(..)));
     let Some(Event::Pair(pair, _)) = event else {
         panic!("{event:?}")
@@ -155,8 +161,7 @@ fn an_offer_ahead_of_its_ticket_may_be_withdrawn() {
     let Some(daemon) = start(&[]) else { return };
     let mut guest = Guest::hello(daemon.dir());
     let (opener, accepter) = connection(&listener());
-    let mut offer = guest.honest_offer(1, &opener);
-    offer.ticket_sequence += 1000;
+    let offer = ahead(&mut guest, 1, &opener);
     guest.send(&offer);
     guest.withdraw(1);
     take_ticket(&opener, guest.welcome.nonce, offer.ticket_sequence).unwrap();
@@ -176,8 +181,7 @@ fn an_offer_whose_ticket_does_not_come_is_refused() {
     let Some(daemon) = start(&[]) else { return };
     let mut guest = Guest::hello(daemon.dir());
     let (opener, accepter) = connection(&listener());
-    let mut bare = guest.honest_offer(1, &opener);
-    bare.ticket_sequence += 1000;
+    let bare = ahead(&mut guest, 1, &opener);
     guest.send(&bare);
     guest.offer(2, &opener);
     guest.offer(3, &accepter);
