@@ -120,6 +120,8 @@ struct Stream {
     taken: usize,
     /// No more will come.
     ended: bool,
+    /// Something has come since the set by edge was last asked.
+    has_come: bool,
 }
 
 impl Stream {
@@ -174,14 +176,20 @@ impl Run<'_> {
                     1 => 4096,
                     _ => 1 + script.short() % 20_000,
                 };
-                self.receive(number, offset, len, flags);
+                self.receive(number, offset, len, flags, action % 32 == 21 && script.byte() < 64);
             }
-            22 | 23 => self.receive(number, None, 2 * MOST, libc::MSG_DONTWAIT),
+            22 | 23 => self.receive(number, None, 2 * MOST, libc::MSG_DONTWAIT, false),
             24 | 25 => self.viaductd.wish(end, u64::from(script.byte() % 3)),
             26 if script.byte() < 16 => end.ban(),
             27 if script.byte() < 32 => {
                 end.shut_down();
-                self.streams[1 - number].ended = true;
+                let stream = &mut self.streams[1 - number];
+                stream.has_come |= !stream.ended;
+                stream.ended = true;
+            }
+            29 | 30 if !self.hostile => self.look(number),
+            28..31 if self.hostile && script.byte() < 16 => {
+                let _ = (end.is_ready(), end.is_told());
             }
             28..31 if self.hostile => (0..=script.byte() % 8).for_each(|_| scribble(self.segment, script)),
             31 if self.hostile => {
@@ -214,6 +222,7 @@ impl Run<'_> {
                 assert!(sent <= bytes.len());
                 stream.sent += sent;
                 stream.unread.extend(&bytes[..sent]);
+                stream.has_come |= sent > 0;
             }
             Err(errno) => assert!(self.hostile || errno == libc::EAGAIN, "sending: errno {errno}"),
         }
@@ -239,7 +248,30 @@ impl Run<'_> {
         }
     }
 
-    fn receive(&mut self, number: usize, offset: Option<usize>, len: usize, flags: c_int) {
+    /// What `poll` and sets say of an end.
+    fn look(&mut self, number: usize) {
+        self.settle(number);
+        let (stream, end) = (&mut self.streams[number], &self.ends[number]);
+        let due = !stream.unread.is_empty() || stream.ended;
+        let started = Instant::now();
+        // The end of the stream comes by way of the kernel.
+        while end.is_ready() != [due; 2] {
+            let at_end = stream.ended && stream.unread.is_empty();
+            assert!(
+                at_end && started.elapsed() < SOON,
+                "{:?} where {} bytes are there",
+                end.is_ready(),
+                stream.unread.len()
+            );
+        }
+        assert!(
+            end.is_told() || !due || !stream.has_come,
+            "what has come was not told of"
+        );
+        stream.has_come = false;
+    }
+
+    fn receive(&mut self, number: usize, offset: Option<usize>, len: usize, flags: c_int, by_child: bool) {
         if !self.hostile {
             self.settle(number);
         }
@@ -251,7 +283,11 @@ impl Run<'_> {
         let waits = if self.hostile { len.is_multiple_of(8) } else { enough };
         let flags = if waits { flags } else { flags | libc::MSG_DONTWAIT };
         let mut bytes = vec![UNTOUCHED; len + 64];
-        let got = end.receive(&mut bytes[..len], flags, offset);
+        let got = if by_child {
+            end.receive_in_child(&mut bytes[..len], flags, offset)
+        } else {
+            end.receive(&mut bytes[..len], flags, offset)
+        };
         let done = got.unwrap_or(0);
         assert!(done <= len);
         let written = if flags & libc::MSG_TRUNC == 0 { done } else { 0 };
@@ -271,7 +307,11 @@ impl Run<'_> {
         match got {
             // Where the path changes, a call may end that does not wait for all.
             Ok(got) if there > 0 => assert!(got == there || got > 0 && !waits_for_all, "{}", call()),
-            Ok(0) => assert!(stream.ended, "{}", call()),
+            Ok(0) => {
+                assert!(stream.ended, "{}", call());
+                // The kernel would still tell of the end; nobody who knows it asks.
+                stream.has_come = false;
+            }
             Ok(_) => panic!("{}", call()),
             // A lane that can never hold so much.
             Err(libc::ENOBUFS) => assert!(at > 0 && there < len, "{}", call()),
