@@ -438,6 +438,9 @@ impl Conn {
     /// The receiving direction has changed its path.
     pub(crate) fn receives_on(&self, path: Path) {
         self.receiving.store(path as u8, Relaxed);
+        // A receive may have got less than it had room for only because the stretch ended there, though more had come, and been told of:
+        // a program that takes that for the end of what there is waits for an edge.
+        self.set_flag(IN_WANTED, true);
         self.show();
     }
 
