@@ -34,6 +34,7 @@ pub(crate) fn send(conn: &'static Conn, id: u64, bytes: Bytes<'_>, flags: c_int)
     let out = Outgoing::new(lane);
     if out.mode() == Mode::Lane
         && !out.peer_wants_raw()
+        && !Incoming::new(segment.receiver(conn.side())).peer_closes()
         && conn.wants_lane()
         && conn.may_go_unchecked(CHECK_US)
         && let Ok(sent @ 1..) = lane.append(bytes)
@@ -125,7 +126,7 @@ fn look(conn: &'static Conn, id: u64, dest: Dest<'_>, flags: c_int, may_rest: bo
         return Look::Elsewhere;
     }
     let bytes = lane.copy_out(dest, 0);
-    conn.received_again(bytes);
+    conn.received_again(bytes, dest.len());
     consume(conn, &lane, bytes);
     Look::Found(bytes)
 }

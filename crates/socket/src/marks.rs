@@ -205,9 +205,16 @@ fn peer_took_all(conn: &Conn) -> bool {
     })
 }
 
+/// Whether the peer is closing the connection, and its kernel's word has not been seen.
+#[inline]
+pub(crate) fn closes_unseen(conn: &Conn, segment: &Segment) -> bool {
+    !conn.flag(conn::PEER_FIN) && Incoming::new(segment.receiver(conn.side())).peer_closes()
+}
+
 /// Once, when the peer's FIN has been seen: is it gone without having received all that was sent to it on the lane? TCP would have ended with
 /// RST then; but a peer that was killed, or whose last holder did not know that it was the last, leaves its kernel unaware of lane
-/// bytes. One that has only closed its own direction still reads. Its kernel tells which it is: it answers a bell with RST.
+/// bytes. One that has only closed its own direction still reads. Its kernel tells which it is: it answers a bell with RST. One that knew that it
+/// closed has received all that was sent before, or had its kernel send RST instead.
 pub(crate) fn look_behind_fin(conn: &Conn) {
     if !conn.flag(conn::PEER_FIN) || conn.flag(conn::FIN_PROBED | conn::SHUT_WRITE | conn::DEAD) {
         return;
@@ -216,7 +223,8 @@ pub(crate) fn look_behind_fin(conn: &Conn) {
     conn.set_flag(conn::FIN_PROBED, true);
     let unread = conn.segment(&guard).is_some_and(|segment| {
         let lane = segment.sender(conn.side());
-        Outgoing::new(lane).mode() == Mode::Lane && lane.in_flight() > 0
+        let closed = Incoming::new(segment.receiver(conn.side())).peer_closes();
+        Outgoing::new(lane).mode() == Mode::Lane && lane.in_flight() > 0 && !closed
     });
     if unread {
         send::ring(conn, &guard, bell::BY_SOCKET);

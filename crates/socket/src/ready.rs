@@ -6,7 +6,7 @@ use crate::lock::Guard;
 use crate::pace::Bound;
 use crate::receive::{self, Found};
 use crate::sys::raw;
-use crate::{bell, recall, send};
+use crate::{bell, marks, recall, send};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP};
 use viaduct_channel::{Segment, Sender};
@@ -257,7 +257,9 @@ pub(crate) fn relieve(conn: &'static Conn) {
     let out = Outgoing::new(lane);
     if out.mode() == Mode::Lane && !roomy(&lane) {
         // A peer that has closed will never make room; its kernel says so when asked.
-        let _ = send::probe_peer(conn);
+        if let Err(errno) = send::probe_peer(conn) {
+            marks::found_broken(conn, errno);
+        }
     }
     if out.mode() == Mode::Lane && !roomy(&lane) && send::may_overflow(conn, &lane) && conn.stuck_at(out.progress()) {
         send::demote(conn, &out, Reason::LaneStall);

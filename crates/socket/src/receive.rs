@@ -397,7 +397,7 @@ fn from_lane(conn: &Conn, lane: &Receiver<'_>, vector: Vector<'_>, skip: usize, 
         }
     }
     if flags & libc::MSG_PEEK == 0 {
-        conn.received_again(bytes);
+        conn.received_again(bytes, vector.len().saturating_sub(skip));
         consume(conn, lane, bytes);
     }
     Ok(Found::Bytes(bytes))

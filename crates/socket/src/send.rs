@@ -96,6 +96,8 @@ pub(crate) fn attached(
                     continue;
                 }
             }
+            // As with TCP, an error that has not been told comes first.
+            Err(libc::EPIPE) if done == 0 && conn.has_error() => break conn.take_error(),
             Err(errno) => break errno,
         }
         if nonblocking {
@@ -214,7 +216,7 @@ fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) 
 #[inline]
 fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>, skip: usize) -> Result<usize, Errno> {
     let lane = segment.sender(conn.side());
-    if conn.due_for_check_of_many(CHECK_US) {
+    if conn.due_for_check_of_many(CHECK_US) || marks::closes_unseen(conn, segment) {
         check_peer(conn)?;
     }
     if conn.flag(conn::SHUT_WRITE) {

@@ -279,6 +279,12 @@ impl<'a> Incoming<'a> {
         self.lane.peer_word(S_CLOSED).load(Relaxed) & MEANS_RESET != 0
     }
 
+    /// Whether the peer [is closing](Outgoing::set_closing) its end, or has: nobody receives what is sent to it.
+    #[inline]
+    pub fn peer_closes(&self) -> bool {
+        self.lane.peer_word(S_CLOSED).load(Relaxed) & CLOSING != 0
+    }
+
     /// Whether the sender is putting a mark just now.
     pub fn peer_marks(&self) -> bool {
         self.lane.peer_word(S_CLOSED).load(SeqCst) & MARKING != 0

@@ -286,6 +286,59 @@ static void linger_waits(void)
 }
 
 /* The first send may still pass; soon one must fail, and raise the signal unless told not to. */
+static void sent_after_the_close(void)
+{
+    NEAR(R(close(s)));
+    FAR(R(send(s, "x", 1, MSG_NOSIGNAL)); sleep_ms(5); R(send(s, "y", 1, MSG_NOSIGNAL)); GET(s, 8, 0); GET(s, 8, 0));
+}
+
+static void received_after_a_send_after_the_close(void)
+{
+    NEAR(R(close(s)));
+    FAR(R(send(s, "x", 1, MSG_NOSIGNAL)); sleep_ms(5); GET(s, 8, 0); GET(s, 8, 0); R(send(s, "y", 1, MSG_NOSIGNAL)));
+}
+
+static void asked_after_a_send_after_the_close(void)
+{
+    NEAR(R(close(s)));
+    FAR(R(send(s, "x", 1, MSG_NOSIGNAL)); sleep_ms(5); POLL(s, POLLIN | POLLOUT | POLLRDHUP, 0);
+        R(number_of(s, SOL_SOCKET, SO_ERROR)); R(number_of(s, SOL_SOCKET, SO_ERROR)); GET(s, 8, 0));
+}
+
+/* Neither end reads, until one closes. */
+static void full_and_reset(bool in_a_set)
+{
+    struct pollfd entry = {.fd = s, .events = POLLOUT};
+    struct epoll_event event = {.events = EPOLLOUT | EPOLLET};
+    int set = epoll_create1(0);
+
+    fcntl(s, F_SETFL, O_NONBLOCK);
+    fill(s);
+    step();
+    if (is_near) {
+        sleep_ms(100);
+        close(s);
+    } else {
+        epoll_ctl(set, EPOLL_CTL_ADD, s, &event);
+        fill(s);
+        R(in_a_set ? epoll_wait(set, &event, 1, 2000) : poll(&entry, 1, 2000));
+        R(send(s, "x", 1, MSG_NOSIGNAL));
+        R(send(s, "x", 1, MSG_NOSIGNAL));
+        GET(s, 8, 0);
+    }
+    step();
+}
+
+static void reset_while_both_are_full(void)
+{
+    full_and_reset(false);
+}
+
+static void reset_while_both_are_full_in_a_set(void)
+{
+    full_and_reset(true);
+}
+
 static void broken_pipe(void)
 {
     ssize_t sent = 1;
@@ -444,4 +497,6 @@ MAIN(JOINED(half_close_by_near), JOINED(half_close_by_far), JOINED(half_close_th
      JOINED(broken_pipe_kills), JOINED(broken_pipe_ignored), JOINED(broken_pipe_of_own_making),
      JOINED(shutdown_wakes_a_reader), JOINED(shutdown_of_reading_wakes_a_reader), JOINED(shutdown_wakes_a_poller),
      JOINED(shutdown_wakes_a_sender), JOINED(the_end_wakes_a_poller), JOINED(events_of_half_closes),
-     JOINED(receive_calls_after_a_reset))
+     JOINED(receive_calls_after_a_reset), JOINED(sent_after_the_close),
+     JOINED(received_after_a_send_after_the_close), JOINED(asked_after_a_send_after_the_close),
+     JOINED(reset_while_both_are_full), JOINED(reset_while_both_are_full_in_a_set))
