@@ -37,8 +37,8 @@ pub fn send(
     };
     let mut done = 0;
     let mut errno = 0;
+    let mut buffer = [0_u8; STEP];
     while done < count {
-        let mut buffer = [0_u8; STEP];
         let want = buffer.len().min(count - done);
         let at = from + off_t::try_from(done).unwrap_or(off_t::MAX);
         let read = match raw::pread(input, buffer.get_mut(..want).unwrap_or(&mut []), at) {
