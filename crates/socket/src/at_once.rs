@@ -34,7 +34,7 @@ pub(crate) fn send(conn: &'static Conn, id: u64, bytes: Bytes<'_>, flags: c_int)
     let out = Outgoing::new(lane);
     if out.mode() == Mode::Lane
         && !out.peer_wants_raw()
-        && !Incoming::new(segment.receiver(conn.side())).peer_closes()
+        && !out.peer_closes(&Incoming::new(segment.receiver(conn.side())))
         && conn.wants_lane()
         && conn.may_go_unchecked(CHECK_US)
         && let Ok(sent @ 1..) = lane.append(bytes)
@@ -122,11 +122,11 @@ fn look(conn: &'static Conn, id: u64, dest: Dest<'_>, flags: c_int, may_rest: bo
     if readable == 0 {
         return Look::Nothing;
     }
-    if readable < dest.len() && flags & libc::MSG_WAITALL != 0 {
+    if readable < dest.len() && (flags & libc::MSG_WAITALL != 0 || Incoming::new(lane).sender_leaves()) {
         return Look::Elsewhere;
     }
     let bytes = lane.copy_out(dest, 0);
-    conn.received_again(bytes, dest.len());
+    conn.received_again(bytes);
     consume(conn, &lane, bytes);
     Look::Found(bytes)
 }

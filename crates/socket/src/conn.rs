@@ -15,7 +15,7 @@ use crate::rest::Rest;
 use crate::sys::{self, Errno, SegmentCell, raw};
 use crate::{agent, counters, needs, send, stores};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 use viaduct_channel::{Segment, Side};
 use viaduct_control::Reason;
 use viaduct_control::counters::{Path, State, Wanted, slot};
@@ -71,8 +71,6 @@ pub struct Conn {
     pub(crate) unchecked: AtomicU32,
     /// Receives since the last send, both on the lane.
     pub(crate) streak: AtomicU32,
-    /// The last receive got less than it had room for.
-    pub(crate) came_short: AtomicBool,
     pub(crate) rest: Rest,
     pub(crate) stores: stores::Choice,
     /// Where the lane stood when it was last asked whether it is idle, see `crate::idle`.
@@ -126,7 +124,6 @@ impl Conn {
             checked_at: AtomicU64::new(0),
             unchecked: AtomicU32::new(0),
             streak: AtomicU32::new(0),
-            came_short: AtomicBool::new(false),
             rest: Rest::new(),
             stores: stores::Choice::new(),
             idle_at: AtomicU64::new(u64::MAX),
@@ -157,7 +154,6 @@ impl Conn {
         self.references.store(1, Relaxed);
         self.fd.store(fd, Relaxed);
         self.rest.reset();
-        self.came_short.store(false, Relaxed);
         self.stores.reset();
         self.idle_at.store(u64::MAX, Relaxed);
         for word in [
@@ -442,9 +438,9 @@ impl Conn {
     /// The receiving direction has changed its path.
     pub(crate) fn receives_on(&self, path: Path) {
         self.receiving.store(path as u8, Relaxed);
-        // Perhaps only because the stretch ended there, though more had come, and been told of: a program that takes that for the end of what
-        // there is waits for an edge. Searches do not say how their receives came out.
-        if self.came_short.load(Relaxed) || self.searched() {
+        // Where there are holes to mind, a receive ends with the stretch though more may have come, and been told of: a program that takes what it
+        // got for all there was waits for an edge.
+        if self.searched() {
             self.set_flag(IN_WANTED, true);
         }
         self.show();

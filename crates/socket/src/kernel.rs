@@ -155,6 +155,7 @@ pub(crate) fn is_full(fd: c_int) -> bool {
 
 const SIOCOUTQ: libc::c_long = 0x5411;
 const FIONREAD: libc::c_long = 0x541b;
+const SIOCATMARK: libc::c_long = 0x8905;
 
 /// Bytes that wait in the kernel to be received.
 pub(crate) fn queued(fd: c_int) -> usize {
@@ -162,6 +163,11 @@ pub(crate) fn queued(fd: c_int) -> usize {
         .ok()
         .and_then(|bytes| usize::try_from(bytes).ok())
         .unwrap_or(0)
+}
+
+/// Whether urgent data comes next, before which a receive ends.
+pub(crate) fn is_at_mark(fd: c_int) -> bool {
+    raw::ioctl_get(fd, SIOCATMARK).is_ok_and(|at| at != 0)
 }
 
 /// Tells, as an error, the one that a receive would tell if nothing stood before it.

@@ -205,29 +205,55 @@ fn peer_took_all(conn: &Conn) -> bool {
     })
 }
 
-/// Whether the peer is closing the connection, and its kernel's word has not been seen.
-#[inline]
-pub(crate) fn closes_unseen(conn: &Conn, segment: &Segment) -> bool {
-    !conn.flag(conn::PEER_FIN) && Incoming::new(segment.receiver(conn.side())).peer_closes()
+/// Looks at the kernel connection of a peer that is only sent to.
+#[cold]
+pub(crate) fn check_peer(conn: &Conn, owner: &Guard<'_>) -> Result<(), Errno> {
+    let events = raw::poll_now(conn.fd(), libc::POLLRDHUP);
+    if events & libc::POLLRDHUP != 0 {
+        conn.set_flag(conn::PEER_FIN, true);
+        // Before anything else is sent: what the peer has not received by now was sent before its end.
+        look_behind(conn, owner);
+    }
+    if events & (libc::POLLERR | libc::POLLHUP) != 0 {
+        // The kernel knows the error; sending tells it.
+        send::mark(conn, MARK_BELL)?;
+    }
+    Ok(())
+}
+
+/// Looks at the peer of a full lane, and if it has closed a direction, finds out whether it is there at all: the kernel answers a mark
+/// to a closed connection with RST. The sending direction is owned and on the lane.
+#[cold]
+pub(crate) fn probe_peer(conn: &Conn, owner: &Guard<'_>) -> Result<(), Errno> {
+    check_peer(conn, owner)?;
+    if conn.flag(conn::PEER_FIN) {
+        send::mark(conn, MARK_BELL)
+    } else {
+        Ok(())
+    }
 }
 
 /// Once, when the peer's FIN has been seen: is it gone without having received all that was sent to it on the lane? TCP would have ended with
 /// RST then; but a peer that was killed, or whose last holder did not know that it was the last, leaves its kernel unaware of lane
-/// bytes. One that has only closed its own direction still reads. Its kernel tells which it is: it answers a bell with RST. One that knew that it
-/// closed has received all that was sent before, or had its kernel send RST instead.
+/// bytes. One that has only closed its own direction still reads. Its kernel tells which it is: it answers a bell with RST.
 pub(crate) fn look_behind_fin(conn: &Conn) {
+    if let Some(guard) = conn.try_own_send() {
+        look_behind(conn, &guard);
+    }
+}
+
+/// The same for who owns the sending direction.
+fn look_behind(conn: &Conn, owner: &Guard<'_>) {
     if !conn.flag(conn::PEER_FIN) || conn.flag(conn::FIN_PROBED | conn::SHUT_WRITE | conn::DEAD) {
         return;
     }
-    let Some(guard) = conn.try_own_send() else { return };
     conn.set_flag(conn::FIN_PROBED, true);
-    let unread = conn.segment(&guard).is_some_and(|segment| {
+    let unread = conn.segment(owner).is_some_and(|segment| {
         let lane = segment.sender(conn.side());
-        let closed = Incoming::new(segment.receiver(conn.side())).peer_closes();
-        Outgoing::new(lane).mode() == Mode::Lane && lane.in_flight() > 0 && !closed
+        Outgoing::new(lane).mode() == Mode::Lane && lane.in_flight() > 0
     });
     if unread {
-        send::ring(conn, &guard, bell::BY_SOCKET);
+        send::ring(conn, owner, bell::BY_SOCKET);
         if raw::poll_now(conn.fd(), 0) & libc::POLLHUP != 0 {
             conn.set_flag(conn::DEAD, true);
             conn.set_error(libc::ECONNRESET);

@@ -92,11 +92,10 @@ impl Conn {
         true
     }
 
-    /// So many bytes have been received from the lane, where there was `room`. The receiving direction is owned.
+    /// So many bytes have been received from the lane. The receiving direction is owned.
     #[inline]
-    pub(crate) fn received_again(&self, bytes: usize, room: usize) {
+    pub(crate) fn received_again(&self, bytes: usize) {
         self.rest.count(bytes);
-        self.came_short.store(bytes < room, Relaxed);
         self.streak.store(self.streak.load(Relaxed).saturating_add(1), Relaxed);
     }
 

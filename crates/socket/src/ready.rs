@@ -60,6 +60,10 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, kernel: boo
     if conn.flag(conn::PEER_FIN) {
         mask |= RDHUP;
     }
+    if conn.has_error() {
+        // Which the kernel tells no more.
+        mask |= ERR | u32::from(raw::poll_now(conn.fd(), 0).cast_unsigned());
+    }
     mask & (interest | ALWAYS)
 }
 
@@ -257,7 +261,7 @@ pub(crate) fn relieve(conn: &'static Conn) {
     let out = Outgoing::new(lane);
     if out.mode() == Mode::Lane && !roomy(&lane) {
         // A peer that has closed will never make room; its kernel says so when asked.
-        if let Err(errno) = send::probe_peer(conn) {
+        if let Err(errno) = marks::probe_peer(conn, &guard) {
             marks::found_broken(conn, errno);
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::conn::{self, Conn, Phase};
 use crate::direct::DirectCall;
+use crate::lock::Guard;
 use crate::marks::{Marks, look_past_bells};
 use crate::peek::Peek;
 use crate::receive_raw::{before_lane, behind_urgent_data, end_of_raw, low_water, raw_receive};
@@ -216,7 +217,8 @@ fn peek_rest(conn: &Conn, id: u64, vector: Vector<'_>) -> usize {
     }
 }
 
-/// Receives what is there now.
+/// Receives what is there now, in however many stretches: a program that gets less than it has room for may take that for all there is, and
+/// wait for an edge.
 #[inline]
 fn attempt(
     conn: &Conn,
@@ -240,62 +242,105 @@ fn attempt(
         return Err(libc::EBADF);
     };
     let lane = segment.receiver(conn.side());
-    let incoming = Incoming::new(lane);
     if flags & libc::MSG_PEEK != 0
         && let Some(found) = Peek::new(conn, &guard, lane).attempt(vector, flags)?
     {
         return Ok(found);
     }
+    let mut reached = skip;
+    let last = in_stretches(conn, &guard, lane, vector, &mut reached, flags, nonblocking);
+    match (reached - skip, last) {
+        (0, last) => last,
+        (bytes, last) => {
+            if let Err(errno) = last {
+                // For the next call.
+                conn.set_error(errno);
+            }
+            Ok(Found::Bytes(bytes))
+        }
+    }
+}
+
+/// Receives from place `at` of the vector on, and moves it; what is found behind all that is for the caller only if nothing was.
+#[inline]
+fn in_stretches(
+    conn: &Conn,
+    guard: &Guard<'_>,
+    lane: Receiver<'_>,
+    vector: Vector<'_>,
+    at: &mut usize,
+    flags: c_int,
+    nonblocking: bool,
+) -> Result<Found, Errno> {
+    let (began, incoming) = (*at, Incoming::new(lane));
     for _ in 0..ROUNDS {
-        match incoming.source() {
+        // Whether more may stand behind what is received, in the next stretch.
+        let (found, ends) = match incoming.source() {
             Source::Lane => {
-                let found = from_lane(conn, &lane, vector, skip, flags)?;
-                if found != Found::Nothing {
-                    return Ok(found);
+                let found = from_lane(conn, &lane, vector, *at, flags)?;
+                let ends = incoming.sender_leaves();
+                if found == Found::Nothing {
+                    // A waiter looks at the kernel connection before it sleeps.
+                    let due = || conn.due_for_check(CHECK_US) || conn.flag(conn::PEER_FIN) || conn.has_error();
+                    if !(ends || nonblocking && due()) {
+                        return Ok(Found::Nothing);
+                    }
+                    match look_past_bells(conn, &incoming, &lane)? {
+                        Marks::Changed => continue,
+                        Marks::None => return Ok(Found::Nothing),
+                        Marks::End => return Ok(Found::End),
+                    }
                 }
-                // A waiter looks at the kernel connection before it sleeps.
-                if !nonblocking || !(conn.due_for_check(CHECK_US) || conn.flag(conn::PEER_FIN) || conn.has_error()) {
+                (found, ends)
+            }
+            Source::LaneThenRaw => match from_lane(conn, &lane, vector, *at, flags)? {
+                Found::Nothing => {
+                    incoming.lane_drained();
+                    conn.receives_on(Path::Tcp);
+                    continue;
+                }
+                found => (found, true),
+            },
+            Source::RawUntil(until) => match before_lane(conn, &incoming, until, vector, *at, flags)? {
+                None => continue,
+                Some(found) => (found, true),
+            },
+            Source::Raw => {
+                conn.pay_ready(guard);
+                wish::heed(conn, &incoming);
+                if *at > began && kernel::is_at_mark(conn.fd()) {
                     return Ok(Found::Nothing);
                 }
-                match look_past_bells(conn, &incoming, &lane)? {
-                    Marks::Changed => {}
-                    Marks::None => return Ok(Found::Nothing),
-                    Marks::End => return Ok(Found::End),
-                }
-            }
-            Source::LaneThenRaw => {
-                let found = from_lane(conn, &lane, vector, skip, flags)?;
-                if found != Found::Nothing {
-                    return Ok(found);
-                }
-                incoming.lane_drained();
-                conn.receives_on(Path::Tcp);
-            }
-            Source::RawUntil(until) => {
-                if let Some(found) = before_lane(conn, &incoming, until, vector, skip, flags)? {
-                    return Ok(found);
-                }
-            }
-            Source::Raw => {
-                conn.pay_ready(&guard);
-                wish::heed(conn, &incoming);
                 let waiting = kernel::queued(conn.fd());
                 // Only bytes that were there before this second look are surely raw.
                 if waiting > 0 && incoming.source() != Source::Raw {
                     continue;
                 }
-                if waiting > 0 {
-                    return raw_receive(conn, vector, skip, waiting, flags);
-                }
-                return match end_of_raw(conn, &incoming)? {
-                    // Bytes that the kernel does not count: they stand behind urgent data.
-                    Found::Bytes(_) => behind_urgent_data(conn, vector, skip, flags),
-                    other => Ok(other),
+                let found = if waiting > 0 {
+                    raw_receive(conn, vector, *at, waiting, flags)?
+                } else {
+                    match end_of_raw(conn, &incoming)? {
+                        // Bytes that the kernel does not count: they stand behind urgent data.
+                        Found::Bytes(_) => behind_urgent_data(conn, vector, *at, flags)?,
+                        other => other,
+                    }
                 };
+                (found, false)
             }
+        };
+        let Found::Bytes(bytes) = found else {
+            return Ok(found);
+        };
+        *at += bytes;
+        if !ends || *at >= vector.len() || flags & libc::MSG_PEEK != 0 {
+            return Ok(found);
         }
     }
-    Err(send::violated(conn))
+    if *at > began {
+        Ok(Found::Nothing)
+    } else {
+        Err(send::violated(conn))
+    }
 }
 
 /// What a receive would find now, without receiving.
@@ -397,7 +442,7 @@ fn from_lane(conn: &Conn, lane: &Receiver<'_>, vector: Vector<'_>, skip: usize, 
         }
     }
     if flags & libc::MSG_PEEK == 0 {
-        conn.received_again(bytes, vector.len().saturating_sub(skip));
+        conn.received_again(bytes);
         consume(conn, lane, bytes);
     }
     Ok(Found::Bytes(bytes))

@@ -51,8 +51,6 @@ pub(crate) fn raw_receive(
         Ok(bytes) => {
             if flags & libc::MSG_PEEK == 0 {
                 conn.advance(bytes);
-                conn.came_short
-                    .store(bytes < vector.len().saturating_sub(skip), Relaxed);
                 counters::add(conn, slot::BYTES_RECEIVED, bytes as u64);
             }
             Ok(Found::Bytes(bytes))

@@ -12,7 +12,7 @@ use libc::c_int;
 use viaduct_channel::{Segment, Sender, Stores};
 use viaduct_control::Reason;
 use viaduct_control::counters::{Path, slot};
-use viaduct_stream::{MARK_BACK, MARK_BELL, Mode, Outgoing};
+use viaduct_stream::{Incoming, MARK_BACK, MARK_BELL, Mode, Outgoing};
 
 /// Flags that change nothing about where bytes go.
 pub(crate) const PLAIN_FLAGS: c_int =
@@ -97,7 +97,10 @@ pub(crate) fn attached(
                 }
             }
             // As with TCP, an error that has not been told comes first.
-            Err(libc::EPIPE) if done == 0 && conn.has_error() => break conn.take_error(),
+            Err(libc::EPIPE) if done == 0 => {
+                let kept = conn.take_error();
+                break if kept == 0 { libc::EPIPE } else { kept };
+            }
             Err(errno) => break errno,
         }
         if nonblocking {
@@ -216,8 +219,9 @@ fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) 
 #[inline]
 fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>, skip: usize) -> Result<usize, Errno> {
     let lane = segment.sender(conn.side());
-    if conn.due_for_check_of_many(CHECK_US) || marks::closes_unseen(conn, segment) {
-        check_peer(conn)?;
+    let closes = Outgoing::new(lane).peer_closes(&Incoming::new(segment.receiver(conn.side())));
+    if conn.due_for_check_of_many(CHECK_US) || closes && !conn.flag(conn::PEER_FIN) {
+        marks::check_peer(conn, guard)?;
     }
     if conn.flag(conn::SHUT_WRITE) {
         return Err(libc::EPIPE);
@@ -246,8 +250,8 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
             break;
         }
     }
-    if sent > 0 && conn.flag(conn::PEER_FIN) {
-        // The peer has closed at least one direction. If both, the kernel answers this mark with RST, as it would
+    if sent > 0 && (closes || conn.flag(conn::PEER_FIN)) {
+        // The peer has closed at least one direction, or is about to. If both, the kernel answers this mark with RST, as it would
         // have answered the bytes.
         mark(conn, MARK_BELL)?;
     }
@@ -274,32 +278,6 @@ pub(crate) fn violated(conn: &Conn) -> Errno {
     libc::ECONNRESET
 }
 
-/// Looks at the kernel connection of a peer that is only sent to.
-#[cold]
-fn check_peer(conn: &Conn) -> Result<(), Errno> {
-    let events = raw::poll_now(conn.fd(), libc::POLLRDHUP);
-    if events & libc::POLLRDHUP != 0 {
-        conn.set_flag(conn::PEER_FIN, true);
-    }
-    if events & (libc::POLLERR | libc::POLLHUP) != 0 {
-        // The kernel knows the error; sending tells it.
-        mark(conn, MARK_BELL)?;
-    }
-    Ok(())
-}
-
-/// Looks at the peer of a full lane, and if it has closed a direction, finds out whether it is there at all: the kernel answers a mark
-/// to a closed connection with RST. The sending direction is owned and on the lane.
-#[cold]
-pub(crate) fn probe_peer(conn: &Conn) -> Result<(), Errno> {
-    check_peer(conn)?;
-    if conn.flag(conn::PEER_FIN) {
-        mark(conn, MARK_BELL)
-    } else {
-        Ok(())
-    }
-}
-
 #[cold]
 fn broken(conn: &Conn) -> Errno {
     match mark(conn, MARK_BELL) {
@@ -310,7 +288,7 @@ fn broken(conn: &Conn) -> Errno {
 
 /// Puts a mark on the kernel connection. A full kernel buffer is no error: then there is something to read anyway. The sending
 /// direction is owned and not raw.
-fn mark(conn: &Conn, mark: u8) -> Result<(), Errno> {
+pub(crate) fn mark(conn: &Conn, mark: u8) -> Result<(), Errno> {
     match raw::send(conn.fd(), &[mark], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
         Ok(_) | Err(libc::EAGAIN | libc::EINTR) => Ok(()),
         Err(errno) => {

@@ -1,8 +1,9 @@
 //! Waiting until there is room to send: by polling first, by sleeping then.
 
 use crate::conn::Conn;
+use crate::marks::probe_peer;
 use crate::pace::{Bound, Naps, STUCK_NS};
-use crate::send::{demote, may_overflow, probe_peer};
+use crate::send::{demote, may_overflow};
 use crate::spin::Spinner;
 use crate::sys::{self, Errno};
 use crate::wait::{self, Deadline, Woken};
@@ -87,7 +88,7 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result
         let lane = segment.sender(conn.side());
         let out = Outgoing::new(lane);
         if out.mode() == Mode::Lane {
-            probe_peer(conn)?;
+            probe_peer(conn, &send)?;
         }
         if lane.has_space() {
             return Ok(Woken::Look);

@@ -191,6 +191,14 @@ impl<'a> Outgoing<'a> {
         self.lane.word(S_CLOSED).fetch_or(CLOSING, SeqCst);
     }
 
+    /// Whether the peer [is closing](Self::set_closing) its end, as `incoming` tells: what is sent from now on may not be received.
+    #[inline]
+    pub fn peer_closes(&self, incoming: &Incoming<'_>) -> bool {
+        // In this order: the first word is looked at with every send, and seldom written.
+        self.lane.peer_word(R_READY).load(Relaxed) & READY == 0
+            && incoming.lane.peer_word(S_CLOSED).load(Relaxed) & CLOSING != 0
+    }
+
     /// Before a mark that no bytes follow. False if the peer, as `incoming` tells, is closing: the mark would break off what its
     /// kernel still has to deliver. [`end_mark`](Self::end_mark) is due either way.
     pub fn begin_mark(&self, incoming: &Incoming<'_>) -> bool {
@@ -279,10 +287,11 @@ impl<'a> Incoming<'a> {
         self.lane.peer_word(S_CLOSED).load(Relaxed) & MEANS_RESET != 0
     }
 
-    /// Whether the peer [is closing](Outgoing::set_closing) its end, or has: nobody receives what is sent to it.
+    /// Whether the sender has ended the lane stretch, though its [`MARK_BACK`] may not have been seen: more may be behind what the lane holds.
     #[inline]
-    pub fn peer_closes(&self) -> bool {
-        self.lane.peer_word(S_CLOSED).load(Relaxed) & CLOSING != 0
+    pub fn sender_leaves(&self) -> bool {
+        // Acquire pairs with the release in `Outgoing::demote`: all of the stretch has been published.
+        Mode::of(self.lane.peer_word(S_MODE).load(Acquire)) != Mode::Lane
     }
 
     /// Whether the sender is putting a mark just now.

@@ -56,7 +56,7 @@ pub(super) fn take_simply(
     for dest in vector.dests(0, want) {
         copied += lane.copy_out(dest, narrow(offset) + copied);
     }
-    conn.received_again(copied, copied);
+    conn.received_again(copied);
     if offset == 0 && end < holes.run() {
         holes.advance(end);
     } else if let Ok(hole) = holes.take(from, to)

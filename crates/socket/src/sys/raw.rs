@@ -244,7 +244,7 @@ pub fn fcntl(fd: c_int, command: c_int, argument: usize) -> Result<usize, Errno>
 pub fn ioctl_get(fd: c_int, request: c_long) -> Result<c_int, Errno> {
     let mut value: c_int = 0;
     let place = (&raw mut value).expose_provenance();
-    // SAFETY: FIONREAD and SIOCOUTQ write one int.
+    // SAFETY: FIONREAD, SIOCOUTQ and SIOCATMARK write one int.
     unsafe {
         call(
             libc::SYS_ioctl,

@@ -320,7 +320,8 @@ impl Run<'_> {
         if flags & libc::MSG_PEEK == 0 && done > 0 {
             stream.take(at, done);
             // Who gets less than there is room for takes it for all there was, and waits for an edge.
-            stream.has_come |= at == 0 && done < len && !stream.unread.is_empty();
+            // What a child knows its parent does not.
+            stream.has_come |= at == 0 && done < len && !by_child && !stream.unread.is_empty();
         }
         self.settle(number);
     }

@@ -285,7 +285,6 @@ static void linger_waits(void)
     FAR(ALL(s, 4); GET(s, 1, 0));
 }
 
-/* The first send may still pass; soon one must fail, and raise the signal unless told not to. */
 static void sent_after_the_close(void)
 {
     NEAR(R(close(s)));
@@ -316,12 +315,15 @@ static void full_and_reset(bool in_a_set)
     fill(s);
     step();
     if (is_near) {
-        sleep_ms(100);
+        ask();
+        sleep_ms(50);
         close(s);
     } else {
         epoll_ctl(set, EPOLL_CTL_ADD, s, &event);
         fill(s);
+        tell(0);
         R(in_a_set ? epoll_wait(set, &event, 1, 2000) : poll(&entry, 1, 2000));
+        POLL(s, POLLOUT, 0);
         R(send(s, "x", 1, MSG_NOSIGNAL));
         R(send(s, "x", 1, MSG_NOSIGNAL));
         GET(s, 8, 0);
@@ -339,6 +341,7 @@ static void reset_while_both_are_full_in_a_set(void)
     full_and_reset(true);
 }
 
+/* The first send may still pass; soon one must fail, and raise the signal unless told not to. */
 static void broken_pipe(void)
 {
     ssize_t sent = 1;
