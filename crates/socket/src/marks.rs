@@ -205,19 +205,34 @@ fn peer_took_all(conn: &Conn) -> bool {
     })
 }
 
+/// For the program's next call, an error that came behind bytes of this one: the kernel tells each of the connection once.
+pub(crate) fn keep_error(conn: &Conn, errno: Errno) {
+    let of_call = [
+        libc::EAGAIN,
+        libc::EINTR,
+        libc::EFAULT,
+        libc::EBADF,
+        libc::EPIPE,
+        libc::ENOMEM,
+    ];
+    if errno > 0 && !of_call.contains(&errno) {
+        conn.set_error(errno);
+    }
+}
+
 /// Looks at the kernel connection of a peer that is only sent to.
 #[cold]
 pub(crate) fn check_peer(conn: &Conn, owner: &Guard<'_>) -> Result<(), Errno> {
     let events = raw::poll_now(conn.fd(), libc::POLLRDHUP);
     if events & libc::POLLRDHUP != 0 {
         conn.set_flag(conn::PEER_FIN, true);
-        // Before anything else is sent: what the peer has not received by now was sent before its end.
-        look_behind(conn, owner);
     }
     if events & (libc::POLLERR | libc::POLLHUP) != 0 {
         // The kernel knows the error; sending tells it.
         send::mark(conn, MARK_BELL)?;
     }
+    // Before anything else is sent: what the peer has not received by now was sent before its end.
+    look_behind(conn, owner);
     Ok(())
 }
 
@@ -243,7 +258,7 @@ pub(crate) fn look_behind_fin(conn: &Conn) {
 }
 
 /// The same for who owns the sending direction.
-fn look_behind(conn: &Conn, owner: &Guard<'_>) {
+pub(crate) fn look_behind(conn: &Conn, owner: &Guard<'_>) {
     if !conn.flag(conn::PEER_FIN) || conn.flag(conn::FIN_PROBED | conn::SHUT_WRITE | conn::DEAD) {
         return;
     }

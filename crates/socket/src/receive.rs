@@ -3,7 +3,7 @@
 use crate::conn::{self, Conn, Phase};
 use crate::direct::DirectCall;
 use crate::lock::Guard;
-use crate::marks::{Marks, look_past_bells};
+use crate::marks::{Marks, keep_error, look_past_bells};
 use crate::peek::Peek;
 use crate::receive_raw::{before_lane, behind_urgent_data, end_of_raw, low_water, raw_receive};
 use crate::receive_wait::{END, wait_for_bytes};
@@ -250,11 +250,14 @@ fn attempt(
     let mut reached = skip;
     let last = in_stretches(conn, &guard, lane, vector, &mut reached, flags, nonblocking);
     match (reached - skip, last) {
+        (0, Ok(Found::Nothing)) if conn.has_error() => match conn.take_error() {
+            0 => Ok(Found::Nothing),
+            errno => Err(errno),
+        },
         (0, last) => last,
         (bytes, last) => {
             if let Err(errno) = last {
-                // For the next call.
-                conn.set_error(errno);
+                keep_error(conn, errno);
             }
             Ok(Found::Bytes(bytes))
         }
@@ -278,7 +281,8 @@ fn in_stretches(
         let (found, ends) = match incoming.source() {
             Source::Lane => {
                 let found = from_lane(conn, &lane, vector, *at, flags)?;
-                let ends = incoming.sender_leaves();
+                let is_full = matches!(found, Found::Bytes(bytes) if *at + bytes >= vector.len());
+                let ends = !is_full && incoming.sender_leaves();
                 if found == Found::Nothing {
                     // A waiter looks at the kernel connection before it sleeps.
                     let due = || conn.due_for_check(CHECK_US) || conn.flag(conn::PEER_FIN) || conn.has_error();
@@ -301,6 +305,10 @@ fn in_stretches(
                 }
                 found => (found, true),
             },
+            // As with TCP, what stands behind urgent data is not received together with what stands before.
+            Source::RawUntil(_) | Source::Raw if *at > began && kernel::is_at_mark(conn.fd()) => {
+                return Ok(Found::Nothing);
+            }
             Source::RawUntil(until) => match before_lane(conn, &incoming, until, vector, *at, flags)? {
                 None => continue,
                 Some(found) => (found, true),
@@ -308,9 +316,6 @@ fn in_stretches(
             Source::Raw => {
                 conn.pay_ready(guard);
                 wish::heed(conn, &incoming);
-                if *at > began && kernel::is_at_mark(conn.fd()) {
-                    return Ok(Found::Nothing);
-                }
                 let waiting = kernel::queued(conn.fd());
                 // Only bytes that were there before this second look are surely raw.
                 if waiting > 0 && incoming.source() != Source::Raw {

@@ -96,11 +96,6 @@ pub(crate) fn attached(
                     continue;
                 }
             }
-            // As with TCP, an error that has not been told comes first.
-            Err(libc::EPIPE) if done == 0 => {
-                let kept = conn.take_error();
-                break if kept == 0 { libc::EPIPE } else { kept };
-            }
             Err(errno) => break errno,
         }
         if nonblocking {
@@ -124,8 +119,12 @@ pub(crate) fn attached(
         conn.set_flag(conn::OUT_WANTED, false);
     }
     if done > 0 {
+        marks::keep_error(conn, error);
         return done.cast_signed();
     }
+    // As with TCP, an error that has not been told comes first.
+    let kept = if error == libc::EPIPE { conn.take_error() } else { 0 };
+    let error = if kept == 0 { error } else { kept };
     if error == libc::EPIPE && flags & libc::MSG_NOSIGNAL == 0 {
         sys::raise_sigpipe();
     }
@@ -222,6 +221,8 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
     let closes = Outgoing::new(lane).peer_closes(&Incoming::new(segment.receiver(conn.side())));
     if conn.due_for_check_of_many(CHECK_US) || closes && !conn.flag(conn::PEER_FIN) {
         marks::check_peer(conn, guard)?;
+    } else if conn.flag(conn::PEER_FIN) {
+        marks::look_behind(conn, guard);
     }
     if conn.flag(conn::SHUT_WRITE) {
         return Err(libc::EPIPE);

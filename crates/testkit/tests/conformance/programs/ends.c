@@ -305,13 +305,15 @@ static void asked_after_a_send_after_the_close(void)
 }
 
 /* Neither end reads, until one closes. */
-static void full_and_reset(bool in_a_set)
+enum wait { BY_POLL, IN_A_SET, IN_A_SEND };
+
+static void full_and_reset(enum wait wait)
 {
     struct pollfd entry = {.fd = s, .events = POLLOUT};
     struct epoll_event event = {.events = EPOLLOUT | EPOLLET};
     int set = epoll_create1(0);
 
-    fcntl(s, F_SETFL, O_NONBLOCK);
+    fcntl(s, F_SETFL, wait == IN_A_SEND ? 0 : O_NONBLOCK);
     fill(s);
     step();
     if (is_near) {
@@ -322,8 +324,10 @@ static void full_and_reset(bool in_a_set)
         epoll_ctl(set, EPOLL_CTL_ADD, s, &event);
         fill(s);
         tell(0);
-        R(in_a_set ? epoll_wait(set, &event, 1, 2000) : poll(&entry, 1, 2000));
-        POLL(s, POLLOUT, 0);
+        if (wait != IN_A_SEND) {
+            R(wait == IN_A_SET ? epoll_wait(set, &event, 1, 2000) : poll(&entry, 1, 2000));
+            POLL(s, POLLOUT, 0);
+        }
         R(send(s, "x", 1, MSG_NOSIGNAL));
         R(send(s, "x", 1, MSG_NOSIGNAL));
         GET(s, 8, 0);
@@ -333,12 +337,17 @@ static void full_and_reset(bool in_a_set)
 
 static void reset_while_both_are_full(void)
 {
-    full_and_reset(false);
+    full_and_reset(BY_POLL);
 }
 
 static void reset_while_both_are_full_in_a_set(void)
 {
-    full_and_reset(true);
+    full_and_reset(IN_A_SET);
+}
+
+static void reset_while_both_are_full_and_one_sends(void)
+{
+    full_and_reset(IN_A_SEND);
 }
 
 /* The first send may still pass; soon one must fail, and raise the signal unless told not to. */
@@ -502,4 +511,5 @@ MAIN(JOINED(half_close_by_near), JOINED(half_close_by_far), JOINED(half_close_th
      JOINED(shutdown_wakes_a_sender), JOINED(the_end_wakes_a_poller), JOINED(events_of_half_closes),
      JOINED(receive_calls_after_a_reset), JOINED(sent_after_the_close),
      JOINED(received_after_a_send_after_the_close), JOINED(asked_after_a_send_after_the_close),
-     JOINED(reset_while_both_are_full), JOINED(reset_while_both_are_full_in_a_set))
+     JOINED(reset_while_both_are_full), JOINED(reset_while_both_are_full_in_a_set),
+     JOINED(reset_while_both_are_full_and_one_sends))
