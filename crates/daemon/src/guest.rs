@@ -85,6 +85,8 @@ pub(crate) struct Guest {
     /// Bells of others that this process has been given.
     pub(crate) given: HashSet<u64>,
     queue: VecDeque<Mail>,
+    /// Packets sent that the guest has not been told of.
+    unannounced: u64,
     /// Whether the loop watches for room in the socket.
     pub(crate) watches_room: bool,
     /// Whether the last packet met the kernel's limit on descriptors in flight, of which no event tells the end.
@@ -102,6 +104,7 @@ impl Guest {
             bells: HashMap::new(),
             given: HashSet::new(),
             queue: VecDeque::new(),
+            unannounced: 0,
             watches_room: false,
             starved: false,
         }
@@ -157,25 +160,30 @@ impl Guest {
         self.queue.len()
     }
 
+    /// Tells the guest how much mail it has got, which it reads only then.
+    pub(crate) fn announce(&mut self) {
+        if let Some(introduced) = &self.introduced
+            && let Some(word) = introduced.counters.words().get(counters::MAIL)
+        {
+            // Pairs with the guest's acquire load: once it sees the count, the packets are in the socket.
+            word.fetch_add(core::mem::take(&mut self.unannounced), Ordering::Release);
+        }
+    }
+
     /// Sends `mail`, or queues it behind what is queued already.
     pub(crate) fn post(&mut self, mail: Mail) -> Result<(), Farewell> {
         self.queue.push_back(mail);
         self.flush()
     }
 
-    /// Sends as much queued mail as the socket takes.
+    /// Sends as much queued mail as the socket takes. [`Guest::announce`] tells of it.
     pub(crate) fn flush(&mut self) -> Result<(), Farewell> {
         self.starved = false;
         while let Some(mail) = self.queue.front() {
             match send(self.socket.as_fd(), mail) {
                 Ok(()) => {
                     self.queue.pop_front();
-                    if let Some(introduced) = &self.introduced
-                        && let Some(word) = introduced.counters.words().get(counters::MAIL)
-                    {
-                        // Pairs with the guest's acquire load: once it sees the count, the packet is in the socket.
-                        word.fetch_add(1, Ordering::Release);
-                    }
+                    self.unannounced += u64::from(self.introduced.is_some());
                 }
                 Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::TOOMANYREFS) => {

@@ -196,8 +196,12 @@ impl Server {
         tracing::debug!(segment = matched.segment, "paired");
         self.hand_over(matched, 0, &segment);
         self.hand_over(matched, 1, &segment);
+        // Only now, so that a viaductd killed between the two leaves no end with a lane that the other knows nothing of.
+        self.announce(matched.first.guest);
+        self.announce(matched.second.guest);
     }
 
+    /// Sends one end its part of a pair.
     fn hand_over(&mut self, matched: &Match, side: u32, segment: &Rc<OwnedFd>) {
         let (own, peer) = match side {
             0 => (&matched.first, &matched.second),
@@ -228,7 +232,7 @@ impl Server {
             peer_pid,
             peer_uid,
         };
-        self.post(own.guest, Packet::new(&pair), descriptors);
+        self.post_unannounced(own.guest, Packet::new(&pair), descriptors);
     }
 }
 

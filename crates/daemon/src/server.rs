@@ -238,7 +238,7 @@ impl Server {
 
     fn serve(&mut self, id: GuestId, flags: EventFlags) {
         if flags.contains(EventFlags::OUT) {
-            self.with_guest(id, Guest::flush);
+            self.flush(id);
         }
         for _ in 0..TURN {
             let Some(guest) = self.guests.get(&id) else { return };
@@ -347,8 +347,21 @@ impl Server {
 
     /// Sends a packet, or queues it.
     pub(crate) fn post(&mut self, id: GuestId, packet: Packet, descriptors: Vec<Rc<OwnedFd>>) {
+        self.post_unannounced(id, packet, descriptors);
+        self.announce(id);
+    }
+
+    /// The same, but the guest does not read it before [`Server::announce`].
+    pub(crate) fn post_unannounced(&mut self, id: GuestId, packet: Packet, descriptors: Vec<Rc<OwnedFd>>) {
         let mail = Mail { packet, descriptors };
         self.with_guest(id, |guest| guest.post(mail));
+    }
+
+    /// Tells a guest of its mail.
+    pub(crate) fn announce(&mut self, id: GuestId) {
+        if let Some(guest) = self.guests.get_mut(&id) {
+            guest.announce();
+        }
     }
 
     /// Does something that may send or queue mail, and sees to what follows from it.
@@ -389,12 +402,18 @@ impl Server {
         }
     }
 
+    /// Sends queued mail that there is room for now.
+    fn flush(&mut self, id: GuestId) {
+        self.with_guest(id, Guest::flush);
+        self.announce(id);
+    }
+
     fn flush_starved(&mut self) {
         if self.flush_again.is_some_and(|at| at <= Instant::now()) {
             self.flush_again = None;
             let starved = self.guests.values().filter(|guest| guest.starved).map(|guest| guest.id);
             for id in starved.collect::<Vec<_>>() {
-                self.with_guest(id, Guest::flush);
+                self.flush(id);
             }
         }
     }

@@ -91,8 +91,17 @@ pub(crate) fn unhide(fd: i32) {
     }
 }
 
-/// The number of the connection to viaductd that stands now; 0 if none does.
+/// The number of the connection to viaductd that stands now; 0 if none does, and all mail that came by it has been seen to.
 pub(crate) fn probe() -> u32 {
+    match lock::try_acquire(&OWNER) {
+        Some(_owner) => standing(),
+        // Whoever deals with viaductd may be about to attach what it said last.
+        None => GENERATION.load(Acquire),
+    }
+}
+
+/// The same for who owns the dealings.
+fn standing() -> u32 {
     let fd = MAILBOX.fd.load(Acquire);
     if fd < 0 || !look_after(fd) {
         return 0;
@@ -100,19 +109,18 @@ pub(crate) fn probe() -> u32 {
     GENERATION.load(Acquire)
 }
 
-/// Whether the connection stands, or has mail left: a pair stands only when both ends have read theirs. Else it is given up.
+/// Whether the connection stands, or has mail left that viaductd told of: it tells of a pair once both ends have it. Else it is given up.
 fn look_after(fd: i32) -> bool {
     let peek = || raw::recv(fd, &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT);
     // That it left something of ours unread is told first, and once.
     let found = peek().or_else(|errno| if errno == libc::ECONNRESET { peek() } else { Err(errno) });
-    if found.is_ok_and(|len| len > 0) {
-        // It may have died before it could say so.
-        MAILBOX.seen.fetch_sub(1, Relaxed);
-    } else if found != Err(libc::EAGAIN) {
-        disconnect(fd);
-        return false;
+    // In this order: what a viaductd that is gone has told is seen.
+    let stands = || raw::poll_now(fd, 0) & libc::POLLHUP == 0 || has_mail();
+    if found == Err(libc::EAGAIN) || found.is_ok_and(|len| len > 0) && stands() {
+        return true;
     }
-    true
+    disconnect(fd);
+    false
 }
 
 fn disconnect(fd: i32) {
@@ -292,7 +300,11 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<Optio
                 bell.take_back();
             }
             // A viaductd that is gone gives no tickets; with the next one the offer is worth repeating.
-            return if probe() == 0 { Ok(None) } else { Err(Reason::NoTicket) };
+            return if standing() == 0 {
+                Ok(None)
+            } else {
+                Err(Reason::NoTicket)
+            };
         }
         offer.ticket_sequence = sequence;
         offer.flags |= OFFER_HAS_TICKET;
@@ -344,7 +356,7 @@ pub(crate) fn has_mail() -> bool {
             .is_some_and(|written| written.load(Acquire) != MAILBOX.seen.load(Relaxed))
 }
 
-/// Reads what viaductd has written. Must not be called while a direction is owned.
+/// Reads what viaductd has told of. Must not be called while a direction is owned.
 #[cold]
 pub(crate) fn deliver() {
     let Some(_owner) = lock::try_acquire(&OWNER) else {
@@ -353,12 +365,22 @@ pub(crate) fn deliver() {
     let fd = MAILBOX.fd.load(Acquire);
     let mail = counters::header().and_then(|words| words.get(layout::MAIL));
     let Some(mail) = mail.filter(|_| fd >= 0) else { return };
-    MAILBOX.seen.store(mail.load(Acquire), Relaxed);
+    let told = mail.load(Acquire);
+    let mut left = told.wrapping_sub(MAILBOX.seen.load(Relaxed)).cast_signed();
+    // Less than none: the welcome has been read, and is still to be told of.
+    if left <= 0 {
+        look_after(fd);
+        return;
+    }
+    MAILBOX.seen.store(told, Relaxed);
     let mut packet = [0; message::MAX_PACKET];
-    loop {
+    while left > 0 {
         match sys::receive_packet(fd, &mut packet) {
             Ok((0, _)) => return disconnect(fd),
-            Ok((len, descriptors)) => handle(packet.get(..len).unwrap_or(&[]), descriptors),
+            Ok((len, descriptors)) => {
+                left -= 1;
+                handle(packet.get(..len).unwrap_or(&[]), descriptors);
+            }
             Err(libc::EAGAIN | libc::EINTR) => return,
             // viaductd is gone; its mail is still there.
             Err(libc::ECONNRESET) => {}
@@ -469,4 +491,37 @@ pub(crate) fn after_fork() {
     FORKER.store(0, Relaxed);
     OWNER.store(0, Relaxed);
     RETRY_AT_NS.store(0, Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
+    use std::os::fd::IntoRawFd;
+
+    #[test]
+    fn mail_of_a_viaductd_that_is_gone_counts_if_it_was_told_of() {
+        static TOLD: AtomicU64 = AtomicU64::new(0);
+        let owner = lock::acquire(&OWNER).unwrap();
+        MAILBOX.written.store((&raw const TOLD).cast_mut(), Relaxed);
+        GENERATION.store(7, Relaxed);
+        for is_told in [true, false] {
+            let ends = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+            let (guest, viaductd) = ends.unwrap();
+            MAILBOX.fd.store(guest.into_raw_fd(), Relaxed);
+            assert_eq!(standing(), 7, "viaductd lives");
+            send(&viaductd, b"a pair", SendFlags::empty()).unwrap();
+            assert_eq!(standing(), 7, "and may be about to tell of it");
+            MAILBOX.seen.store(1, Relaxed);
+            TOLD.store(1 + u64::from(is_told), Relaxed);
+            drop(viaductd);
+            // Who owns the dealings may be attaching what came last.
+            assert_eq!(std::thread::spawn(probe).join().unwrap(), 7);
+            assert_eq!(standing(), if is_told { 7 } else { 0 });
+            disconnect(MAILBOX.fd.load(Relaxed));
+            assert_eq!(standing(), 0);
+        }
+        drop(owner);
+        assert_eq!(probe(), 0);
+    }
 }

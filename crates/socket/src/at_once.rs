@@ -34,7 +34,7 @@ pub(crate) fn send(conn: &'static Conn, id: u64, bytes: Bytes<'_>, flags: c_int)
     let out = Outgoing::new(lane);
     if out.mode() == Mode::Lane
         && !out.peer_wants_raw()
-        && !out.peer_closes(&Incoming::new(segment.receiver(conn.side())))
+        && !out.peer_closes(|| Incoming::new(segment.receiver(conn.side())))
         && conn.wants_lane()
         && conn.may_go_unchecked(CHECK_US)
         && let Ok(sent @ 1..) = lane.append(bytes)

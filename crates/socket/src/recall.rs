@@ -68,6 +68,10 @@ pub(crate) fn go_on(conn: &Conn, id: u64) -> Progress {
             },
             Recall::Lane if !fits(conn, segment, &incoming) => return Progress::Stuck,
             Recall::Lane => give_back_lane(conn, segment, &incoming, &lane),
+            Recall::Ended => {
+                incoming.lane_drained();
+                true
+            }
         };
         if !moved {
             return Progress::Going;
@@ -305,4 +309,41 @@ pub(crate) fn fetch(conn: &Conn, out: &Outgoing<'_>) -> bool {
 
 fn position(conn: &Conn) -> Option<u64> {
     kernel::send_position(conn.fd(), conn.flag(conn::ACTIVE), false).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::records;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+    use viaduct_channel::Geometry;
+    use viaduct_stream::MARK_BACK;
+
+    /// A sender that looks between the two stores of the end of a stretch takes it for the receiver's turn, and sleeps.
+    #[test]
+    fn the_sender_hears_that_the_stretch_has_ended() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let conn = records::begin(stream.as_raw_fd(), 0).unwrap();
+        let bell = raw::eventfd().unwrap();
+        conn.segment.fill(Segment::heap(Geometry::DEFAULT).0);
+        conn.peer_bell.store(bell, Relaxed);
+        let segment = conn.segment(&conn).unwrap();
+        let (out, inc) = (
+            Outgoing::new(segment.sender(conn.side().other())),
+            Incoming::new(segment.receiver(conn.side())),
+        );
+        inc.set_ready();
+        assert!(out.promote(0));
+        inc.enter_lane();
+        inc.recall();
+        assert!(out.answer(|| 0));
+        out.demote();
+        out.back_sent();
+        inc.marks(&[MARK_BACK]);
+        assert_eq!(go_on(conn, conn.id()), Progress::Sending);
+        assert_eq!(inc.source(), Source::Raw);
+        assert_ne!(raw::poll_now(bell, libc::POLLIN), 0);
+    }
 }

@@ -250,7 +250,7 @@ fn attempt(
     let mut reached = skip;
     let last = in_stretches(conn, &guard, lane, vector, &mut reached, flags, nonblocking);
     match (reached - skip, last) {
-        (0, Ok(Found::Nothing)) if conn.has_error() => match conn.take_error() {
+        (0, Ok(Found::Nothing)) => match conn.take_error() {
             0 => Ok(Found::Nothing),
             errno => Err(errno),
         },

@@ -218,7 +218,7 @@ fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) 
 #[inline]
 fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>, skip: usize) -> Result<usize, Errno> {
     let lane = segment.sender(conn.side());
-    let closes = Outgoing::new(lane).peer_closes(&Incoming::new(segment.receiver(conn.side())));
+    let closes = Outgoing::new(lane).peer_closes(|| Incoming::new(segment.receiver(conn.side())));
     if conn.due_for_check_of_many(CHECK_US) || closes && !conn.flag(conn::PEER_FIN) {
         marks::check_peer(conn, guard)?;
     } else if conn.flag(conn::PEER_FIN) {

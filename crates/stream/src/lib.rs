@@ -193,10 +193,10 @@ impl<'a> Outgoing<'a> {
 
     /// Whether the peer [is closing](Self::set_closing) its end, as `incoming` tells: what is sent from now on may not be received.
     #[inline]
-    pub fn peer_closes(&self, incoming: &Incoming<'_>) -> bool {
+    pub fn peer_closes<'p>(&self, incoming: impl FnOnce() -> Incoming<'p>) -> bool {
         // In this order: the first word is looked at with every send, and seldom written.
         self.lane.peer_word(R_READY).load(Relaxed) & READY == 0
-            && incoming.lane.peer_word(S_CLOSED).load(Relaxed) & CLOSING != 0
+            && incoming().lane.peer_word(S_CLOSED).load(Relaxed) & CLOSING != 0
     }
 
     /// Before a mark that no bytes follow. False if the peer, as `incoming` tells, is closing: the mark would break off what its

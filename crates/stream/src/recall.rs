@@ -33,6 +33,8 @@ pub enum Recall {
     Marks,
     /// Give back what the lane holds, then [`Incoming::lane_drained`].
     Lane,
+    /// Nothing of the stretch that has ended is this end's to give back: [`Incoming::lane_drained`], and let the sender know.
+    Ended,
 }
 
 impl Outgoing<'_> {
@@ -198,10 +200,7 @@ impl Incoming<'_> {
             Source::LaneThenRaw => match mode {
                 Mode::Raw if self.lane.has_bytes() && self.may_give_back() => Recall::Lane,
                 Mode::Raw if self.lane.has_bytes() => Recall::Wait,
-                Mode::Raw | Mode::Recalling => {
-                    self.lane_drained();
-                    self.recalling_raw()
-                }
+                Mode::Raw | Mode::Recalling => Recall::Ended,
                 Mode::Lane | Mode::BackPending => Recall::Wait,
             },
         }

@@ -200,12 +200,14 @@ fn a_recall_makes_the_sender_send_again_behind_the_mark_back() {
     out.back_sent();
     assert_eq!(out.mode(), Mode::Recalling);
     assert!(!out.may_promote());
-    assert_eq!(inc.recalling(), Recall::Sending);
     assert_eq!(
-        inc.source(),
-        Source::Raw,
+        inc.recalling(),
+        Recall::Ended,
         "this end has nothing to do with the lane's rest"
     );
+    assert_eq!(inc.source(), Source::LaneThenRaw, "asking changes nothing");
+    inc.lane_drained();
+    assert_eq!(inc.recalling(), Recall::Sending);
     // The sender stands in for the receiver.
     let lane = near.receiver(Side::Second);
     let mut bytes = [0; 9];
@@ -278,6 +280,8 @@ fn what_stands_before_the_marks_is_given_back_and_comes_first() {
     assert!(!out.awaits_receiver());
     assert_eq!(inc.recalling(), Recall::Marks);
     inc.marks(&[MARK_BACK]);
+    assert_eq!(inc.recalling(), Recall::Ended);
+    inc.lane_drained();
     assert_eq!(
         inc.recalling(),
         Recall::Sending,
@@ -334,6 +338,8 @@ fn a_recall_behind_the_mark_back_makes_the_sender_come_and_fetch() {
     out.sent_again(7);
     out.recalled();
     inc.marks(&[MARK_BACK]);
+    assert_eq!(inc.recalling(), Recall::Ended);
+    inc.lane_drained();
     assert_eq!(inc.recalling(), Recall::Done);
 }
 

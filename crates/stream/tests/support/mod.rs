@@ -388,6 +388,7 @@ impl<'a> Listener<'a> {
                     self.give_back(&bytes);
                 }
             }
+            Recall::Ended => self.incoming.lane_drained(),
             Recall::Lane if !self.fits() => {}
             Recall::Lane => {
                 let Ok(readable) = self.lane.readable() else {
