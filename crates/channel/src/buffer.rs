@@ -78,6 +78,13 @@ impl Source<'_> {
 }
 
 impl Dest<'_> {
+    /// Room for nothing.
+    pub const NOWHERE: Self = Self {
+        at: core::ptr::null_mut(),
+        len: 0,
+        life: PhantomData,
+    };
+
     /// A destination over raw memory.
     ///
     /// # Safety

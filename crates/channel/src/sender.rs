@@ -4,6 +4,8 @@ mod growth;
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
+#[cfg(not(loom))]
+use crate::buffer::Dest;
 use crate::buffer::{Source, Stores};
 use crate::geometry::Geometry;
 use crate::layout::{LATER, Lane, SMALL_BLOCKS, WORDS};
@@ -11,6 +13,10 @@ use crate::numbers::Numbers;
 use crate::segment::Segment;
 use crate::sync::{AtomicU64, Pool, fence, order_past_cache, store_and_fence};
 use crate::violation::Violation;
+
+/// Places that [`Sender::append_by`] has filled at once: 64 KiB in blocks of a page, with parts of one at both ends.
+#[cfg(not(loom))]
+const PLACES: usize = 17;
 
 /// The sending side of a lane. One user at a time, but for [`tail`](Self::tail),
 /// [`in_flight`](Self::in_flight), the bits and the words, which anyone may look at, and
@@ -84,6 +90,45 @@ impl<'a> Sender<'a> {
             self.publish(tail.wrapping_add(done as u64));
         }
         Ok(done)
+    }
+
+    /// Has `fill` put up to `len` bytes where they belong, which may be in several places, and publishes them. `fill`
+    /// answers how many bytes it has written, from the first place on. Returns how many bytes went in.
+    ///
+    /// # Errors
+    /// [`Violation`] when the peer's words make no sense; nothing is published then.
+    #[cfg(not(loom))]
+    pub fn append_by(&self, len: usize, fill: impl FnOnce(&[Dest<'_>]) -> usize) -> Result<usize, Violation> {
+        let tail = self.tail();
+        let (mut blocks, mut rooms) = ([0; PLACES], [Dest::NOWHERE; PLACES]);
+        let (mut room, mut places) = (0, 0);
+        for (found, place) in blocks.iter_mut().zip(&mut rooms) {
+            let at = tail.wrapping_add(room as u64);
+            let Some(block) = self.block_for(at, len - room)? else {
+                break;
+            };
+            (*found, *place) = (block, self.pool.room(block, self.geometry.offset_of(at), len - room));
+            room += place.len();
+            places += 1;
+            if room == len {
+                break;
+            }
+        }
+        let filled = if room == 0 { 0 } else { fill(&rooms[..places]).min(room) };
+        for (block, place) in blocks[..places].iter().zip(&rooms).rev() {
+            room -= place.len();
+            if room < filled || self.geometry.offset_of(tail.wrapping_add(room as u64)) != 0 {
+                break;
+            }
+            // Not needed after all.
+            let free = self.free_count();
+            self.numbers.set_free(free, *block);
+            self.set_stock(self.taken(), self.grown(), free + 1);
+        }
+        if filled != 0 {
+            self.publish(tail.wrapping_add(filled as u64));
+        }
+        Ok(filled)
     }
 
     /// Bytes that could be appended now: in the current block, in free blocks, and in
@@ -221,22 +266,29 @@ impl<'a> Sender<'a> {
         let mut done = 0;
         while done < source.len() {
             let rest = source.slice(done, usize::MAX);
-            let logical = self.geometry.block_of(at);
-            let offset = self.geometry.offset_of(at);
-            let block = if offset != 0 {
-                self.numbers.block(logical)
-            } else {
-                let Some(block) = self.take_block(at, rest.len())? else {
-                    break;
-                };
-                self.numbers.set_block(logical, block);
-                block
+            let Some(block) = self.block_for(at, rest.len())? else {
+                break;
             };
-            let n = self.pool.write(block, offset, rest, stores);
+            let n = self.pool.write(block, self.geometry.offset_of(at), rest, stores);
             done += n;
             at = at.wrapping_add(n as u64);
         }
         Ok(done)
+    }
+
+    /// The physical block that stream position `at` is in, a new one where a block begins there; `None` when there is
+    /// none. `want` bytes are about to be written.
+    #[inline(always)]
+    fn block_for(&self, at: u64, want: usize) -> Result<Option<usize>, Violation> {
+        let logical = self.geometry.block_of(at);
+        if self.geometry.offset_of(at) != 0 {
+            return Ok(Some(self.numbers.block(logical)));
+        }
+        let block = self.take_block(at, want)?;
+        if let Some(block) = block {
+            self.numbers.set_block(logical, block);
+        }
+        Ok(block)
     }
 
     /// A physical block for the logical block that begins at stream position `at`, when

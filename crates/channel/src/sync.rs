@@ -171,6 +171,14 @@ mod imp {
             n
         }
 
+        /// Room for at most `len` bytes in a block, up to its end.
+        #[inline]
+        pub(crate) fn room(&self, block: usize, offset: usize, len: usize) -> Dest<'_> {
+            let (at, room) = self.locate(block, offset);
+            // SAFETY: so many bytes lie in the block by `locate`, and no references to the pool's bytes are ever made.
+            unsafe { Dest::from_raw(at, len.min(room)) }
+        }
+
         /// Copies out of a block, up to its end. Returns the bytes copied.
         #[inline(always)]
         pub(crate) fn read(&self, block: usize, offset: usize, into: Dest<'_>) -> usize {

@@ -29,7 +29,7 @@ pub const REGION_WORDS: usize = HEADER_WORDS + SLOTS * SLOT_WORDS;
 
 /// Header word: [`MAGIC`].
 pub const MAGIC_WORD: usize = 0;
-/// Header word: packets viaductd has sent to this process. The process looks here instead of asking the kernel.
+/// Header word: packets viaductd has told this process of, which has been sent them. The process looks here instead of asking the kernel.
 pub const MAIL: usize = 1;
 /// Header word: process number in its own namespace.
 pub const PID: usize = 2;

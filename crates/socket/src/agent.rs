@@ -45,15 +45,15 @@ static TICKETS: AtomicU32 = AtomicU32::new(0);
 struct Mailbox {
     /// The connection to viaductd; -1 while none stands.
     fd: AtomicI32,
-    /// Counted up by viaductd when it has written; null before the first connection to it.
-    written: AtomicPtr<AtomicU64>,
+    /// Counted up by viaductd when it tells of what it has written; null before the first connection to it.
+    told: AtomicPtr<AtomicU64>,
     /// What it was when it was last read.
     seen: AtomicU64,
 }
 
 static MAILBOX: Mailbox = Mailbox {
     fd: AtomicI32::new(-1),
-    written: AtomicPtr::new(core::ptr::null_mut()),
+    told: AtomicPtr::new(core::ptr::null_mut()),
     seen: AtomicU64::new(0),
 };
 
@@ -110,6 +110,7 @@ fn standing() -> u32 {
 }
 
 /// Whether the connection stands, or has mail left that viaductd told of: it tells of a pair once both ends have it. Else it is given up.
+/// [`OWNER`] is owned: whoever reads mail now has no other connection put in its place.
 fn look_after(fd: i32) -> bool {
     let peek = || raw::recv(fd, &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT);
     // That it left something of ours unread is told first, and once.
@@ -195,7 +196,7 @@ fn open_connection() -> Result<i32, Reason> {
             let fd = hide(fd);
             GENERATION.fetch_add(1, Relaxed);
             let written = written.map_or(core::ptr::null(), core::ptr::from_ref);
-            MAILBOX.written.store(written.cast_mut(), Relaxed);
+            MAILBOX.told.store(written.cast_mut(), Relaxed);
             MAILBOX.fd.store(fd, Release);
             Ok(fd)
         }
@@ -215,23 +216,20 @@ fn send<B: Body>(body: &B, descriptor: Option<i32>) -> Result<(), Reason> {
         Ok(()) => Ok(()),
         // viaductd is behind with reading: ask again later.
         Err(libc::EAGAIN | libc::ENOBUFS) => Err(Reason::NotYet),
-        Err(_) => {
-            look_after(fd);
-            Err(Reason::NoDaemon)
-        }
+        Err(_) => Err(Reason::NoDaemon),
     }
 }
 
-/// Offers a connection that has carried `messages` messages and `volume` bytes. `Ok(None)`: it is not worth it yet, or
+/// Offers a connection that has carried `messages` messages and `volume` bytes. `Ok(false)`: it is not worth it yet, or
 /// viaductd is busy.
-pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<Option<u32>, Reason> {
+pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<bool, Reason> {
     let policy = policy();
     if policy.path == PathPolicy::Tcp {
         conn.set_flag(conn::BANNED, true);
         return Err(policy.why_tcp);
     }
     let Some((local, remote)) = sys::addresses(conn.fd()) else {
-        return Ok(None);
+        return Ok(false);
     };
     let Some(when) = policy.offer_for(&local, &remote) else {
         conn.set_flag(conn::BANNED, true);
@@ -239,10 +237,10 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<Optio
     };
     let asked_for = when != OfferPolicy::Auto || policy.path == PathPolicy::Shm || conn.wanted() == layout::Wanted::Shm;
     if !asked_for && !worth::is_shown(messages, volume) {
-        return Ok(None);
+        return Ok(false);
     }
     if is_behind() {
-        return Ok(None);
+        return Ok(false);
     }
     if let Some(reason) = unseen::objection(conn.fd()) {
         conn.set_flag(conn::BANNED, true);
@@ -256,16 +254,16 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<Optio
     }
     // A signal handler that interrupted this very work leaves it to the next call.
     let Some(_owner) = lock::acquire(&OWNER) else {
-        return Ok(None);
+        return Ok(false);
     };
     if conn.phase() != Phase::Plain {
-        return Ok(None);
+        return Ok(false);
     }
     let daemon = connect()?;
     // Asked before the ticket is taken: viaductd keeps only so many that no offer follows.
     if raw::poll_now(daemon, libc::POLLOUT) == 0 {
         BEHIND_UNTIL_NS.store(sys::now_ns() + BEHIND_NS, Relaxed);
-        return Ok(None);
+        return Ok(false);
     }
     let mut offer = Offer {
         offer: conn.id(),
@@ -301,7 +299,7 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<Optio
             }
             // A viaductd that is gone gives no tickets; with the next one the offer is worth repeating.
             return if standing() == 0 {
-                Ok(None)
+                Ok(false)
             } else {
                 Err(Reason::NoTicket)
             };
@@ -309,22 +307,25 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<Optio
         offer.ticket_sequence = sequence;
         offer.flags |= OFFER_HAS_TICKET;
     }
+    // Before anybody can compare it.
+    let before = conn.offered_in.swap(GENERATION.load(Relaxed), Relaxed);
     conn.set_phase(Phase::Offered);
     match send(&offer, descriptor) {
         Ok(()) => {
             counters::add_total(layout::OFFERS, 1);
-            Ok(Some(GENERATION.load(Relaxed)))
+            Ok(true)
         }
         Err(reason) => {
             conn.set_phase(Phase::Plain);
+            conn.offered_in.store(before, Relaxed);
             if let Some(bell) = bell {
                 bell.take_back();
             }
             if reason == Reason::NotYet {
-                Ok(None)
-            } else {
-                Err(reason)
+                return Ok(false);
             }
+            look_after(daemon);
+            Err(reason)
         }
     }
 }
@@ -347,13 +348,13 @@ pub(crate) fn detached(segment: u64) {
     }
 }
 
-/// Whether viaductd has written; costs one load.
+/// Whether viaductd has told of mail; costs one load.
 #[inline]
 pub(crate) fn has_mail() -> bool {
     // Acquire pairs with the release in `open_connection`.
     MAILBOX.fd.load(Acquire) >= 0
-        && sys::leaked_record(MAILBOX.written.load(Relaxed))
-            .is_some_and(|written| written.load(Acquire) != MAILBOX.seen.load(Relaxed))
+        && sys::leaked_record(MAILBOX.told.load(Relaxed))
+            .is_some_and(|told| told.load(Acquire) != MAILBOX.seen.load(Relaxed))
 }
 
 /// Reads what viaductd has told of. Must not be called while a direction is owned.
@@ -367,21 +368,24 @@ pub(crate) fn deliver() {
     let Some(mail) = mail.filter(|_| fd >= 0) else { return };
     let told = mail.load(Acquire);
     let mut left = told.wrapping_sub(MAILBOX.seen.load(Relaxed)).cast_signed();
-    // Less than none: the welcome has been read, and is still to be told of.
+    // Whoever waits for mail comes without having been told. Less than none: the welcome has been read, and is still to be told of.
     if left <= 0 {
         look_after(fd);
         return;
     }
-    MAILBOX.seen.store(told, Relaxed);
     let mut packet = [0; message::MAX_PACKET];
     while left > 0 {
         match sys::receive_packet(fd, &mut packet) {
             Ok((0, _)) => return disconnect(fd),
             Ok((len, descriptors)) => {
                 left -= 1;
+                // One by one: what is told of and not read yet holds a viaductd that is gone.
+                MAILBOX.seen.fetch_add(1, Relaxed);
                 handle(packet.get(..len).unwrap_or(&[]), descriptors);
             }
-            Err(libc::EAGAIN | libc::EINTR) => return,
+            // Told of by one that was there before.
+            Err(libc::EAGAIN) => return MAILBOX.seen.store(told, Relaxed),
+            Err(libc::EINTR) => return,
             // viaductd is gone; its mail is still there.
             Err(libc::ECONNRESET) => {}
             Err(_) => return disconnect(fd),
@@ -456,9 +460,9 @@ pub(crate) fn offer_and_wait(conn: &'static Conn) {
         }
         if conn.phase() == Phase::Offered {
             sys::wait_readable_quietly(MAILBOX.fd.load(Relaxed), left);
-        } else {
-            raw::sched_yield();
         }
+        // For the peer, or for viaductd to tell of what it has written.
+        raw::sched_yield();
     }
 }
 
@@ -486,7 +490,7 @@ pub(crate) fn after_fork_in_parent() {
 /// In a forked child: the connection to viaductd and the bells are the parent's.
 pub(crate) fn after_fork() {
     let fd = MAILBOX.fd.swap(-1, Relaxed);
-    MAILBOX.written.store(core::ptr::null_mut(), Relaxed);
+    MAILBOX.told.store(core::ptr::null_mut(), Relaxed);
     unhide(fd);
     FORKER.store(0, Relaxed);
     OWNER.store(0, Relaxed);
@@ -503,7 +507,7 @@ mod tests {
     fn mail_of_a_viaductd_that_is_gone_counts_if_it_was_told_of() {
         static TOLD: AtomicU64 = AtomicU64::new(0);
         let owner = lock::acquire(&OWNER).unwrap();
-        MAILBOX.written.store((&raw const TOLD).cast_mut(), Relaxed);
+        MAILBOX.told.store((&raw const TOLD).cast_mut(), Relaxed);
         GENERATION.store(7, Relaxed);
         for is_told in [true, false] {
             let ends = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);

@@ -10,7 +10,7 @@ use crate::spin::{self, Spinner};
 use crate::stores::LONG;
 use crate::vector::is_nowhere;
 use libc::c_int;
-use viaduct_channel::{Dest, Source as Bytes};
+use viaduct_channel::{Dest, Sender, Source as Bytes, Violation};
 use viaduct_control::Reason;
 use viaduct_stream::{Incoming, Mode, Outgoing, Source};
 
@@ -24,6 +24,17 @@ pub(crate) fn send(conn: &'static Conn, id: u64, bytes: Bytes<'_>, flags: c_int)
     if flags & !PLAIN_FLAGS != 0 || len == 0 || len >= LONG || is_nowhere(bytes.as_ptr()) {
         return 0;
     }
+    append(conn, id, |lane| lane.append(bytes))
+}
+
+/// Sends up to `len` bytes that `fill` puts where they belong (see [`Sender::append_by`]), with the direction owned. Answers how many bytes; 0:
+/// there is something else to be done first, or to be sent.
+pub(crate) fn send_by(conn: &'static Conn, id: u64, len: usize, fill: impl FnOnce(&[Dest<'_>]) -> usize) -> usize {
+    append(conn, id, |lane| lane.append_by(len, fill))
+}
+
+#[inline(always)]
+fn append(conn: &'static Conn, id: u64, append: impl FnOnce(&Sender<'_>) -> Result<usize, Violation>) -> usize {
     let Some(guard) = conn.own_send(id) else { return 0 };
     // Only now: until then another thread may have shut it down.
     if conn.flag(conn::SHUT_WRITE | conn::DEAD | conn::PEER_FIN | conn::OUT_WANTED) {
@@ -37,7 +48,7 @@ pub(crate) fn send(conn: &'static Conn, id: u64, bytes: Bytes<'_>, flags: c_int)
         && !out.peer_closes(|| Incoming::new(segment.receiver(conn.side())))
         && conn.wants_lane()
         && conn.may_go_unchecked(CHECK_US)
-        && let Ok(sent @ 1..) = lane.append(bytes)
+        && let Ok(sent @ 1..) = append(&lane)
     {
         sent_on_lane(conn, &guard, &lane, sent);
         return sent;

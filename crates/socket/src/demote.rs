@@ -104,6 +104,7 @@ fn patiently(mut done: impl FnMut() -> bool) -> bool {
 pub(crate) fn hand_over(conn: &'static Conn, reason: Reason, leaves: bool) -> bool {
     begin_hand_over(conn, reason);
     let begun = sys::now_ns();
+    let mut rung = begun;
     loop {
         let progress = go_on_handing_over(conn);
         if progress == Progress::Over {
@@ -111,6 +112,9 @@ pub(crate) fn hand_over(conn: &'static Conn, reason: Reason, leaves: bool) -> bo
         }
         let id = conn.id();
         let late = sys::now_ns().saturating_sub(begun);
+        if rings_again(&mut rung) {
+            let _ = raw::eventfd_ring(conn.peer_bell());
+        }
         if progress == Progress::Sending && late > PATIENCE_NS {
             return true;
         }
@@ -127,6 +131,17 @@ pub(crate) fn hand_over(conn: &'static Conn, reason: Reason, leaves: bool) -> bo
         }
         raw::sched_yield();
     }
+}
+
+/// Whether it is time to ring the peer once more: whoever heard of the recall may have been kept from its part by somebody who had the
+/// direction, and who receives here beside this thread may have ended a stretch.
+fn rings_again(rung: &mut u64) -> bool {
+    let now = sys::now_ns();
+    let due = now.saturating_sub(*rung) >= recall::TURN_NS;
+    if due {
+        *rung = now;
+    }
+    due
 }
 
 /// Does this end's part of handing the connection over, and asks the peer for its own.
@@ -181,12 +196,19 @@ where
     let last = sys::now_ns() + ANSWERED_NS;
     let soon = || (sys::now_ns() + PATIENCE_NS).min(last);
     let (mut until, mut most) = (soon(), 0);
+    let mut rung = sys::now_ns();
     loop {
         let (mut done, mut going) = (0, 0);
+        let rings = rings_again(&mut rung);
         for conn in all() {
             match go_on_handing_over(conn) {
                 Progress::Over => done += 1,
-                Progress::Going | Progress::Sending => going += 1,
+                Progress::Going | Progress::Sending => {
+                    going += 1;
+                    if rings {
+                        let _ = raw::eventfd_ring(conn.peer_bell());
+                    }
+                }
                 Progress::Stuck => {}
             }
         }

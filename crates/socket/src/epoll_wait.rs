@@ -5,7 +5,7 @@ use crate::lock::Guard;
 use crate::pace::{Bound, Naps};
 use crate::spin::Spinner;
 use crate::sys::{self, Events, raw};
-use crate::{agent, cancel, ready, real};
+use crate::{agent, cancel, ready, real, recall};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// While lanes keep a set busy, the kernel's own events are fetched at least this often, in microseconds.
@@ -113,6 +113,7 @@ fn wake_others(set: &'static Set) {
 fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *const libc::sigset_t) -> isize {
     let deadline = timeout.ns.map(|ns| sys::now_ns().saturating_add(ns));
     let mut naps = Naps::new();
+    let mut woken = false;
     loop {
         collect(set, events, timeout.ns == Some(0));
         if events.used() > 0 || timeout.ns == Some(0) {
@@ -129,8 +130,13 @@ fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *con
         if events.used() > 0 {
             return events.used().cast_signed();
         }
-        match sleep(set, events, deadline, &mut naps, timeout.fine, mask) {
-            Ok(true) => {}
+        let bound = if woken && recall::serve_all() {
+            Bound::UnrungRoom
+        } else {
+            Bound::Program
+        };
+        match sleep(set, events, bound, deadline, &mut naps, timeout.fine, mask) {
+            Ok(true) => woken = true,
             Ok(false) => return 0,
             Err(errno) => return sys::fail(errno),
         }
@@ -204,16 +210,16 @@ fn stirs(set: &'static Set) -> bool {
         .any(|(_, member)| member.conn().is_some_and(|conn| ready::stirs(&owner, member, conn)))
 }
 
-/// Sleeps in the kernel; `Ok(false)`: time is up.
+/// Sleeps in the kernel, no longer than `bound` allows; `Ok(false)`: time is up.
 fn sleep(
     set: &'static Set,
     events: &mut Events,
+    mut bound: Bound,
     deadline: Option<u64>,
     naps: &mut Naps,
     fine: bool,
     mask: *const libc::sigset_t,
 ) -> Result<bool, sys::Errno> {
-    let mut bound = Bound::Program;
     {
         let Some(owner) = set.own() else {
             return Err(libc::EINTR);

@@ -1,13 +1,13 @@
 //! `sendfile` onto a lane and `splice` off it.
 
 use crate::conn::{Conn, Phase};
-use crate::send as sending;
-use crate::sys::{self, raw};
+use crate::send::{self as sending, PIECE};
+use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
-use crate::{agent, lifecycle, receive};
+use crate::{agent, at_once, lifecycle, receive};
 use libc::{c_int, c_uint, iovec, off_t};
 
-/// Bytes read from the file in one step, on the stack.
+/// Bytes read from the file in one step, on the stack, where it cannot be put in place.
 const STEP: usize = 16 << 10;
 /// So often what has been seen of the stream is looked for before another thread must have taken it.
 const LOOKS: u32 = 8;
@@ -38,9 +38,20 @@ pub fn send(
     let mut done = 0;
     let mut errno = 0;
     let mut buffer = [0_u8; STEP];
+    let mut in_place = true;
     while done < count {
-        let want = buffer.len().min(count - done);
         let at = from + off_t::try_from(done).unwrap_or(off_t::MAX);
+        if in_place {
+            match put_in_place(conn, input, at, count - done) {
+                Ok(0) => {}
+                Ok(sent) => {
+                    done += sent;
+                    continue;
+                }
+                Err(_) => in_place = false,
+            }
+        }
+        let want = buffer.len().min(count - done);
         let read = match raw::pread(input, buffer.get_mut(..want).unwrap_or(&mut []), at) {
             Ok(0) => break,
             Ok(read) => read,
@@ -73,6 +84,20 @@ pub fn send(
         sys::fail(errno)
     } else {
         done.cast_signed()
+    }
+}
+
+/// Sends what is in memory of a file, which the kernel copies to where it belongs in the lane. Answers how many bytes; 0: there is no room, or the
+/// file is to be waited for, which must not be done while the direction is owned.
+fn put_in_place(conn: &'static Conn, input: c_int, at: off_t, len: usize) -> Result<usize, Errno> {
+    let mut read = Ok(0);
+    let sent = at_once::send_by(conn, conn.id(), len.min(PIECE), |places| {
+        read = raw::pread_at_once(input, places, at);
+        read.unwrap_or(0)
+    });
+    match read {
+        Ok(_) | Err(libc::EAGAIN) => Ok(sent),
+        Err(errno) => Err(errno),
     }
 }
 

@@ -84,8 +84,7 @@ impl Conn {
             return self.set_reason(Reason::SharedEnd);
         }
         match agent::offer(self, (messages, volume)) {
-            Ok(Some(generation)) => {
-                self.offered_in.store(generation, Relaxed);
+            Ok(true) => {
                 // A limit stays the reason until it is overcome.
                 let limits = [
                     Reason::LimitSegments,
@@ -98,7 +97,7 @@ impl Conn {
                 }
             }
             // Not yet worth it: ask again soon.
-            Ok(None) => self.retry_at_ns.store(0, Relaxed),
+            Ok(false) => self.retry_at_ns.store(0, Relaxed),
             Err(reason) => self.set_reason(reason),
         }
     }

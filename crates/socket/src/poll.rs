@@ -179,6 +179,7 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
         if ready > 0 || deadline.is_some_and(|deadline| sys::now_ns() >= deadline) {
             return Ok(ready);
         }
+        recall::serve_all();
     }
 }
 
@@ -270,24 +271,22 @@ fn arm(entries: &[pollfd]) -> Option<Bound> {
                     return true;
                 }
             }
-            if entry.events & OUT != 0 {
-                let lane = segment.sender(conn.side());
-                if recall::owes(conn, &Outgoing::new(lane)) {
-                    bound = bound.max(Bound::UnrungRoom);
-                    return false;
-                }
-                if !ready::roomy(&lane) {
-                    // Only who asks for input hears of a mark.
-                    if bit == bell::BY_BELL || entry.events & IN != 0 {
-                        lane.arm_credit(bit);
-                        bound = bound.max(ready::bound_of_room(conn, segment, bit));
-                    } else {
-                        bound = bound.max(Bound::UnrungRoom);
-                    }
-                    return ready::roomy(&lane);
-                }
+            let lane = segment.sender(conn.side());
+            if recall::is_pending(conn, &Outgoing::new(lane)) {
+                bound = bound.max(Bound::UnrungRoom);
+                return false;
             }
-            false
+            if entry.events & OUT == 0 || ready::roomy(&lane) {
+                return false;
+            }
+            // Only who asks for input hears of a mark.
+            if bit == bell::BY_BELL || entry.events & IN != 0 {
+                lane.arm_credit(bit);
+                bound = bound.max(ready::bound_of_room(conn, segment, bit));
+            } else {
+                bound = bound.max(Bound::UnrungRoom);
+            }
+            ready::roomy(&lane)
         });
         if ready == Some(true) {
             return None;

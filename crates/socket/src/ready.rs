@@ -182,6 +182,10 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static 
     let Some(segment) = conn.segment(owner) else {
         return false;
     };
+    let out = Outgoing::new(segment.sender(conn.side()));
+    if recall::is_pending(conn, &out) {
+        *bound = Bound::UnrungRoom;
+    }
     let bit = set.bit_for(conn);
     if interest & IN != 0 {
         let lane = segment.receiver(conn.side());
@@ -195,10 +199,8 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static 
     }
     if interest & OUT != 0 && (!edge || member.has(FRESH | ROOM)) {
         let lane = segment.sender(conn.side());
-        let out = Outgoing::new(lane);
         if out.mode() != Mode::Lane {
             if recall::is_peers_turn(conn, &out) {
-                *bound = Bound::UnrungRoom;
                 return false;
             }
             // Moved since it was last looked at; the kernel tells of changes only.

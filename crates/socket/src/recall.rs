@@ -1,10 +1,11 @@
 //! Both parts in giving a direction back to the kernel connection with all that is unread: the receiver's, which hands the connection to
 //! a successor, and the sender's.
 
-use crate::conn::{self, Conn};
+use crate::conn::{self, Conn, Phase};
 use crate::marks::{self, Marks};
 use crate::sys::{self, Errno, raw};
-use crate::{kernel, receive, send};
+use crate::{kernel, receive, records, send};
+use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 use viaduct_channel::{Receiver, Returns, Segment};
 use viaduct_control::counters::Path;
@@ -12,6 +13,8 @@ use viaduct_stream::{Incoming, Mode, Outgoing, Recall, Source};
 
 /// Bytes moved at once.
 const PART: usize = 4096;
+/// How long an end sleeps at most while it has a part in a recall to do.
+pub(crate) const TURN_NS: u64 = 1_000_000;
 /// More than a hand-over takes, however many connections it is for.
 const GONE_NS: u64 = 2_000_000_000;
 /// Steps that one look makes at most; a hostile peer may always ask for one more.
@@ -238,6 +241,42 @@ pub(crate) fn is_peers_turn(conn: &Conn, out: &Outgoing<'_>) -> bool {
     out.awaits_receiver() && !conn.flag(conn::SHUT_WRITE | conn::DEAD) && !peer_is_gone(conn)
 }
 
+/// Whether this end has a part in a recall that is not over: it is to look at the connection again soon, since not each peer can ring.
+pub(crate) fn is_pending(conn: &Conn, out: &Outgoing<'_>) -> bool {
+    out.is_recalled() && !conn.flag(conn::SHUT_WRITE | conn::DEAD) && !(out.awaits_receiver() && peer_is_gone(conn))
+}
+
+/// The same where the sending direction is not owned; false where somebody else owns it, who serves.
+fn is_pending_now(conn: &Conn) -> bool {
+    conn.try_own_send().is_some_and(|guard| {
+        conn.segment(&guard)
+            .is_some_and(|segment| is_pending(conn, &Outgoing::new(segment.sender(conn.side()))))
+    })
+}
+
+/// When the process's connections may next be looked at by [`serve_all`].
+static SERVE_AT_NS: AtomicU64 = AtomicU64::new(0);
+
+/// Somebody rang, and none of the connections waited for has anything new: one may be recalled, of which a bell does not tell. Serves those that
+/// are; true if one is not done with. Nothing may be owned.
+pub(crate) fn serve_all() -> bool {
+    let now = sys::now_ns();
+    if now < SERVE_AT_NS.load(Relaxed) {
+        return false;
+    }
+    let mut pending = false;
+    for conn in records::all().filter(|conn| conn.phase() == Phase::Attached) {
+        if is_pending_now(conn) {
+            send::serve(conn);
+            pending |= is_pending_now(conn);
+        }
+    }
+    // A small part of the time goes into this, however many there are.
+    let end = sys::now_ns();
+    SERVE_AT_NS.store(end + (end - now).saturating_mul(16).max(TURN_NS), Relaxed);
+    pending
+}
+
 /// Whether a recall that this end has answered leaves it something to send again, or may yet. The sending direction is owned.
 pub(crate) fn owes(conn: &Conn, out: &Outgoing<'_>) -> bool {
     out.owes_recalled() && !conn.flag(conn::SHUT_WRITE | conn::DEAD) && !(out.awaits_receiver() && peer_is_gone(conn))
@@ -314,7 +353,6 @@ fn position(conn: &Conn) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::records;
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
     use viaduct_channel::Geometry;

@@ -5,9 +5,9 @@ use crate::marks::{Marks, look_past_bells};
 use crate::spin::Spinner;
 use crate::sys::{Errno, raw};
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, asleep, bell, counters, send};
+use crate::{agent, asleep, bell, counters, recall, send};
 use viaduct_control::counters::slot;
-use viaduct_stream::{Incoming, Source};
+use viaduct_stream::{Incoming, Outgoing, Source};
 
 /// Not an error number: a wait found the end of the stream.
 pub(crate) const END: Errno = 0;
@@ -62,17 +62,17 @@ pub(crate) fn wait_for_bytes(
     asleep::fall_asleep((bit == bell::BY_SOCKET).then_some(conn).into_iter());
     let armed = arm(conn, id, bit);
     let woken = match armed {
-        Ok(Marks::None) => sleep(conn, bit, deadline),
-        Ok(Marks::Changed) => Ok(Woken::Look),
-        Ok(Marks::End) => Err(END),
+        Ok((Marks::None, recalled)) => sleep(conn, bit, deadline, recalled),
+        Ok((Marks::Changed, _)) => Ok(Woken::Look),
+        Ok((Marks::End, _)) => Err(END),
         Err(errno) => Err(errno),
     };
     asleep::wake_up();
     woken
 }
 
-/// Asks to be woken by `bit`; [`Marks::None`] if there is nothing yet.
-fn arm(conn: &Conn, id: u64, bit: u32) -> Result<Marks, Errno> {
+/// Asks to be woken by `bit`; [`Marks::None`] if there is nothing yet. Also whether this end has a part in a recall.
+fn arm(conn: &Conn, id: u64, bit: u32) -> Result<(Marks, bool), Errno> {
     let Some(guard) = conn.own_receive(id) else {
         return Err(libc::EBADF);
     };
@@ -83,18 +83,25 @@ fn arm(conn: &Conn, id: u64, bit: u32) -> Result<Marks, Errno> {
     let incoming = Incoming::new(lane);
     // In a raw stretch too: another waiter may take the mark that tells of the lane's.
     lane.arm(bit);
-    match incoming.source() {
-        Source::Lane if lane.readable() != Ok(0) => Ok(Marks::Changed),
-        Source::Lane => look_past_bells(conn, &incoming, &lane),
-        _ => Ok(Marks::None),
-    }
+    let marks = match incoming.source() {
+        Source::Lane if lane.readable() != Ok(0) => Marks::Changed,
+        Source::Lane => look_past_bells(conn, &incoming, &lane)?,
+        _ => Marks::None,
+    };
+    let recalled = recall::is_pending(conn, &Outgoing::new(segment.sender(conn.side())));
+    Ok((marks, recalled))
 }
 
-fn sleep(conn: &Conn, bit: u32, deadline: Deadline) -> Result<Woken, Errno> {
+fn sleep(conn: &Conn, bit: u32, deadline: Deadline, recalled: bool) -> Result<Woken, Errno> {
     counters::add(conn, slot::SLEEPS, 1);
+    if recalled {
+        // The bell may have rung before this call.
+        send::serve(conn);
+    }
+    let most = recalled.then_some(recall::TURN_NS);
     // What is owed to the peer may wait for room in the kernel.
     let owed = if send::owes(conn) { wait::FOR_OUTPUT } else { 0 };
-    let woken = wait::sleep(conn, bit, wait::FOR_INPUT | owed, deadline, None);
+    let woken = wait::sleep(conn, bit, wait::FOR_INPUT | owed, deadline, most);
     // The wait bit may stay: other waiters may count on it, and a bell too many does no harm.
     send::serve(conn);
     if agent::has_mail() {

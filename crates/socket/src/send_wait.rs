@@ -12,9 +12,6 @@ use viaduct_control::Reason;
 use viaduct_control::counters::slot;
 use viaduct_stream::{Mode, Outgoing};
 
-/// How long a sender sleeps at most while its peer has a part in a recall to do: not each can ring.
-const TURN_NS: u64 = 1_000_000;
-
 /// Waits until a send may go on. Nothing is owned while waiting.
 pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Errno> {
     if conn.refresh_nonblocking() {
@@ -37,7 +34,7 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result
             let out = Outgoing::new(lane);
             if recall::is_peers_turn(conn, &out) {
                 // The kernel has room, but it is the peer's turn, which rings when it has done its part.
-                Err((wait::FOR_CREDIT, Some(TURN_NS)))
+                Err((wait::FOR_CREDIT, Some(recall::TURN_NS)))
             } else if out.mode() != Mode::Lane {
                 Err((wait::FOR_OUTPUT, None))
             } else if out.peer_wants_raw() {

@@ -64,6 +64,15 @@ impl Outgoing<'_> {
         found & (RECALL | ANSWERED) == RECALL | ANSWERED
     }
 
+    /// Whether the receiver recalls what it has not read, and is not done with: unanswered, or with something left to be sent or given back.
+    pub fn is_recalled(&self) -> bool {
+        match self.lane.peer_word(R_REQUEST).load(Relaxed) & (RECALL | ANSWERED) {
+            RECALL => true,
+            0 => false,
+            _ => self.owes_recalled(),
+        }
+    }
+
     /// Whether a recall has been answered: what the receiver left in the lane must travel again, raw, after [`MARK_BACK`](crate::MARK_BACK).
     pub(crate) fn has_answered(&self) -> bool {
         let request = self.lane.peer_word(R_REQUEST).load(Acquire);

@@ -2,6 +2,7 @@
 
 use super::Errno;
 use core::ffi::{c_int, c_long};
+use viaduct_channel::Dest;
 
 /// Enters the kernel.
 ///
@@ -313,6 +314,27 @@ pub fn pread(fd: c_int, buffer: &mut [u8], at: libc::off_t) -> Result<usize, Err
     let place = buffer.as_mut_ptr().expose_provenance();
     // SAFETY: the kernel writes at most `buffer.len()` bytes of `buffer`.
     unsafe { call(libc::SYS_pread64, [fd_arg(fd), place, buffer.len(), at as usize, 0, 0]) }
+}
+
+/// Places that [`pread_at_once`] fills at most.
+const PLACES: usize = 32;
+
+/// Reads what is in memory of a file from `at` on, without waiting for more (`RWF_NOWAIT`).
+pub fn pread_at_once(fd: c_int, places: &[Dest<'_>], at: libc::off_t) -> Result<usize, Errno> {
+    const NONE: libc::iovec = libc::iovec {
+        iov_base: core::ptr::null_mut(),
+        iov_len: 0,
+    };
+    let mut parts = [NONE; PLACES];
+    for (part, place) in parts.iter_mut().zip(places) {
+        part.iov_base = place.as_mut_ptr().cast();
+        part.iov_len = place.len();
+    }
+    let (begin, count) = (parts.as_ptr().expose_provenance(), places.len().min(PLACES));
+    let flags = libc::RWF_NOWAIT as usize;
+    // SAFETY: the kernel writes at most as many bytes to each place as it has room for. The position is given in halves, of
+    // which 64-bit kernels read the first alone.
+    unsafe { call(libc::SYS_preadv2, [fd_arg(fd), begin, count, at as usize, 0, flags]) }
 }
 
 /// Writes `bytes`; answers how many.

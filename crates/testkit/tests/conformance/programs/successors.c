@@ -255,33 +255,60 @@ static void shell_commands_meanwhile(void)
     NEAR(GET(s, 1, 0));
 }
 
-static void passed_to_a_child(void)
+/* Has a child receive and answer by the socket that it is passed. */
+static void pass_to_a_child(void)
 {
     int channel[2];
+    pid_t child;
 
+    socketpair(AF_UNIX, SOCK_STREAM, 0, channel);
+    child = fork();
+    if (child == 0) {
+        close(s);
+        char told;
+        int fd = take(channel[1]);
+        read(channel[1], &told, 1);
+        ALL(fd, 2);
+        R(send(fd, "pong", 4, 0));
+        ALL(fd, 2);
+        exit(0);
+    }
+    R(pass(channel[0], s));
+    /* Or the child might say something first. */
+    write(channel[0], "", 1);
+    close(s);
+    reap(child);
+}
+
+static void passed_to_a_child(void)
+{
     if (is_near) {
         R(send(s, "pi", 2, 0));
         ALL(s, 4);
         R(send(s, "ng", 2, 0));
         GET(s, 1, 0);
     } else {
-        socketpair(AF_UNIX, SOCK_STREAM, 0, channel);
-        pid_t child = fork();
-        if (child == 0) {
-            close(s);
-            char told;
-            int fd = take(channel[1]);
-            read(channel[1], &told, 1);
-            ALL(fd, 2);
-            R(send(fd, "pong", 4, 0));
-            ALL(fd, 2);
-            exit(0);
-        }
-        R(pass(channel[0], s));
-        /* Or the child might say something first. */
-        write(channel[0], "", 1);
-        close(s);
-        reap(child);
+        pass_to_a_child();
+    }
+    step();
+}
+
+static void passed_while_the_peer_waits_for_events(void)
+{
+    if (is_near) {
+        struct epoll_event event = {.events = EPOLLIN};
+        struct pollfd entry = {.fd = s, .events = POLLIN};
+        int set = epoll_create1(0);
+
+        R(epoll_ctl(set, EPOLL_CTL_ADD, s, &event));
+        R(send(s, "pi", 2, 0));
+        R(epoll_wait(set, &event, 1, -1));
+        ALL(s, 4);
+        R(send(s, "ng", 2, 0));
+        R(poll(&entry, 1, -1));
+        GET(s, 1, 0);
+    } else {
+        pass_to_a_child();
     }
     step();
 }
@@ -460,5 +487,5 @@ MAIN(JOINED(a_successor), JOINED(a_foreign_successor), JOINED(a_successor_withou
      JOINED(a_successor_on_the_same_memory), JOINED(a_foreign_successor_on_the_same_memory), JOINED(a_server_of_inetd),
      JOINED(reads_on_beside_an_idle_peer), JOINED(reads_on_beside_a_busy_peer), JOINED(an_execvp_that_fails), JOINED(a_successor_that_is_told_the_number), JOINED(closed_by_exec),
      JOINED(exec_by_the_only_process), JOINED(a_child_of_vfork), JOINED(shell_commands_meanwhile),
-     JOINED(passed_to_a_child), JOINED(passed_to_oneself), JOINED(passed_to_a_plain_process),
+     JOINED(passed_to_a_child), JOINED(passed_while_the_peer_waits_for_events), JOINED(passed_to_oneself), JOINED(passed_to_a_plain_process),
      BARE(a_listener_inherited), BARE(several_accept), JOINED(deep_families), JOINED(connections_of_children))
