@@ -121,7 +121,8 @@ fn look(conn: &'static Conn, id: u64, dest: Dest<'_>, flags: c_int, may_rest: bo
         return Look::Elsewhere;
     };
     let lane = segment.receiver(conn.side());
-    if guard.searched() || Incoming::new(lane).source() != Source::Lane {
+    let incoming = Incoming::new(lane);
+    if guard.searched() || incoming.source() != Source::Lane || incoming.is_handing_over() {
         return Look::Elsewhere;
     }
     if may_rest && conn.rest.comes_first() && conn.only_receives() && lane.known() == 0 && spin::has_budget() {
