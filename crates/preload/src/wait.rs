@@ -46,10 +46,10 @@ pub(crate) unsafe fn telling_what_is_left(time: *mut timespec, wait: impl FnOnce
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn poll(entries: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
-    // SAFETY: the program vouches for its entries.
-    let outcome = unsafe { poll_with(entries, count, from_ms(timeout_ms), core::ptr::null()) };
     // SAFETY: the program's own call.
-    outcome.unwrap_or_else(|| unsafe { real::poll(entries, count, timeout_ms) })
+    let direct = || unsafe { real::poll(entries, count, timeout_ms) };
+    // SAFETY: the program vouches for its entries.
+    unsafe { poll_with(entries, count, from_ms(timeout_ms), core::ptr::null(), direct) }
 }
 
 #[unsafe(no_mangle)]
@@ -73,14 +73,14 @@ pub unsafe extern "C-unwind" fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the program's timeout.
-    let outcome = match unsafe { from_timespec(timeout) } {
-        // SAFETY: the program vouches for its entries and mask.
-        Ok(ns) => unsafe { poll_with(entries, count, ns, mask) },
-        Err(()) => None,
-    };
     // SAFETY: the program's own call.
-    outcome.unwrap_or_else(|| unsafe { real::ppoll(entries, count, timeout, mask) })
+    let direct = || unsafe { real::ppoll(entries, count, timeout, mask) };
+    // SAFETY: the program's timeout.
+    match unsafe { from_timespec(timeout) } {
+        // SAFETY: the program vouches for its entries and mask.
+        Ok(ns) => unsafe { poll_with(entries, count, ns, mask, direct) },
+        Err(()) => direct(),
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -98,29 +98,65 @@ pub unsafe extern "C-unwind" fn __ppoll_chk(
     unsafe { ppoll(entries, count, timeout, mask) }
 }
 
-/// Polls where a lane is concerned; `None`: the program's own call will do.
+/// Polls, by the program's own call `direct` where no lane is concerned.
 unsafe fn poll_with(
     entries: *mut pollfd,
     count: nfds_t,
     timeout_ns: Option<u64>,
     mask: *const sigset_t,
-) -> Option<c_int> {
-    let count = usize::try_from(count).ok()?;
-    if is_nowhere(entries) || count == 0 || count > 1 << 20 {
-        return None;
-    }
+    direct: impl FnOnce() -> c_int,
+) -> c_int {
+    let count = match usize::try_from(count) {
+        Ok(count @ 1..=0x10_0000) if !is_nowhere(entries) => count,
+        _ => return direct(),
+    };
+    let fds = || {
+        // SAFETY: the program vouches for `count` entries.
+        let entries = unsafe { core::slice::from_raw_parts(entries, count) };
+        entries.iter().map(|entry| entry.fd)
+    };
+    let left = match wait_without_lanes(fds, timeout_ns, direct) {
+        Waited::Ended(result) => return result,
+        Waited::Left(left) => left,
+    };
+    let how = Wait { timeout_ns: left, mask };
     // SAFETY: the program vouches for `count` entries.
-    let entries = unsafe { core::slice::from_raw_parts_mut(entries, count) };
-    if !poll::concerns(entries.iter().map(|entry| entry.fd)) {
-        return None;
-    }
-    Some(match poll::poll(entries, Wait { timeout_ns, mask }) {
+    match poll::poll(unsafe { core::slice::from_raw_parts_mut(entries, count) }, how) {
         Ok(ready) => c_int::try_from(ready).unwrap_or(c_int::MAX),
         Err(errno) => {
             sys::set_errno(errno);
             -1
         }
-    })
+    }
+}
+
+/// How far a wait has come without lanes.
+enum Waited {
+    Ended(c_int),
+    /// A lane is concerned, and so much of the time is left.
+    Left(Option<u64>),
+}
+
+/// Makes the program's own call where no lane is concerned. If one has come by its end, because another thread had its connection taken in, what
+/// ended it may have been a mark and no byte of the stream.
+fn wait_without_lanes<F: Iterator<Item = c_int>>(
+    fds: impl Fn() -> F,
+    timeout_ns: Option<u64>,
+    direct: impl FnOnce() -> c_int,
+) -> Waited {
+    if poll::concerns(fds()) {
+        return Waited::Left(timeout_ns);
+    }
+    if sys::single_threaded() {
+        return Waited::Ended(direct());
+    }
+    let until = timeout_ns.map(|ns| sys::now_ns().saturating_add(ns));
+    let result = direct();
+    if result > 0 && poll::concerns(fds()) {
+        Waited::Left(until.map(|until| until.saturating_sub(sys::now_ns())))
+    } else {
+        Waited::Ended(result)
+    }
 }
 
 /// The three sets of a `select`, as bits.
@@ -137,6 +173,8 @@ const COUNTS: [i16; 3] = [
     libc::POLLPRI,
 ];
 const BITS: usize = c_long::BITS as usize;
+/// Words of a set of the usual size (`FD_SETSIZE`).
+const WORDS: usize = libc::FD_SETSIZE / BITS;
 
 impl Sets {
     /// Whether a set lies where the kernel would say that nothing is.
@@ -162,6 +200,30 @@ impl Sets {
         }
     }
 
+    /// What they hold, if they are of the usual size.
+    fn kept(&self) -> Option<[[c_long; WORDS]; 3]> {
+        let words = self.count.div_ceil(BITS);
+        let mut kept = [[0; WORDS]; 3];
+        for (kept, set) in kept.iter_mut().zip(self.sets) {
+            let kept = kept.get_mut(..words)?;
+            for (number, word) in kept.iter_mut().enumerate().filter(|_| !set.is_null()) {
+                // SAFETY: as in `has`.
+                *word = unsafe { *set.add(number) };
+            }
+        }
+        Some(kept)
+    }
+
+    fn put_back(&self, kept: &[[c_long; WORDS]; 3]) {
+        for (kept, set) in kept.iter().zip(self.sets) {
+            let words = kept.iter().take(self.count.div_ceil(BITS)).enumerate();
+            for (number, word) in words.filter(|_| !set.is_null()) {
+                // SAFETY: as in `has`.
+                unsafe { *set.add(number) = *word };
+            }
+        }
+    }
+
     fn asked(&self, fd: usize) -> i16 {
         (0..3)
             .filter(|set| self.has(*set, fd))
@@ -178,15 +240,31 @@ fn reached(count: c_int) -> c_int {
     usize::try_from(count).map_or(count, |told| table::reach(told) as c_int)
 }
 
-/// Selects where a lane is concerned; `None`: the program's own call will do.
-unsafe fn select_with(sets: &Sets, timeout_ns: Option<u64>, mask: *const sigset_t) -> Option<c_int> {
+/// Selects; `Err`: what the program's own call `direct` answered, where no lane is concerned.
+unsafe fn select_with(
+    sets: &Sets,
+    timeout_ns: Option<u64>,
+    mask: *const sigset_t,
+    direct: impl Fn() -> c_int,
+) -> Result<c_int, c_int> {
     if sets.nowhere() {
-        return None;
+        return Err(direct());
     }
     let fds = || sets.descriptors().filter_map(|fd| c_int::try_from(fd).ok());
-    if !poll::concerns(fds()) {
-        return None;
-    }
+    // Where they are kept, since the call writes its answer over them.
+    let left = if let Some(asked) = sets.kept() {
+        match wait_without_lanes(fds, timeout_ns, &direct) {
+            Waited::Ended(result) => return Err(result),
+            Waited::Left(left) => {
+                sets.put_back(&asked);
+                left
+            }
+        }
+    } else if poll::concerns(fds()) {
+        timeout_ns
+    } else {
+        return Err(direct());
+    };
     let mut entries: Vec<pollfd> = fds()
         .map(|fd| pollfd {
             fd,
@@ -196,11 +274,12 @@ unsafe fn select_with(sets: &Sets, timeout_ns: Option<u64>, mask: *const sigset_
         .collect();
     if entries.iter().any(|entry| !sys::is_open(entry.fd)) {
         // The kernel says EBADF and leaves the sets alone.
-        return None;
+        return Err(direct());
     }
-    if let Err(errno) = poll::poll(&mut entries, Wait { timeout_ns, mask }) {
+    let how = Wait { timeout_ns: left, mask };
+    if let Err(errno) = poll::poll(&mut entries, how) {
         sys::set_errno(errno);
-        return Some(-1);
+        return Ok(-1);
     }
     let mut count = 0;
     for entry in &entries {
@@ -213,7 +292,7 @@ unsafe fn select_with(sets: &Sets, timeout_ns: Option<u64>, mask: *const sigset_
             }
         }
     }
-    Some(count)
+    Ok(count)
 }
 
 #[unsafe(no_mangle)]
@@ -245,8 +324,9 @@ pub unsafe extern "C-unwind" fn select(
     };
     let from = sys::now_ns();
     // SAFETY: the program's sets.
-    let Some(result) = (unsafe { select_with(&sets, ns, core::ptr::null()) }) else {
-        return direct();
+    let result = match unsafe { select_with(&sets, ns, core::ptr::null(), direct) } {
+        Ok(result) => result,
+        Err(result) => return result,
     };
     if let Some(ns) = ns {
         // Linux tells how much of the time was left.
@@ -274,14 +354,14 @@ pub unsafe extern "C-unwind" fn pselect(
         sets: [read.cast(), write.cast(), except.cast()],
         count: usize::try_from(count).unwrap_or(0),
     };
-    // SAFETY: the program's timeout.
-    let outcome = match unsafe { from_timespec(timeout) } {
-        // SAFETY: the program's sets and mask.
-        Ok(ns) => unsafe { select_with(&sets, ns, mask) },
-        Err(()) => None,
-    };
     // SAFETY: the program's own call.
-    outcome.unwrap_or_else(|| unsafe { real::pselect(count, read, write, except, timeout, mask) })
+    let direct = || unsafe { real::pselect(count, read, write, except, timeout, mask) };
+    // SAFETY: the program's timeout.
+    match unsafe { from_timespec(timeout) } {
+        // SAFETY: the program's sets and mask.
+        Ok(ns) => unsafe { select_with(&sets, ns, mask, direct) }.unwrap_or_else(core::convert::identity),
+        Err(()) => direct(),
+    }
 }
 
 #[unsafe(no_mangle)]
