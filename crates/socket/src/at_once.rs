@@ -121,8 +121,7 @@ fn look(conn: &'static Conn, id: u64, dest: Dest<'_>, flags: c_int, may_rest: bo
         return Look::Elsewhere;
     };
     let lane = segment.receiver(conn.side());
-    let incoming = Incoming::new(lane);
-    if guard.searched() || incoming.source() != Source::Lane || incoming.is_handing_over() {
+    if guard.searched() || Incoming::new(lane).source() != Source::Lane {
         return Look::Elsewhere;
     }
     if may_rest && conn.rest.comes_first() && conn.only_receives() && lane.known() == 0 && spin::has_budget() {

@@ -6,12 +6,12 @@ use crate::lock::Guard;
 use crate::marks::{Marks, keep_error, look_past_bells};
 use crate::peek::Peek;
 use crate::receive_raw::{before_lane, behind_urgent_data, end_of_raw, low_water, raw_receive};
-use crate::receive_wait::{END, help_to_hand_over, nap, wait_for_bytes, wait_for_more};
+use crate::receive_wait::{END, wait_for_bytes};
 use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, announce, at_once, cancel, counters, kernel, needs, search, send, wish};
+use crate::{agent, announce, at_once, bell, cancel, counters, kernel, needs, search, send, wish};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_channel::Receiver;
@@ -23,8 +23,6 @@ use viaduct_stream::{Incoming, Source};
 const ROUNDS: u32 = 4096;
 /// Not an error number: the direction is searched, `crate::search` receives.
 const SEARCHED: Errno = -1;
-/// Nor is this: another thread or process gives back to the peer what there is.
-const HANDING_OVER: Errno = -2;
 /// A reader that never waits looks this often, in microseconds, whether the kernel connection has ended.
 const CHECK_US: u64 = 50;
 
@@ -154,12 +152,6 @@ pub(crate) fn attached(
             }
             Ok(Found::Nothing) => {}
             Ok(Found::End) => break conn.take_error(),
-            Err(HANDING_OVER) => {
-                help_to_hand_over(conn, id);
-                if done > 0 || nonblocking {
-                    break libc::EAGAIN;
-                }
-            }
             Err(errno) => break errno,
         }
         if nonblocking {
@@ -171,9 +163,7 @@ pub(crate) fn attached(
         }
         let timeout = conn.receive_timeout_ns.load(Relaxed);
         let deadline = *deadline.get_or_insert_with(|| Deadline::after(timeout));
-        let woken = if found == Err(HANDING_OVER) {
-            nap(conn, deadline)
-        } else if done > 0 && peek {
+        let woken = if done > 0 && peek {
             wait_for_more(conn, deadline)
         } else {
             wait_for_bytes(conn, id, deadline, polling.take())
@@ -199,6 +189,23 @@ pub(crate) fn attached(
         return done.cast_signed();
     }
     sys::fail(error)
+}
+
+/// Waits until a peek with `MSG_WAITALL` may find more than it did. What it found stays where it is and would end any other wait at
+/// once, so this one looks again and again.
+#[cold]
+fn wait_for_more(conn: &Conn, deadline: Deadline) -> Result<Woken, Errno> {
+    const NAP_NS: u64 = 1_000_000;
+    if raw::poll_now(conn.fd(), libc::POLLRDHUP) != 0 {
+        return Err(END);
+    }
+    Ok(wait::sleep(
+        conn,
+        bell::BY_SOCKET,
+        wait::FOR_CREDIT,
+        deadline,
+        Some(NAP_NS),
+    ))
 }
 
 /// What a waiting peek gets when the stream ends first.
@@ -235,9 +242,6 @@ fn attempt(
         return Err(libc::EBADF);
     };
     let lane = segment.receiver(conn.side());
-    if Incoming::new(lane).is_handing_over() {
-        return Err(HANDING_OVER);
-    }
     if flags & libc::MSG_PEEK != 0
         && let Some(found) = Peek::new(conn, &guard, lane).attempt(vector, flags)?
     {
@@ -354,9 +358,6 @@ pub(crate) fn look(conn: &Conn, id: u64) -> Result<Found, Errno> {
     };
     let lane = segment.receiver(conn.side());
     let incoming = Incoming::new(lane);
-    if incoming.is_handing_over() {
-        return Ok(Found::Nothing);
-    }
     for _ in 0..ROUNDS {
         match incoming.source() {
             Source::Lane if lane.published() != lane.head() => return Ok(Found::Bytes(1)),

@@ -109,34 +109,3 @@ fn sleep(conn: &Conn, bit: u32, deadline: Deadline, recalled: bool) -> Result<Wo
     }
     Ok(woken)
 }
-
-/// Waits until a peek with `MSG_WAITALL` may find more than it did. What it found stays where it is and would end any other wait at
-/// once, so this one looks again and again.
-#[cold]
-pub(crate) fn wait_for_more(conn: &Conn, deadline: Deadline) -> Result<Woken, Errno> {
-    if raw::poll_now(conn.fd(), libc::POLLRDHUP) != 0 {
-        return Err(END);
-    }
-    nap(conn, deadline)
-}
-
-/// Waits for a moment.
-#[cold]
-pub(crate) fn nap(conn: &Conn, deadline: Deadline) -> Result<Woken, Errno> {
-    const NAP_NS: u64 = 1_000_000;
-    Ok(wait::sleep(
-        conn,
-        bell::BY_SOCKET,
-        wait::FOR_CREDIT,
-        deadline,
-        Some(NAP_NS),
-    ))
-}
-
-/// Another thread or process gives back to the peer what there is, and may have been killed at it: does some of that. Nothing may be owned.
-#[cold]
-pub(crate) fn help_to_hand_over(conn: &Conn, id: u64) {
-    if recall::go_on(conn, id) == recall::Progress::Stuck {
-        recall::give_up(conn, id);
-    }
-}

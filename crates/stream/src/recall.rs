@@ -247,15 +247,7 @@ impl Incoming<'_> {
         is_raw.then(|| self.lane.peer_word(S_CLOSED).load(Relaxed) >> COUNT)
     }
 
-    /// Whether nothing may be received here now: the sender has answered a recall that is not over, and stands in for this end or will fetch
-    /// what has come.
-    #[inline]
-    pub fn is_handing_over(&self) -> bool {
-        self.may_give_back() && !matches!(self.recalling(), Recall::Done | Recall::Sending)
-    }
-
     /// Whether the sender has answered the recall, and still counts on this end.
-    #[inline]
     pub fn may_give_back(&self) -> bool {
         self.lane.word(R_REQUEST).load(Acquire) & (ANSWERED | GIVEN_UP) == ANSWERED
     }
