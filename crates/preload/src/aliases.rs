@@ -27,7 +27,7 @@ aliases! {
     _IO_fclose is descriptors::fclose(stream: *mut FILE) -> c_int;
     _IO_fdopen is descriptors::fdopen(fd: c_int, mode: *const c_char) -> *mut FILE;
     __poll is wait::poll(entries: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int;
-    __select is wait::select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int;
+    __select is select::select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int;
     __sigaction is process::sigaction(signal: c_int, action: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;
     __vfork is process::vfork() -> pid_t;
 }

@@ -22,5 +22,6 @@ mod options;
 mod process;
 mod scopes;
 mod search;
+mod select;
 mod transfer;
 mod wait;

@@ -1,6 +1,6 @@
 //! System calls by number.
 
-use crate::{descriptors, exec, files, options, process, transfer, wait};
+use crate::{descriptors, exec, files, options, process, select, transfer, wait};
 use core::ffi::{c_int, c_long, c_void};
 use viaduct_socket::{is_nowhere, lifecycle, lodgers, real, sys};
 
@@ -67,12 +67,12 @@ pub unsafe extern "C-unwind" fn syscall(
             libc::SYS_ppoll => {
                 wait::telling_what_is_left(place(c), |time| wait::ppoll(place(a), b as u64, time, place(d))).into()
             }
-            libc::SYS_select => wait::select(fd, place(b), place(c), place(d), place(e)).into(),
+            libc::SYS_select => select::select(fd, place(b), place(c), place(d), place(e)).into(),
             libc::SYS_pselect6 => {
                 let mask = place::<*const libc::sigset_t>(f);
                 let mask = if is_nowhere(mask) { core::ptr::null() } else { *mask };
                 wait::telling_what_is_left(place(e), |time| {
-                    wait::pselect(fd, place(b), place(c), place(d), time, mask)
+                    select::pselect(fd, place(b), place(c), place(d), time, mask)
                 })
                 .into()
             }

@@ -38,7 +38,8 @@ pub fn send(
     let mut done = 0;
     let mut errno = 0;
     let mut buffer = [0_u8; STEP];
-    let mut in_place = true;
+    // A place before the beginning means another to the call that puts in place.
+    let mut in_place = from >= 0;
     while done < count {
         let at = from + off_t::try_from(done).unwrap_or(off_t::MAX);
         if in_place {

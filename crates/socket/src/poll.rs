@@ -141,6 +141,7 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
         }
         spinner.paid();
     }
+    let mut recalled = false;
     loop {
         let by_mark = |conn: &&'static Conn| wait::bit_for(conn) == bell::BY_SOCKET;
         asleep::fall_asleep(receivers(entries).map(|(conn, _)| conn).filter(by_mark));
@@ -156,6 +157,7 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
                 }
             }
         };
+        let bound = if recalled { Bound::UnrungRoom } else { bound };
         let left = deadline.map(|deadline| deadline.saturating_sub(sys::now_ns()));
         let nap = naps.next(bound, left);
         prepare(entries, shadow);
@@ -179,7 +181,7 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
         if ready > 0 || deadline.is_some_and(|deadline| sys::now_ns() >= deadline) {
             return Ok(ready);
         }
-        recall::serve_all();
+        recalled = recall::serve_all();
     }
 }
 

@@ -5,8 +5,8 @@ use crate::conn::{self, Conn, Phase};
 use crate::marks::{self, Marks};
 use crate::sys::{self, Errno, raw};
 use crate::{kernel, receive, records, send};
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicBool, AtomicU64};
 use viaduct_channel::{Receiver, Returns, Segment};
 use viaduct_control::counters::Path;
 use viaduct_stream::{Incoming, Mode, Outgoing, Recall, Source};
@@ -254,15 +254,17 @@ fn is_pending_now(conn: &Conn) -> bool {
     })
 }
 
-/// When the process's connections may next be looked at by [`serve_all`].
+/// When the process's connections may next be looked at by [`serve_all`],
 static SERVE_AT_NS: AtomicU64 = AtomicU64::new(0);
+/// and what the last look found.
+static PENDING: AtomicBool = AtomicBool::new(false);
 
 /// Somebody rang, and none of the connections waited for has anything new: one may be recalled, of which a bell does not tell. Serves those that
 /// are; true if one is not done with. Nothing may be owned.
 pub(crate) fn serve_all() -> bool {
     let now = sys::now_ns();
     if now < SERVE_AT_NS.load(Relaxed) {
-        return false;
+        return PENDING.load(Relaxed);
     }
     let mut pending = false;
     for conn in records::all().filter(|conn| conn.phase() == Phase::Attached) {
@@ -271,6 +273,7 @@ pub(crate) fn serve_all() -> bool {
             pending |= is_pending_now(conn);
         }
     }
+    PENDING.store(pending, Relaxed);
     // A small part of the time goes into this, however many there are.
     let end = sys::now_ns();
     SERVE_AT_NS.store(end + (end - now).saturating_mul(16).max(TURN_NS), Relaxed);

@@ -98,9 +98,10 @@ fn sleep(conn: &Conn, bit: u32, deadline: Deadline, recalled: bool) -> Result<Wo
         // The bell may have rung before this call.
         send::serve(conn);
     }
-    let most = recalled.then_some(recall::TURN_NS);
     // What is owed to the peer may wait for room in the kernel.
     let owed = if send::owes(conn) { wait::FOR_OUTPUT } else { 0 };
+    // The kernel tells when it has room again.
+    let most = (recalled && owed == 0).then_some(recall::TURN_NS);
     let woken = wait::sleep(conn, bit, wait::FOR_INPUT | owed, deadline, most);
     // The wait bit may stay: other waiters may count on it, and a bell too many does no harm.
     send::serve(conn);
