@@ -23,19 +23,12 @@ const HUP: u32 = EPOLLHUP.cast_unsigned();
 /// All but room.
 const NEWS_IN: u32 = IN | RDHUP | PRI | ALWAYS;
 
-/// What `conn` is ready for among `interest`. `kernel`: the kernel may know more than the lane, ask it.
+/// What `conn` is ready for among `interest`. `kernel`: the kernel may know more than the lane, ask it. As with TCP, the end is not told of without
+/// what there is to receive before it, so that is looked for last.
 #[inline]
-pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, kernel: bool) -> u32 {
+pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, mut kernel: bool) -> u32 {
     let Some(segment) = conn.segment(proof) else { return 0 };
     let mut mask = 0;
-    if interest & IN != 0 {
-        let lane = segment.receiver(conn.side());
-        if Incoming::new(lane).source() == Source::Lane && lane.published() != lane.head() {
-            mask |= IN;
-        } else if kernel || conn.flag(conn::PEER_FIN) || conn.has_error() {
-            mask |= look_closely(conn);
-        }
-    }
     if interest & OUT != 0 {
         let lane = segment.sender(conn.side());
         let out = Outgoing::new(lane);
@@ -46,8 +39,9 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, kernel: boo
         if has_room || conn.flag(conn::DEAD) {
             mask |= OUT;
         } else if out.mode() != Mode::Lane && !recall::is_peers_turn(conn, &out) {
-            mask |=
-                u32::from(raw::poll_now(conn.fd(), libc::POLLOUT | libc::POLLWRNORM).cast_unsigned()) & (OUT | ALWAYS);
+            let events = u32::from(raw::poll_now(conn.fd(), libc::POLLOUT | libc::POLLWRNORM).cast_unsigned());
+            mask |= events & OUT;
+            kernel |= events & ALWAYS != 0;
         }
     }
     if kernel {
@@ -57,12 +51,24 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, kernel: boo
         conn.set_flag(conn::PEER_FIN, events & RDHUP != 0 || conn.flag(conn::PEER_FIN));
         mask |= events & (RDHUP | PRI | ALWAYS);
     }
+    if interest & IN != 0 {
+        let lane = segment.receiver(conn.side());
+        if Incoming::new(lane).source() == Source::Lane && lane.published() != lane.head() {
+            mask |= IN;
+        } else if kernel || conn.flag(conn::PEER_FIN) || conn.has_error() {
+            mask |= look_closely(conn);
+        }
+    }
     if conn.flag(conn::PEER_FIN) {
         mask |= RDHUP;
     }
     if conn.has_error() {
         // Which the kernel tells no more.
         mask |= ERR | u32::from(raw::poll_now(conn.fd(), 0).cast_unsigned());
+    }
+    if mask & (RDHUP | HUP) != 0 {
+        // The end itself can be received.
+        mask |= IN;
     }
     mask & (interest | ALWAYS)
 }
@@ -290,4 +296,31 @@ pub(crate) fn stirs(owner: &Guard<'_>, member: &Member, conn: &'static Conn) -> 
         }
     }
     interest & OUT != 0 && member.flags.load(Relaxed) & (ROOM | FIRED) == ROOM && roomy(&segment.sender(conn.side()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::records;
+    use std::io::Write;
+    use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+    use viaduct_channel::Geometry;
+
+    #[test]
+    fn the_end_is_not_told_of_without_what_comes_before() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        let conn = records::begin(stream.as_raw_fd(), 0).unwrap();
+        conn.segment.fill(Segment::heap(Geometry::DEFAULT).0);
+        peer.write_all(b"last").unwrap();
+        peer.shutdown(Shutdown::Write).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        while raw::poll_now(conn.fd(), 0) == 0 {}
+        // All of them are natively reported together, whoever has looked at what before.
+        let all = OUT | IN | RDHUP;
+        assert_eq!(look(conn, &conn, all, false), all | HUP);
+        assert_eq!(look(conn, &conn, IN | RDHUP, true), IN | RDHUP | HUP);
+    }
 }
