@@ -24,6 +24,13 @@ const BITS: usize = c_long::BITS as usize;
 const WORDS: usize = libc::FD_SETSIZE / BITS;
 
 impl Sets {
+    fn new(count: c_int, sets: [*mut fd_set; 3]) -> Self {
+        Self {
+            sets: sets.map(<*mut fd_set>::cast),
+            count: usize::try_from(count).unwrap_or(0),
+        }
+    }
+
     /// Whether a set lies where the kernel would say that nothing is.
     fn nowhere(&self) -> bool {
         self.sets.iter().any(|set| !set.is_null() && is_nowhere(*set))
@@ -153,10 +160,7 @@ pub unsafe extern "C-unwind" fn select(
     let count = reached(count);
     // SAFETY: the program's own call.
     let direct = move || unsafe { real::select(count, read, write, except, timeout) };
-    let sets = Sets {
-        sets: [read.cast(), write.cast(), except.cast()],
-        count: usize::try_from(count).unwrap_or(0),
-    };
+    let sets = Sets::new(count, [read, write, except]);
     // SAFETY: null or the program's time.
     let ns = match unsafe { timeout.as_ref() } {
         None => None,
@@ -197,10 +201,7 @@ pub unsafe extern "C-unwind" fn pselect(
     mask: *const sigset_t,
 ) -> c_int {
     let count = reached(count);
-    let sets = Sets {
-        sets: [read.cast(), write.cast(), except.cast()],
-        count: usize::try_from(count).unwrap_or(0),
-    };
+    let sets = Sets::new(count, [read, write, except]);
     // SAFETY: the program's own call.
     let direct = || unsafe { real::pselect(count, read, write, except, timeout, mask) };
     // SAFETY: the program's timeout.
