@@ -492,17 +492,11 @@ impl Conn {
 mod tests {
     use super::*;
     use crate::records;
-    use std::net::{TcpListener, TcpStream};
-    use std::os::fd::AsRawFd;
-    use viaduct_channel::Geometry;
 
     #[test]
     fn who_takes_a_direction_over_from_the_killed_rings_once() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let conn = records::begin(stream.as_raw_fd(), 0).unwrap();
+        let (conn, _sockets) = records::on_the_heap();
         let bell = raw::eventfd().unwrap();
-        conn.segment.fill(Segment::heap(Geometry::DEFAULT).0);
         conn.peer_bell.store(bell, Relaxed);
         let rung = || {
             let rung = raw::poll_now(bell, libc::POLLIN) != 0;

@@ -303,17 +303,11 @@ mod tests {
     use super::*;
     use crate::records;
     use std::io::Write;
-    use std::net::{Shutdown, TcpListener, TcpStream};
-    use std::os::fd::AsRawFd;
-    use viaduct_channel::Geometry;
+    use std::net::Shutdown;
 
     #[test]
     fn the_end_is_not_told_of_without_what_comes_before() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (mut peer, _) = listener.accept().unwrap();
-        let conn = records::begin(stream.as_raw_fd(), 0).unwrap();
-        conn.segment.fill(Segment::heap(Geometry::DEFAULT).0);
+        let (conn, [stream, mut peer]) = records::on_the_heap();
         peer.write_all(b"last").unwrap();
         peer.shutdown(Shutdown::Write).unwrap();
         stream.shutdown(Shutdown::Write).unwrap();

@@ -127,3 +127,16 @@ pub(crate) fn begin(fd: i32, flags: u32) -> Option<&'static Conn> {
     }
     Some(conn)
 }
+
+/// For tests: an end whose segment is on the heap, with its socket and the peer's.
+#[cfg(test)]
+pub(crate) fn on_the_heap() -> (&'static Conn, [std::net::TcpStream; 2]) {
+    use std::os::fd::AsRawFd;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let own = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    let conn = begin(own.as_raw_fd(), 0).unwrap();
+    let segment = viaduct_channel::Segment::heap(viaduct_channel::Geometry::DEFAULT).0;
+    conn.segment.fill(segment);
+    (conn, [own, peer])
+}
