@@ -12,6 +12,7 @@
 
 mod aliases;
 mod background;
+mod control;
 mod descriptors;
 mod exec;
 mod files;

@@ -1,8 +1,7 @@
 //! Options and `ioctl`.
 
 use core::ffi::{c_int, c_ulong, c_void};
-use libc::{msghdr, socklen_t};
-use viaduct_socket::conn::Conn;
+use libc::socklen_t;
 use viaduct_socket::options::{self, Verdict};
 use viaduct_socket::{is_nowhere, real, sys, table};
 
@@ -119,13 +118,5 @@ pub unsafe extern "C-unwind" fn sockatmark(fd: c_int) -> c_int {
         Some(answer) => answer,
         // SAFETY: no pointers.
         None => unsafe { real::sockatmark(fd) },
-    }
-}
-
-/// A receive on `conn` may tell, in control messages, what options ask for.
-pub(crate) unsafe fn note_room_for_control(conn: &'static Conn, message: *const msghdr) {
-    // SAFETY: the program's header.
-    if unsafe { (*message).msg_controllen > 0 && !is_nowhere((*message).msg_control) } {
-        options::giving_room_for_control(conn);
     }
 }

@@ -1,13 +1,13 @@
 //! Calls that move bytes.
 
-use crate::options::note_room_for_control;
+use crate::control::{fill_header, hand_over_passed, note_room_for_control};
 use crate::search::{offset_of, receive_at};
 use crate::wait::from_timespec;
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use viaduct_socket::{
     Vector, by_kernel, is_nowhere, lifecycle, options, real, receive, search, search::streams, send as send_on,
-    send_with_control, successors, sys, table,
+    send_with_control, sys, table,
 };
 
 /// The list of one buffer.
@@ -257,20 +257,11 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     };
     if received >= 0 && !kernel {
         let is_cut = received > 0 && conn.is_some_and(options::has_control);
+        let rest = conn.and_then(options::told_rest);
         // SAFETY: the program's header.
-        unsafe { plain_header(message, flags, is_cut) };
+        unsafe { fill_header(message, flags, is_cut, rest) };
     }
     received
-}
-
-/// What the kernel puts into a header that received stream bytes.
-unsafe fn plain_header(message: *mut msghdr, flags: c_int, is_cut: bool) {
-    // SAFETY: the program's header.
-    unsafe {
-        (*message).msg_namelen = 0;
-        (*message).msg_controllen = 0;
-        (*message).msg_flags = (flags & libc::MSG_CMSG_CLOEXEC) | (libc::MSG_CTRUNC * c_int::from(is_cut));
-    }
 }
 
 #[unsafe(no_mangle)]
@@ -470,28 +461,6 @@ pub unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, coun
     each_message(messages, count, |message| unsafe {
         sendmsg(fd, &raw const (*message).msg_hdr, flags)
     })
-}
-
-/// Sockets that the program passes to another process go back to TCP first.
-unsafe fn hand_over_passed(message: *const msghdr) {
-    // SAFETY: null or the program's header, with its control messages.
-    unsafe {
-        if is_nowhere(message) || is_nowhere((*message).msg_control) {
-            return;
-        }
-        let mut header = libc::CMSG_FIRSTHDR(message);
-        while !header.is_null() {
-            if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
-                let bytes = ((*header).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
-                let bytes = bytes.min((*message).msg_controllen);
-                let fds = libc::CMSG_DATA(header).cast::<c_int>();
-                for index in 0..(bytes / size_of::<c_int>()).min(253) {
-                    successors::handing_over(fds.add(index).read_unaligned());
-                }
-            }
-            header = libc::CMSG_NXTHDR(message, header);
-        }
-    }
 }
 
 /// A fortified call found the program's buffer too small: ends the process as the C library does.

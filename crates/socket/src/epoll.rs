@@ -44,6 +44,7 @@ pub fn created(fd: i32) {
         set.hot.clear();
         set.emulated.store(0, Relaxed);
         set.sleepers.store(0, Relaxed);
+        set.waited.store(false, Relaxed);
         set.nested.store(false, Relaxed);
         set.shared.store(false, Relaxed);
         set.inherited.store(false, Relaxed);

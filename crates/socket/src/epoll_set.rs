@@ -74,6 +74,8 @@ pub(crate) struct Set {
     pub(crate) emulated: AtomicU32,
     pub(crate) sleepers: AtomicU32,
     pub(crate) waits: AtomicU32,
+    /// By a call that was seen.
+    pub(crate) waited: AtomicBool,
     /// Waited for through another set, which cannot be seen into.
     pub(crate) nested: AtomicBool,
     /// Another process has the set too, and must not find registrations in it that no program made.
@@ -101,6 +103,7 @@ pub(crate) static SET: [Set; SETS] = [const {
         hot: List::new(),
         emulated: AtomicU32::new(0),
         sleepers: AtomicU32::new(0),
+        waited: AtomicBool::new(false),
         nested: AtomicBool::new(false),
         shared: AtomicBool::new(false),
         inherited: AtomicBool::new(false),

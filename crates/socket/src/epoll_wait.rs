@@ -5,7 +5,7 @@ use crate::lock::Guard;
 use crate::pace::{Bound, Naps};
 use crate::spin::Spinner;
 use crate::sys::{self, Events, raw};
-use crate::{agent, cancel, ready, real, recall};
+use crate::{agent, cancel, ready, real, recall, shelf};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// While lanes keep a set busy, the kernel's own events are fetched at least this often, in microseconds.
@@ -49,9 +49,11 @@ pub fn begin(index: usize) -> Wait {
     if agent::has_mail() {
         agent::deliver();
     }
+    shelf::empty();
     let Some(set) = epoll::set(index) else {
         return Wait::Unknown;
     };
+    set.waited.store(true, Relaxed);
     if set.emulated.load(Relaxed) != 0 {
         cancel::point();
         return Wait::Ours(OurWait(set));

@@ -49,3 +49,5 @@ pub(crate) const STAMPED: u32 = 1 << 21;
 pub(crate) const CONTROLLED: u32 = 1 << 22;
 /// A look has found a lane that can hold no more, and nothing has been consumed since.
 pub(crate) const LOOKED: u32 = 1 << 23;
+/// The program wants each receive to tell what is left (`TCP_INQ`).
+pub(crate) const TELLS_REST: u32 = 1 << 24;

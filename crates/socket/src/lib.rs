@@ -65,6 +65,7 @@ mod rest;
 pub mod search;
 mod send;
 mod send_wait;
+mod shelf;
 pub mod signals;
 mod spin;
 mod stores;

@@ -6,8 +6,8 @@ use crate::search::streams;
 use crate::sys::{self, raw};
 use crate::table::{self, Entry};
 use crate::{
-    agent, asleep, bell, counters, demote, direct, epoll, epoll_back, epoll_share, forks, kernel, lock, lodgers,
-    options, policy, send, thread, worth,
+    agent, asleep, bell, counters, demote, direct, epoll, epoll_back, epoll_share, forks, kernel, lock, lodgers, marks,
+    options, policy, send, shelf, thread, worth,
 };
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
@@ -59,6 +59,7 @@ pub fn closing(fd: c_int) {
         return;
     }
     streams::clear(fd);
+    shelf::empty();
     if !matches!(table::lookup(fd), Entry::Unknown) {
         forget(fd, false);
     }
@@ -69,6 +70,7 @@ pub fn closing_range(first: c_int, last: c_int, mut close: impl FnMut(c_int, c_i
     if lodgers::has_own_table() {
         return close(first, last);
     }
+    shelf::empty();
     let mut from = first;
     let mut next = first;
     let mut result = 0;
@@ -330,6 +332,9 @@ pub fn shut_down(conn: &'static Conn, how: c_int, direct: impl FnOnce() -> c_int
     if guard.is_none() {
         shutting_plain(conn);
     }
+    if let Some(guard) = &guard {
+        marks::shutting(conn, how, guard);
+    }
     let result = direct();
     if result == 0 && how != libc::SHUT_RD {
         conn.set_flag(conn::SHUT_WRITE, true);
@@ -406,6 +411,7 @@ pub(crate) fn thread_ends() {
 }
 
 fn before_fork() {
+    shelf::empty();
     agent::before_fork();
     forks::before_fork();
 }
@@ -480,10 +486,10 @@ pub fn exiting() {
         }
         if conn.phase() == Phase::Attached {
             if conn.alone() && !send::finish(conn, until) {
-                crate::marks::reset_on_close(conn);
+                marks::reset_on_close(conn);
             }
             if let Some(guard) = conn.own_receive(conn.id()) {
-                crate::marks::settle(conn, &guard);
+                marks::settle(conn, &guard);
             }
         }
         conn.leave();

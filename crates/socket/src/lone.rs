@@ -6,12 +6,12 @@
 //! thread of a process not through that call, which nobody but a signal handler interrupts. Order: after a set, which nobody keeps who waits for it.
 
 use crate::conn::{Conn, Phase};
-use crate::demote;
 use crate::epoll::{self, EMULATED, PARKED, Registration};
 use crate::epoll_ctl::Asked;
 use crate::epoll_set::{SET, Set};
 use crate::lock::{self, Guard};
 use crate::sys::{self, raw};
+use crate::{demote, shelf};
 use core::hint::cold_path;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, fence};
@@ -21,6 +21,11 @@ use viaduct_control::Reason;
 static CHILD: AtomicBool = AtomicBool::new(false);
 
 const WAITS_BEFORE_FORK: u32 = 4096;
+
+/// Events of which the kernel tells as long as they last.
+const LASTING: u32 =
+    (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLERR | libc::EPOLLHUP)
+        .cast_unsigned();
 
 /// What the kernel has been asked to watch the connection for.
 #[derive(Debug)]
@@ -60,6 +65,16 @@ pub struct Change {
     name: u64,
 }
 
+/// What is left to be done of what the program has asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    Nothing,
+    /// The kernel has been asked: to note it.
+    Note,
+    /// The program's own call, and to note it.
+    Call,
+}
+
 impl Lone {
     pub(crate) const fn none() -> Self {
         Self {
@@ -73,7 +88,7 @@ impl Lone {
     }
 
     #[inline]
-    fn own(&'static self) -> Option<Guard<'static>> {
+    pub(crate) fn own(&'static self) -> Option<Guard<'static>> {
         lock::acquire_local(&self.owner)
     }
 
@@ -100,10 +115,15 @@ impl Lone {
     /// Whether the program has registered the connection, in a set that still is.
     #[cold]
     pub(crate) fn is_registered(&self) -> bool {
-        !self.parked.load(Relaxed) && self.in_set().is_some()
+        !self.is_parked() && self.in_set().is_some()
     }
 
-    fn registration(&self) -> Registration {
+    /// Whether the program has taken the registration back.
+    pub(crate) fn is_parked(&self) -> bool {
+        self.parked.load(Relaxed)
+    }
+
+    pub(crate) fn registration(&self) -> Registration {
         Registration {
             fd: self.fd.load(Relaxed),
             events: self.events.load(Relaxed),
@@ -182,14 +202,74 @@ fn is_member(conn: &Conn) -> bool {
 }
 
 impl Change {
-    /// Asks the kernel by the program's own call.
+    /// Asks the kernel by the program's own call, if it has to be asked.
     #[inline(always)]
     pub fn make(self, asked: Asked, direct: impl Fn() -> i32) -> i32 {
-        let result = direct();
-        if result == 0 {
-            self.done(asked);
+        match self.need(asked) {
+            Need::Nothing => return 0,
+            Need::Note => {}
+            Need::Call => {
+                let result = direct();
+                if result != 0 {
+                    return result;
+                }
+            }
         }
-        result
+        self.done(asked);
+        0
+    }
+
+    #[inline(always)]
+    fn need(&self, asked: Asked) -> Need {
+        let lone = &self.conn.lone;
+        let known = self.known == self.name && lone.fd.load(Relaxed) == asked.fd;
+        if shelf::holds(self.conn) {
+            return self.need_of_shelved(asked, known);
+        }
+        if !known || lone.is_parked() {
+            return Need::Call;
+        }
+        let changes_nothing = || {
+            let lasting = asked.events & !LASTING == 0;
+            lasting && asked.events == lone.events.load(Relaxed) && asked.data == lone.data.load(Relaxed)
+        };
+        match asked.operation {
+            // The kernel tells of these as long as they last, whoever asks again.
+            libc::EPOLL_CTL_MOD if changes_nothing() => Need::Nothing,
+            libc::EPOLL_CTL_DEL if self.guard.is_none() && self.is_seen_waiting() => {
+                // In this order: a handler registers it anew where it finds it.
+                lone.parked.store(true, Relaxed);
+                shelf::put(self.conn);
+                Need::Nothing
+            }
+            _ => Need::Call,
+        }
+    }
+
+    /// Whether the program waits in the set by calls that are seen, and for what the kernel lets be changed.
+    #[inline(always)]
+    fn is_seen_waiting(&self) -> bool {
+        let exclusive = libc::EPOLLEXCLUSIVE.cast_unsigned();
+        self.conn.lone.events.load(Relaxed) & exclusive == 0
+            && named(self.name).is_some_and(|(_, set)| set.waited.load(Relaxed))
+    }
+
+    /// The kernel still has what the program has taken back: where it would be added, it is changed.
+    #[inline]
+    fn need_of_shelved(&self, asked: Asked, known: bool) -> Need {
+        let exclusive = asked.events & libc::EPOLLEXCLUSIVE.cast_unsigned() != 0;
+        if known
+            && !exclusive
+            && asked.operation == libc::EPOLL_CTL_ADD
+            && let Some((_, set)) = named(self.name)
+            && raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_MOD, asked.fd, asked.events, asked.data).is_ok()
+        {
+            shelf::take(self.conn);
+            return Need::Note;
+        }
+        cold_path();
+        shelf::empty();
+        Need::Call
     }
 
     /// The kernel has done it.
@@ -257,6 +337,9 @@ pub(crate) fn settle(conn: &'static Conn) -> bool {
 #[cold]
 fn settle_now(conn: &'static Conn) -> bool {
     let lone = &conn.lone;
+    if shelf::holds(conn) {
+        shelf::empty();
+    }
     loop {
         let name = lone.set.load(Acquire);
         let found = named(name);
@@ -335,6 +418,8 @@ pub(crate) fn before_fork(conn: &'static Conn) {
 pub(crate) fn forget(conn: &'static Conn) {
     // A handler that interrupted the change clears what it has interrupted.
     let _guard = conn.lone.own();
+    // Its descriptor, if it is not gone, has been closed unseen.
+    shelf::take(conn);
     conn.lone.clear();
 }
 

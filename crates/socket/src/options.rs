@@ -1,7 +1,7 @@
 //! Options, `fcntl` and `ioctl` where they touch what we keep.
 
 use crate::conn::{self, Conn, Phase};
-use crate::flags::{CONTROLLED, STAMPED};
+use crate::flags::{CONTROLLED, FORKED, STAMPED, TELLS_REST};
 use crate::lifecycle::nanoseconds;
 use crate::lock::Guard;
 use crate::sys::raw;
@@ -41,6 +41,9 @@ const STAMPS: [c_int; 4] = [
 /// Those that may besides tell when bytes went, as errors.
 const STAMPS_BOTH_WAYS: [c_int; 2] = [libc::SO_TIMESTAMPING, SO_TIMESTAMPING_NEW];
 
+/// The option that has receives tell what is left, and its usual value.
+const TELL_REST: (c_int, c_int, c_int) = (libc::IPPROTO_TCP, libc::TCP_INQ, 0);
+
 /// What the record must know of options that were set before it began. An error if only the kernel can do what they ask for.
 pub(crate) fn recall(conn: &Conn) -> Result<(), Reason> {
     // On an attached connection these are as lanes need them, and the program's are known.
@@ -49,12 +52,9 @@ pub(crate) fn recall(conn: &Conn) -> Result<(), Reason> {
         recall_flag(conn, libc::TCP_CORK, conn::CORK, true);
     }
     recall_timeouts(conn);
+    conn.set_flag(TELLS_REST, is_unusual(conn.fd(), TELL_REST));
     // What `setting` sends back to TCP.
-    let others = [
-        (libc::SOL_SOCKET, libc::SO_ZEROCOPY, 0),
-        (libc::IPPROTO_TCP, libc::TCP_INQ, 0),
-    ];
-    if changes_receives(conn.fd()) || others.into_iter().any(|option| is_unusual(conn.fd(), option)) {
+    if changes_receives(conn.fd()) || is_unusual(conn.fd(), (libc::SOL_SOCKET, libc::SO_ZEROCOPY, 0)) {
         return Err(Reason::SocketOption);
     }
     if is_stamped(conn.fd()) && (are_times_told(conn, STAMPED) || !has_received(conn)) {
@@ -127,7 +127,6 @@ pub fn setting(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_i
         (libc::SOL_SOCKET, name) if on && STAMPS.contains(&name) && are_times_told(conn, STAMPED) => {
             demote::ban(conn, Reason::SocketOption);
         }
-        (libc::IPPROTO_TCP, libc::TCP_INQ) if on => demote::ban(conn, Reason::SocketOption),
         // The kernel would count the marks that we look at, too, so none may come any more.
         (libc::SOL_SOCKET, libc::SO_PEEK_OFF)
             if value.is_some_and(|from| from >= 0) && !demote::hand_over(conn, Reason::SocketOption, false) =>
@@ -171,7 +170,7 @@ pub fn has_control(conn: &Conn) -> bool {
 fn are_times_told(conn: &Conn, flag: u32) -> bool {
     conn.set_flag(flag, true);
     // What other processes do with the connection is not known.
-    conn.flag(STAMPED) && conn.flag(CONTROLLED | conn::FORKED)
+    conn.flag(STAMPED) && conn.flag(CONTROLLED | FORKED)
 }
 
 /// Whether an error of [`recall`] may not be the last word: the program may yet show how it receives.
@@ -221,6 +220,7 @@ pub fn was_set(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_i
             recall_timeouts(conn);
         }
         (libc::IPPROTO_TCP, libc::TCP_NODELAY | libc::TCP_CORK) => hold_back(conn, name, value.unwrap_or(0) != 0),
+        (libc::IPPROTO_TCP, libc::TCP_INQ) => conn.set_flag(TELLS_REST, value.unwrap_or(0) != 0),
         (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE) if conn.phase() == Phase::Attached => {
             if let Some(guard) = conn.own_send(conn.id()) {
                 limit_lane(conn, &guard);
@@ -272,6 +272,22 @@ pub fn readable_bytes(conn: &'static Conn) -> Option<c_int> {
         Phase::Attached => Some(receive::readable_bytes(conn, conn.id())),
         _ => search::readable_bytes(conn),
     }
+}
+
+/// What a receive is to tell of the bytes that are left, if the program wants to know. The end counts as one, as with the kernel.
+#[inline]
+pub fn told_rest(conn: &'static Conn) -> Option<c_int> {
+    // Another process may have asked.
+    let is_told = conn.flag(TELLS_REST) || conn.flag(FORKED) && is_unusual(conn.fd(), TELL_REST);
+    is_told.then(|| rest(conn))
+}
+
+#[cold]
+fn rest(conn: &'static Conn) -> c_int {
+    let bytes = readable_bytes(conn).map_or_else(|| queued_bytes(conn), |bytes| bytes as isize);
+    let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
+    let ended = conn.flag(conn::PEER_FIN) || raw::poll_now(conn.fd(), libc::POLLRDHUP) != 0;
+    bytes.saturating_add(ended.into())
 }
 
 /// What the kernel has of a connection that is neither on a lane nor searched.

@@ -299,18 +299,22 @@ pub(crate) fn mark(conn: &Conn, mark: u8) -> Result<(), Errno> {
     }
 }
 
-/// Wakes the peer by the means in `bits`. The sending direction is owned and on the lane.
+/// Wakes the peer by the means in `bits`, unless it is closing and asked for a mark. The sending direction is owned and on the lane.
 #[cold]
-pub(crate) fn ring(conn: &Conn, _send: &Guard<'_>, bits: u32) {
+pub(crate) fn ring(conn: &Conn, send: &Guard<'_>, bits: u32) {
     counters::add(conn, slot::BELLS_SENT, 1);
     let mut by_socket = bits & (bell::BY_SOCKET | bell::ANNOUNCED) != 0;
     if bits & bell::BY_BELL != 0 {
         let bell = conn.peer_bell();
         by_socket |= bell < 0 || raw::eventfd_ring(bell).is_err();
     }
-    if by_socket {
+    if by_socket
+        && let Some(segment) = conn.segment(send)
+        && let out = Outgoing::new(segment.sender(conn.side()))
+        && let Some(rung) = marks::unless_closing(conn, &out, || mark(conn, MARK_BELL))
+    {
         counters::add(conn, slot::BELLS_BY_SOCKET, 1);
-        if let Err(errno) = mark(conn, MARK_BELL) {
+        if let Err(errno) = rung {
             marks::found_broken(conn, errno);
         }
     }
@@ -319,7 +323,7 @@ pub(crate) fn ring(conn: &Conn, _send: &Guard<'_>, bits: u32) {
 /// Wakes the peer by a mark where it is not to be told of bytes: not after this end's own FIN, which nothing may follow.
 pub(crate) fn ring_without_bytes(conn: &Conn, send: &Guard<'_>, out: &Outgoing<'_>) {
     if out.mode() == Mode::Lane && !conn.flag(conn::SHUT_WRITE) {
-        marks::unless_closing(conn, out, || ring(conn, send, bell::BY_SOCKET));
+        ring(conn, send, bell::BY_SOCKET);
     }
 }
 

@@ -4,7 +4,7 @@ use crate::conn::{self, Conn};
 use crate::lifecycle::{begin_early, is_tcp};
 use crate::sys::{self, raw};
 use crate::table::{self, Entry};
-use crate::{counters, demote, epoll_share, lifecycle, lock, lodgers, recall, records, search, unseen};
+use crate::{counters, demote, epoll_share, lifecycle, lock, lodgers, marks, recall, records, search, shelf, unseen};
 use libc::c_int;
 use viaduct_control::Reason;
 
@@ -15,9 +15,15 @@ pub fn executing() {
         let is_standard = |fd, _: &Conn| fd <= libc::STDERR_FILENO && is_kept(fd) && is_tcp(fd);
         return hand_over_many(Reason::ForeignProcess, true, is_standard);
     }
+    shelf::empty();
     hand_over_many(Reason::ForeignProcess, true, is_for_successor);
     // Any of them may be read in the program to come.
     records::all().for_each(search::hand_over);
+    for conn in records::all().filter(|conn| conn.flag(conn::HANDED_OVER)) {
+        if let Some(guard) = conn.own_receive(conn.id()) {
+            marks::tell_of_loss(conn, &guard);
+        }
+    }
     lock::TURNS.end(true);
     records::all().for_each(Conn::leave);
 }
@@ -68,6 +74,7 @@ pub fn executing_failed() {
 pub fn handing_over(fd: c_int) {
     // Either may connect it.
     begin_early(fd);
+    shelf::empty();
     match table::lookup(fd) {
         Entry::Connection(conn) => {
             demote::hand_over(conn, Reason::ForeignProcess, true);

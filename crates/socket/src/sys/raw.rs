@@ -283,6 +283,18 @@ pub fn setsockopt<T: Copy>(fd: c_int, level: c_int, name: c_int, value: &T) -> R
     .map(drop)
 }
 
+/// Breaks a connection, for everybody who holds it: the next call of any of them, and the peer's, fails with `ECONNRESET`.
+pub fn disconnect(fd: c_int) -> Result<(), Errno> {
+    let nowhere = libc::sockaddr {
+        sa_family: libc::AF_UNSPEC as libc::sa_family_t,
+        sa_data: [0; 14],
+    };
+    let place = core::ptr::from_ref(&nowhere).expose_provenance();
+    let arguments = [fd_arg(fd), place, size_of_val(&nowhere), 0, 0, 0];
+    // SAFETY: the kernel reads the address.
+    unsafe { call(libc::SYS_connect, arguments) }.map(drop)
+}
+
 /// `recv` into memory of our own.
 #[inline]
 pub fn recv(fd: c_int, buffer: &mut [u8], flags: c_int) -> Result<usize, Errno> {

@@ -17,6 +17,9 @@ const ROUNDS: u64 = 250;
 const PATIENCE: Duration = Duration::from_secs(120);
 const WAITS: [&str; 4] = ["waits", "world", "sets", "sleepers"];
 
+/// What `tidings` does, and for how many seconds.
+const TIDINGS: [(&str, &str); 2] = [("echoes", "4"), ("ends", "2")];
+
 /// How `registrations` is run: threads of each side, and how they register.
 const REGISTRATIONS: [&str; 13] = [
     "1",
@@ -215,4 +218,28 @@ fn registrations_of_connections_offered_at_once() {
 #[test]
 fn registrations_of_connections_moved_at_random() {
     accelerated(&["registrations"], register, "--offer now", Lives::Moved);
+}
+
+/// What waits tell of connections that begin and end.
+fn tell(mode: Mode<'_>, program: &Path, options: &str, lives: Lives) {
+    for (what, seconds) in TIDINGS {
+        let arguments = ["1", seconds, what];
+        let said = play(Launch::new(mode, program, arguments).options(options), lives, 1);
+        print!("{what}: {said}");
+    }
+}
+
+#[test]
+fn tidings_natively() {
+    plain(&["tidings"], tell);
+}
+
+#[test]
+fn tidings_of_connections_that_come_onto_lanes() {
+    accelerated(&["tidings"], tell, "--offer auto", Lives::Young);
+}
+
+#[test]
+fn tidings_of_connections_offered_at_once() {
+    accelerated(&["tidings"], tell, "--offer now", Lives::Young);
 }

@@ -55,6 +55,42 @@ static void state_by_option(void)
     NEAR(R(getsockopt(s, IPPROTO_TCP, TCP_INFO, &info, &length)); say("state %d", info.tcpi_state));
 }
 
+/* Receives with so much room for control messages, and says what they tell. */
+static void hear(size_t count, size_t room, int flags)
+{
+    char bytes[64], control[64];
+    struct iovec part = {bytes, count};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = room ? control : NULL, .msg_controllen = room};
+    struct cmsghdr *header = (struct cmsghdr *)control;
+    int left = -1;
+
+    memset(control, 0x55, sizeof control);
+    if (R(recvmsg(s, &message, flags)) < 0)
+        return;
+    say("flags %#x, %zu of control", (unsigned)message.msg_flags, message.msg_controllen);
+    if (room >= sizeof *header && message.msg_controllen > 0) {
+        memcpy(&left, CMSG_DATA(header), sizeof left);
+        say("level %d, type %d, length %zu: %d", header->cmsg_level, header->cmsg_type, header->cmsg_len, left);
+    }
+}
+
+static void what_is_left_is_told(void)
+{
+    int on = 1, off = 0, wrong = 2;
+
+    FAR(R(setsockopt(s, IPPROTO_TCP, TCP_INQ, &on, sizeof on)); R(setsockopt(s, IPPROTO_TCP, TCP_INQ, &wrong, sizeof wrong));
+        R(number_of(s, IPPROTO_TCP, TCP_INQ)));
+    prove(s);
+    NEAR(R(send(s, "0123456789abcdef", 16, 0)));
+    FAR(arrive(s, POLLIN); hear(4, 64, 0); hear(2, 64, MSG_PEEK); hear(0, 64, 0); hear(2, 0, 0); hear(2, 8, 0); hear(2, sizeof(struct cmsghdr), 0);
+        hear(2, CMSG_LEN(2), 0); hear(2, CMSG_LEN(4), 0); hear(2, CMSG_SPACE(4), 0); hear(1, 64, MSG_DONTWAIT));
+    NEAR(R(send(s, "gh", 2, 0)));
+    FAR(arrive(s, POLLIN); R(setsockopt(s, IPPROTO_TCP, TCP_INQ, &off, sizeof off)); hear(1, 64, 0);
+        R(setsockopt(s, IPPROTO_TCP, TCP_INQ, &on, sizeof on)); hear(1, 64, 0));
+    NEAR(R(send(s, "ijk", 3, 0)); R(shutdown(s, SHUT_WR)));
+    FAR(arrive(s, POLLRDHUP); hear(2, 64, 0); hear(2, 64, 0); hear(2, 64, 0));
+}
+
 static void not_stream_sockets(void)
 {
     struct sockaddr_storage address;
@@ -75,4 +111,4 @@ static void not_stream_sockets(void)
 }
 
 MAIN(JOINED(options_of_a_connection), JOINED(options_that_are_wrong), JOINED(buffers_set), JOINED(state_by_option),
-     BARE(not_stream_sockets))
+     JOINED(what_is_left_is_told), BARE(not_stream_sockets))

@@ -54,6 +54,64 @@ static void set_shared_across_fork(void)
     FAR(once(set, 1000); GET(s, 1, 0));
 }
 
+/* What is told of a connection, by the data it is registered with. */
+static void told(int set, int ms)
+{
+    struct epoll_event event;
+    int ready = epoll_wait(set, &event, 1, ms);
+
+    say("%d %#x %d", ready, ready == 1 ? event.events : 0, ready == 1 ? (int)event.data.u64 : 0);
+}
+
+static int registered(int set, int operation, int fd, unsigned events, int data)
+{
+    struct epoll_event event = {.events = events, .data.u64 = (unsigned)data};
+
+    return epoll_ctl(set, operation, fd, &event);
+}
+
+/* By a program of one thread that registers around messages. */
+static void taken_back_and_registered_anew(void)
+{
+    int set = epoll_create1(0), other = epoll_create1(0), copy, outer;
+    struct pollfd entry = {.fd = set, .events = POLLIN};
+
+    NEAR(R(send(s, "abc", 3, 0)));
+    FAR(arrive(s, POLLIN); told(set, 0); told(other, 0); R(registered(set, EPOLL_CTL_ADD, s, EPOLLIN, 1)); told(set, 1000);
+        /* For something else. */
+        R(registered(set, EPOLL_CTL_DEL, s, 0, 0)); R(registered(set, EPOLL_CTL_ADD, s, EPOLLOUT, 2)); told(set, 1000);
+        R(registered(set, EPOLL_CTL_DEL, s, 0, 0)); R(registered(set, EPOLL_CTL_ADD, s, EPOLLIN | EPOLLET, 3)); told(set, 1000); told(set, 0);
+        R(registered(set, EPOLL_CTL_DEL, s, 0, 0)); R(registered(set, EPOLL_CTL_ADD, s, EPOLLIN | EPOLLET, 4)); told(set, 1000); told(set, 0);
+        R(registered(set, EPOLL_CTL_MOD, s, EPOLLIN | EPOLLET, 4)); told(set, 1000); told(set, 0);
+        R(registered(set, EPOLL_CTL_DEL, s, 0, 0)); R(registered(set, EPOLL_CTL_ADD, s, EPOLLIN | EPOLLONESHOT, 5)); told(set, 1000); told(set, 0);
+        R(registered(set, EPOLL_CTL_MOD, s, EPOLLIN | EPOLLONESHOT, 5)); told(set, 1000); told(set, 0);
+        /* The same again. */
+        R(registered(set, EPOLL_CTL_MOD, s, EPOLLIN, 6)); R(registered(set, EPOLL_CTL_MOD, s, EPOLLIN, 6)); told(set, 1000);
+        R(registered(set, EPOLL_CTL_MOD, s, EPOLLIN, 7)); told(set, 1000));
+    /* And not, or in vain, or elsewhere. */
+    FAR(R(registered(set, EPOLL_CTL_DEL, s, 0, 0)); told(set, 5);
+        R(registered(set, EPOLL_CTL_ADD, s, EPOLLIN, 1)); R(registered(set, EPOLL_CTL_DEL, s, 0, 0)); R(registered(set, EPOLL_CTL_DEL, s, 0, 0)); told(set, 5);
+        R(registered(set, EPOLL_CTL_ADD, s, EPOLLIN, 2)); R(registered(set, EPOLL_CTL_DEL, s, 0, 0)); R(registered(set, EPOLL_CTL_MOD, s, EPOLLIN, 3)); told(set, 5);
+        R(registered(set, EPOLL_CTL_ADD, s, EPOLLIN, 4)); R(registered(set, EPOLL_CTL_ADD, s, EPOLLIN, 5)); told(set, 1000);
+        R(registered(set, EPOLL_CTL_DEL, s, 0, 0)); R(registered(other, EPOLL_CTL_ADD, s, EPOLLIN, 6)); told(set, 5); told(other, 1000);
+        R(registered(other, EPOLL_CTL_DEL, s, 0, 0)); R(registered(set, EPOLL_CTL_ADD, s, EPOLLIN | EPOLLEXCLUSIVE, 7)); told(set, 1000);
+        R(registered(set, EPOLL_CTL_DEL, s, 0, 0)); R(registered(set, EPOLL_CTL_ADD, s, EPOLLIN, 8)); told(set, 1000);
+        R(registered(set, EPOLL_CTL_DEL, s, 0, 0)); copy = dup(s); R(registered(set, EPOLL_CTL_ADD, copy, EPOLLIN, 9)); told(set, 1000);
+        R(registered(set, EPOLL_CTL_DEL, copy, 0, 0)); R(close(copy)));
+    /* In view of others. */
+    FAR(R(registered(set, EPOLL_CTL_ADD, s, EPOLLIN, 1)); told(set, 1000); R(registered(set, EPOLL_CTL_DEL, s, 0, 0)); R(poll(&entry, 1, 5));
+        R(registered(set, EPOLL_CTL_ADD, s, EPOLLIN, 2)); R(poll(&entry, 1, 1000));
+        R(registered(set, EPOLL_CTL_DEL, s, 0, 0)); outer = epoll_create1(0); R(watch(outer, set, EPOLLIN)); told(outer, 5);
+        R(registered(other, EPOLL_CTL_ADD, s, EPOLLIN, 3)); told(other, 1000); copy = dup(s); R(registered(other, EPOLL_CTL_DEL, s, 0, 0)); R(close(s)); told(other, 5);
+        R(registered(other, EPOLL_CTL_ADD, copy, EPOLLIN, 4)); told(other, 1000); R(registered(other, EPOLL_CTL_DEL, copy, 0, 0));
+        pid_t child = fork();
+        if (child == 0) {
+            told(other, 5);
+            exit(0);
+        }
+        reap(child); told(other, 5); ALL(copy, 3));
+}
+
 static void set_filled_by_a_child(void)
 {
     int set = epoll_create1(0);
@@ -397,7 +455,7 @@ static void small_waits_with_others_coming(void)
 
 MAIN(JOINED(small_waits_with_others_ready), JOINED(small_waits_with_others_coming),
      JOINED(end_by_level_and_edge), JOINED(end_told_to_who_asks_nothing), JOINED(reset_in_a_set),
-     JOINED(set_shared_across_fork), JOINED(set_filled_by_a_child), JOINED(set_of_an_exec_successor_is_gone),
+     JOINED(set_shared_across_fork), JOINED(taken_back_and_registered_anew), JOINED(set_filled_by_a_child), JOINED(set_of_an_exec_successor_is_gone),
      JOINED(socket_passed_in), BARE(set_registered_before_connecting), BARE(registered_early_by_level),
      BARE(registered_early_by_edge), BARE(registered_early_and_changed), BARE(registered_beside_connecting),
      BARE(registered_early_and_used_in_vain), BARE(connected_again_in_a_set), JOINED(others_are_not_starved),
