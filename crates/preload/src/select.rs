@@ -130,8 +130,11 @@ unsafe fn select_with(
         // The kernel says EBADF and leaves the sets alone.
         return Err(direct());
     }
-    let how = Wait { timeout_ns: left, mask };
-    if let Err(errno) = poll::poll(&mut entries, how) {
+    let counts = |entry: &pollfd| {
+        let mut sets_of = COUNTS.iter().enumerate();
+        sets_of.any(|(set, counts)| entry.revents & counts != 0 && sets.has(set, entry.fd as usize))
+    };
+    if let Err(errno) = poll::poll_until(&mut entries, Wait { timeout_ns: left, mask }, counts) {
         sys::set_errno(errno);
         return Ok(-1);
     }

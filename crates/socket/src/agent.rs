@@ -192,7 +192,7 @@ fn open_connection() -> Result<i32, Reason> {
             MODE.store(welcome.mode, Relaxed);
             NONCE.store(welcome.nonce, Relaxed);
             bell::reset_given();
-            peer_bells::orphan();
+            peer_bells::orphan(fd);
             let fd = hide(fd);
             GENERATION.fetch_add(1, Relaxed);
             let written = written.map_or(core::ptr::null(), core::ptr::from_ref);

@@ -4,7 +4,7 @@
 //! or of the thread that offered it; a waiter with another bell asks to be woken by a mark on the kernel connection instead.
 
 use crate::sys::raw;
-use crate::{agent, table, thread};
+use crate::{agent, peer_bells, table, thread};
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32};
@@ -71,13 +71,17 @@ impl Bell {
     }
 }
 
-/// A bell that nobody has, if there is one and a descriptor for it.
+/// A bell that nobody has, if there is one and the program can spare a descriptor for it.
 pub(crate) fn claim() -> Option<&'static Bell> {
     for (number, bell) in (1..).zip(&BELL) {
         if bell.used.load(Relaxed) || bell.used.swap(true, AcqRel) {
             continue;
         }
         if bell.fd() < 0 {
+            if !peer_bells::may_have(number as usize) {
+                bell.abandon();
+                return None;
+            }
             match raw::eventfd() {
                 Ok(fd) => bell.fd.store(agent::hide(fd), Relaxed),
                 Err(_) => {

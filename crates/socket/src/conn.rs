@@ -388,6 +388,12 @@ impl Conn {
         self.own_bell.load(Relaxed)
     }
 
+    /// The same, if the peer has it: viaductd gives both ends of a connection each other's, or neither.
+    #[inline]
+    pub(crate) fn known_bell(&self) -> u32 {
+        if self.peer_bell() < 0 { 0 } else { self.own_bell() }
+    }
+
     pub(crate) fn set_own_bell(&self, bell: u32) {
         self.own_bell.store(bell, Relaxed);
     }

@@ -83,8 +83,11 @@ pub(crate) fn receives_raw(conn: &Conn, id: u64) -> bool {
         receive::clear_marks(conn, id);
     }
     conn.own_receive(id).is_none_or(|guard| {
-        conn.segment(&guard)
-            .is_none_or(|segment| Incoming::new(segment.receiver(conn.side())).source() == Source::Raw)
+        conn.segment(&guard).is_none_or(|segment| {
+            let incoming = Incoming::new(segment.receiver(conn.side()));
+            // In this order: a promotion that is over has been announced.
+            !incoming.is_being_promoted() && incoming.source() == Source::Raw
+        })
     })
 }
 

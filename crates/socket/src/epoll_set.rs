@@ -330,7 +330,7 @@ impl Set {
 
     /// The wait bit by which `conn` wakes a sleeper of this set.
     pub(crate) fn bit_for(&self, conn: &Conn) -> u32 {
-        if self.bell_number() != 0 && self.bell_number() == conn.own_bell() {
+        if self.bell_number() != 0 && self.bell_number() == conn.known_bell() {
             BY_BELL
         } else {
             BY_SOCKET

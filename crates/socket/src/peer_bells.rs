@@ -3,7 +3,7 @@
 use crate::agent::{hide, unhide};
 use crate::sys::{self, raw};
 use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 
 /// Bells of peers that viaductd has given us.
 const PEER_BELLS: usize = 4096;
@@ -28,6 +28,11 @@ static PEER_BELL: [PeerBell; PEER_BELLS] = [const {
     }
 }; PEER_BELLS];
 
+/// What a listener is called that cannot be looked for: viaductd is in another namespace of processes, and so are its numbers.
+const UNKNOWN: u32 = u32::MAX;
+/// Whether viaductd's numbers of processes are ours.
+static SAME_NUMBERS: AtomicBool = AtomicBool::new(false);
+
 /// A connection that rang the bell `fd` has ended. The last one takes the bell along if its listener is gone.
 pub(crate) fn release(fd: i32) {
     if fd < 0 {
@@ -39,15 +44,16 @@ pub(crate) fn release(fd: i32) {
     {
         bell.users.fetch_sub(1, Relaxed);
     }
-    close_idle();
+    close_idle(false);
 }
 
-/// viaductd is a new one, which gives every bell anew and under another name: those of the old one stay only while connections ring them.
-pub(crate) fn orphan() {
+/// `daemon` leads to a new viaductd, which gives every bell anew and under another name: those of the old one stay only while connections ring them.
+pub(crate) fn orphan(daemon: i32) {
+    SAME_NUMBERS.store(raw::peer_pid(daemon).is_some(), Relaxed);
     for bell in ever_used() {
         bell.owner.store(0, Relaxed);
     }
-    close_idle();
+    close_idle(false);
 }
 
 fn ever_used() -> impl Iterator<Item = &'static PeerBell> {
@@ -56,12 +62,17 @@ fn ever_used() -> impl Iterator<Item = &'static PeerBell> {
         .take_while(|bell| bell.name.load(Relaxed) != 0 || bell.fd.load(Relaxed) >= 0)
 }
 
-/// Closes the bells that nobody rings and nobody will.
-fn close_idle() {
+/// Closes the bells that nobody rings and nobody will, or if there is need of descriptors, may not.
+fn close_idle(need: bool) {
     for bell in ever_used() {
         let idle = bell.name.load(Relaxed) != 0 && bell.users.load(Relaxed) == 0;
         let owner = bell.owner.load(Relaxed);
-        if idle && (owner == 0 || !raw::thread_exists(owner)) {
+        let over = match owner {
+            0 => true,
+            UNKNOWN => need,
+            owner => !raw::thread_exists(owner),
+        };
+        if idle && over {
             bell.name.store(0, Relaxed);
             unhide(bell.fd.swap(FREED, Relaxed));
         }
@@ -71,18 +82,21 @@ fn close_idle() {
 /// Marks a place whose bell has been closed, so that searches go on beyond it.
 const FREED: i32 = i32::MAX;
 
-/// Whether the process can spare a descriptor for one more peer's bell: bells take at most one in sixteen. Otherwise it is closed.
-fn may_keep(count: usize, fresh: i32) -> bool {
+/// Whether the process can spare a descriptor for one more bell: those of peers take at most one in sixteen, and so do its own.
+pub(crate) fn may_have(count: usize) -> bool {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
     sys::descriptor_limit(&mut limit);
-    let keep = (count as u64) < limit.rlim_cur / 16;
-    if !keep {
-        raw::close(fresh);
-    }
-    keep
+    (count as u64) < limit.rlim_cur / 16
+}
+
+/// The first place without a bell, if the process can spare a descriptor for one there.
+fn free_place() -> Option<&'static PeerBell> {
+    let free = |(_, bell): &(usize, &PeerBell)| bell.name.load(Relaxed) == 0;
+    let (index, bell) = PEER_BELL.iter().enumerate().find(free)?;
+    may_have(index).then_some(bell)
 }
 
 /// The descriptor of the peer's bell `name`: the one that has just come, or the one that came before.
@@ -90,29 +104,25 @@ pub(crate) fn of_peer(name: u64, fresh: Option<i32>, owner: u32) -> i32 {
     if name == 0 {
         return -1;
     }
-    let mut free = None;
-    for (index, bell) in PEER_BELL.iter().enumerate() {
-        let known = bell.name.load(Relaxed);
-        if known == name {
-            if let Some(fresh) = fresh {
-                raw::close(fresh);
-            }
-            bell.users.fetch_add(1, Relaxed);
-            return bell.fd.load(Relaxed);
+    if let Some(bell) = ever_used().find(|bell| bell.name.load(Relaxed) == name) {
+        if let Some(fresh) = fresh {
+            raw::close(fresh);
         }
-        if known == 0 {
-            free = free.or(Some((index, bell)));
-            if bell.fd.load(Relaxed) != FREED {
-                // Never used, like all after it.
-                break;
-            }
-        }
+        bell.users.fetch_add(1, Relaxed);
+        return bell.fd.load(Relaxed);
     }
-    let kept = free.zip(fresh).filter(|((index, _), fresh)| may_keep(*index, *fresh));
-    let Some(((_, bell), fresh)) = kept else { return -1 };
+    let Some(fresh) = fresh else { return -1 };
+    let Some(bell) = free_place().or_else(|| {
+        close_idle(true);
+        free_place()
+    }) else {
+        raw::close(fresh);
+        return -1;
+    };
     bell.fd.store(hide(fresh), Relaxed);
     bell.users.store(1, Relaxed);
-    bell.owner.store(owner, Relaxed);
+    let is_known = owner == 0 || SAME_NUMBERS.load(Relaxed);
+    bell.owner.store(if is_known { owner } else { UNKNOWN }, Relaxed);
     bell.name.store(name, Relaxed);
     bell.fd.load(Relaxed)
 }

@@ -47,6 +47,9 @@ fn attached(fd: c_int) -> Option<&'static Conn> {
     table::connection(fd).filter(|conn| conn.phase() == Phase::Attached)
 }
 
+/// How long a wait sleeps that only hears of ends it has not asked for.
+const END_NAP_NS: u64 = 1_000_000;
+
 /// Looks at one connection; `None` if it is closed meanwhile.
 fn look(conn: &'static Conn, events: i16, kernel: bool) -> Option<i16> {
     let interest = u32::from(events.cast_unsigned());
@@ -88,6 +91,24 @@ pub fn poll(entries: &mut [pollfd], how: Wait) -> Result<usize, sys::Errno> {
     match small.get_mut(..=entries.len()) {
         Some(shadow) => wait_loop(entries, shadow, how),
         None => wait_loop(entries, &mut vec![NONE; entries.len() + 1], how),
+    }
+}
+
+/// The same until an entry is ready that `counts`: `poll` tells of ends to who has not asked, and `select` does not.
+///
+/// # Errors
+/// As `poll`.
+pub fn poll_until(entries: &mut [pollfd], how: Wait, counts: impl Fn(&pollfd) -> bool) -> Result<usize, sys::Errno> {
+    let deadline = how.timeout_ns.map(|ns| sys::now_ns().saturating_add(ns));
+    loop {
+        let timeout_ns = deadline.map(|deadline| deadline.saturating_sub(sys::now_ns()));
+        let ready = poll(entries, Wait { timeout_ns, ..how })?;
+        let over = deadline.is_some_and(|deadline| sys::now_ns() >= deadline);
+        if ready == 0 || over || entries.iter().any(&counts) {
+            return Ok(ready);
+        }
+        // The kernel tells of an end again and again.
+        real::ppoll_masked(&mut [], Some(&sys::timespec(END_NAP_NS)), how.mask)?;
     }
 }
 
@@ -152,7 +173,7 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
             (ready, _) => {
                 asleep::wake_up();
                 match ready? {
-                    0 => continue,
+                    0 if deadline.is_none_or(|deadline| sys::now_ns() < deadline) => continue,
                     ready => return Ok(ready),
                 }
             }
@@ -160,11 +181,18 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
         let bound = if recalled { Bound::UnrungRoom } else { bound };
         let left = deadline.map(|deadline| deadline.saturating_sub(sys::now_ns()));
         let nap = naps.next(bound, left);
-        prepare(entries, shadow);
-        let woken = real::ppoll_masked(shadow, nap.map(sys::timespec).as_ref(), how.mask);
+        let watched = prepare(entries, shadow);
+        let mut woken = real::ppoll_masked(watched, nap.map(sys::timespec).as_ref(), how.mask);
+        if woken == Err(libc::EINVAL)
+            && let [watched @ .., _] = watched
+        {
+            // As many as the kernel takes at once, so that the bell has to be left out.
+            let nap = naps.next(Bound::UnrungRoom, left);
+            woken = real::ppoll_masked(watched, nap.map(sys::timespec).as_ref(), how.mask);
+        }
         asleep::wake_up();
-        let rang = shadow.last().filter(|bell| bell.revents != 0).map(|bell| bell.fd);
-        if let Some(bell) = rang {
+        let rang = watched.last().filter(|bell| bell.revents != 0).map(|bell| bell.fd);
+        if let Some(bell) = rang.filter(|bell| bell::known_of_thread().is_some_and(|own| own.fd() == *bell)) {
             raw::eventfd_reset(bell);
         }
         woken?;
@@ -199,10 +227,12 @@ fn stirs(conn: &'static Conn, events: i16) -> bool {
     look(conn, events & (IN | OUT), false).is_none_or(|mask| mask != 0)
 }
 
-/// Fills the kernel's view of the entries: connections on lanes are only watched for marks and the end.
-fn prepare(entries: &[pollfd], shadow: &mut [pollfd]) {
+/// The kernel's view of the entries: connections on lanes are only watched for marks and the end. Those that stand for nothing are left out, since
+/// the kernel takes only so many; the thread's bell is the last.
+fn prepare<'s>(entries: &[pollfd], shadow: &'s mut [pollfd]) -> &'s mut [pollfd] {
     let bell = bell::known_of_thread().map_or(-1, bell::Bell::fd);
-    for (place, entry) in shadow.iter_mut().zip(entries) {
+    let mut count = 0;
+    for (place, entry) in shadow.iter_mut().zip(entries.iter().filter(|entry| entry.fd >= 0)) {
         let events = match attached(entry.fd) {
             // Room on the kernel connection only counts where it carries the bytes.
             Some(conn) if crate::demote::sends_raw(conn, conn.id()) => entry.events,
@@ -215,14 +245,17 @@ fn prepare(entries: &[pollfd], shadow: &mut [pollfd]) {
             events,
             revents: 0,
         };
+        count += 1;
     }
-    if let Some(place) = shadow.get_mut(entries.len()) {
+    if let Some(place) = shadow.get_mut(count).filter(|_| bell >= 0) {
         *place = pollfd {
             fd: bell,
             events: POLLIN,
             revents: 0,
         };
+        count += 1;
     }
+    shadow.get_mut(..count).unwrap_or_default()
 }
 
 /// Computes `revents` of all entries without waiting. With `kernel` false, connections on lanes are only looked at in memory; the
@@ -267,11 +300,7 @@ fn arm(entries: &[pollfd]) -> Option<Bound> {
                 return false;
             };
             if entry.events & IN != 0 {
-                let lane = segment.receiver(conn.side());
-                lane.arm(bit);
-                if lane.published() != lane.head() {
-                    return true;
-                }
+                segment.receiver(conn.side()).arm(bit);
             }
             let lane = segment.sender(conn.side());
             if recall::is_pending(conn, &Outgoing::new(lane)) {

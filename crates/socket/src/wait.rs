@@ -49,7 +49,7 @@ pub(crate) fn bit_for(conn: &Conn) -> u32 {
         return bell::BY_SOCKET;
     }
     match bell::known_of_thread() {
-        Some(bell) if bell.number() == conn.own_bell() && conn.own_bell() != 0 => bell::BY_BELL,
+        Some(bell) if bell.number() == conn.known_bell() => bell::BY_BELL,
         _ => bell::BY_SOCKET,
     }
 }

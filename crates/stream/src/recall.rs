@@ -194,9 +194,8 @@ impl Incoming<'_> {
 
     /// Where a recall stands.
     pub fn recalling(&self) -> Recall {
-        // Acquire pairs with the release in `Outgoing::promote`: a promotion that came first has been announced.
-        let request = self.lane.word(R_REQUEST).load(Acquire);
-        if request & PROMOTING != 0 {
+        // Acquire there pairs with the release in `Outgoing::promote`: a promotion that came first has been announced.
+        if self.is_being_promoted() {
             return Recall::Wait;
         }
         let sender = self.lane.peer_word(S_MODE).load(Acquire);
@@ -213,6 +212,11 @@ impl Incoming<'_> {
                 Mode::Lane | Mode::BackPending => Recall::Wait,
             },
         }
+    }
+
+    /// Whether the sender is about to promote, so that what it puts on the kernel connection next is no byte of the stream.
+    pub fn is_being_promoted(&self) -> bool {
+        self.lane.word(R_REQUEST).load(Acquire) & PROMOTING != 0
     }
 
     /// The same, where the last stretch has ended.

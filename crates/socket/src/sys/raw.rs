@@ -283,6 +283,13 @@ pub fn setsockopt<T: Copy>(fd: c_int, level: c_int, name: c_int, value: &T) -> R
     .map(drop)
 }
 
+/// The process at the other end of a connected Unix socket, where this one can see it.
+pub fn peer_pid(fd: c_int) -> Option<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut peer).ok()?;
+    u32::try_from(peer.pid).ok().filter(|pid| *pid != 0)
+}
+
 /// Breaks a connection, for everybody who holds it: the next call of any of them, and the peer's, fails with `ECONNRESET`.
 pub fn disconnect(fd: c_int) -> Result<(), Errno> {
     let nowhere = libc::sockaddr {

@@ -99,6 +99,31 @@ static void poll_of_more_than_may_be(void)
     step();
 }
 
+/* As many entries as the kernel takes, whether they stand for something or not. */
+static void poll_of_as_many_as_may_be(void)
+{
+    struct rlimit limit = {64, 64};
+    static struct pollfd wait[64];
+
+    if (!is_near) {
+        pid_t child = fork();
+        if (child == 0) {
+            int result[3];
+            setrlimit(RLIMIT_NOFILE, &limit);
+            for (int index = 0; index < 64; index++)
+                wait[index] = (struct pollfd){index ? -1 : s, POLLIN, 0};
+            result[0] = poll(wait, 64, 20);
+            for (int index = 0; index < 64; index++)
+                wait[index] = (struct pollfd){s, POLLIN, 0};
+            result[1] = poll(wait, 63, 20);
+            result[2] = poll(wait, 64, 20);
+            _exit(result[0] || result[1] || result[2]);
+        }
+        reap(child);
+    }
+    step();
+}
+
 static void ppoll_and_its_mask(void)
 {
     struct pollfd wait = {s, POLLIN, 0};
@@ -138,6 +163,17 @@ static void select_wakes(void)
         say("%d %d", FD_ISSET(s, &in) != 0, FD_ISSET(s, &out) != 0);
     }
     step();
+}
+
+/* Who asks for urgent data, or for room, is not told of the end. */
+static void select_of_what_does_not_come(void)
+{
+    struct timeval time = {0, 30000};
+    fd_set except;
+
+    BOTH(R(shutdown(s, SHUT_WR)));
+    FAR(arrive(s, POLLHUP); FD_ZERO(&except); FD_SET(s, &except); TIMED(25, 900, R(select(s + 1, NULL, NULL, &except, &time)));
+        say("%d", FD_ISSET(s, &except) != 0));
 }
 
 static void select_waits_its_time(void)
@@ -405,7 +441,7 @@ static void both_ends_in_one_wait(void)
 
 MAIN(JOINED(poll_waits_its_time), JOINED(poll_wakes), JOINED(poll_wakes_without_end_of_time),
      JOINED(poll_of_bad_and_double_descriptors), JOINED(poll_of_all_kinds_of_events), JOINED(poll_of_many),
-     JOINED(poll_of_more_than_may_be), JOINED(ppoll_and_its_mask), JOINED(select_wakes), JOINED(select_waits_its_time),
+     JOINED(poll_of_more_than_may_be), JOINED(poll_of_as_many_as_may_be), JOINED(ppoll_and_its_mask), JOINED(select_wakes), JOINED(select_waits_its_time), JOINED(select_of_what_does_not_come),
      JOINED(select_errors), JOINED(select_above_1024), BARE(select_of_more_than_the_sets_hold), JOINED(masks_of_waits_that_do_not_wait), JOINED(masks_of_pselect), JOINED(waits_with_other_kinds),
      JOINED(unseen_waits_wake), JOINED(receive_time_out), BARE(receive_time_out_inherited), JOINED(send_time_out),
      JOINED(full_and_empty_again), JOINED(low_water_mark), JOINED(signal_driven), JOINED(several_threads_poll_one_socket),
