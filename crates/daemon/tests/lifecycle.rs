@@ -265,7 +265,13 @@ fn as_root_it_does_not_serve_with_rights_that_it_could_not_give_up() {
         // A filter holds for the thread that sets it and what it starts.
         let spawn = || {
             seccompiler::apply_filter(&without_seccomp()).unwrap();
-            command.spawn().unwrap()
+            loop {
+                match command.spawn() {
+                    // A child of another test's may have been made while the program was copied, and has it open for writing.
+                    Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
+                    spawned => break spawned.unwrap(),
+                }
+            }
         };
         std::thread::scope(|scope| scope.spawn(spawn).join().unwrap())
     };

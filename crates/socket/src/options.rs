@@ -65,7 +65,13 @@ pub(crate) fn recall(conn: &Conn) -> Result<(), Reason> {
 
 /// Whether an option is set that a search would set too, or that has receives tell more than bytes.
 pub(crate) fn rules_searches_out(fd: c_int) -> bool {
-    changes_receives(fd) || is_stamped(fd)
+    changes_receives(fd) || is_stamped(fd) || has_upper_layer(fd)
+}
+
+/// Whether the kernel makes something else of the bytes (`TCP_ULP`, TLS for one).
+fn has_upper_layer(fd: c_int) -> bool {
+    let mut name = [0_u8; 16];
+    raw::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_ULP, &mut name).is_ok() && name[0] != 0
 }
 
 fn changes_receives(fd: c_int) -> bool {

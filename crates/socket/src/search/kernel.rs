@@ -137,6 +137,8 @@ impl Front<'_> {
 
     /// Too little is there to go on.
     fn lacking(&self, ask: &Ask<'_>, end: u64, last: bool, ended: bool) -> Result<Step, Errno> {
+        // What has been received takes no room from what is waited for.
+        self.settle(true)?;
         // What is there comes before an error, as it does from the kernel.
         let kept = self.area.error.swap(0, Relaxed);
         if kept != 0 {

@@ -257,9 +257,9 @@ impl Searched for Recorded {
     }
 
     fn announce(&self, step: Step, offset: u64) -> Result<bool, Errno> {
-        self.conn.set_flag(conn::IN_WANTED, true);
         match step {
             Step::Nothing { until } if offset > 0 => {
+                self.conn.set_flag(conn::IN_WANTED, true);
                 let _guard = self.own()?;
                 let area = self.conn.area().ok_or(libc::EBADF)?;
                 waiting::announce(self.conn.fd(), area, until)
@@ -268,9 +268,17 @@ impl Searched for Recorded {
                 let _ = announce::announce(self.conn, self.id);
                 let guard = self.own()?;
                 let segment = self.conn.segment(&guard).ok_or(libc::EBADF)?;
-                Ok(segment.receiver(self.conn.side()).published() != lane)
+                let receiver = segment.receiver(self.conn.side());
+                // Of bytes that are there, and were found too few, there is nothing to be told again.
+                if !receiver.has_bytes() {
+                    self.conn.set_flag(conn::IN_WANTED, true);
+                }
+                Ok(receiver.published() != lane)
             }
-            _ => Ok(false),
+            _ => {
+                self.conn.set_flag(conn::IN_WANTED, true);
+                Ok(false)
+            }
         }
     }
 

@@ -44,6 +44,17 @@ fn set_mark(fd: c_int, bytes: u64) {
     let _ = raw::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &bytes);
 }
 
+/// How large the buffer should be for a wait for so many bytes.
+fn ample_for(bytes: u64) -> u64 {
+    let least = if bytes >= LONG { LEAST_LONG } else { LEAST };
+    bytes.saturating_mul(AMPLE).max(least)
+}
+
+/// Whether a mark at so many bytes is to make the buffer larger than it has been made.
+fn enlarges(area: &Area, bytes: u64) -> bool {
+    bytes > 1 && ample_for(bytes) > area.ample.load(Relaxed)
+}
+
 /// Has all who wait on the socket look again when something comes.
 #[inline]
 pub(super) fn lift_mark(fd: c_int, area: &Area) {
@@ -60,10 +71,9 @@ impl Mark {
         // Where others wait without a mark, they are to look at whatever comes.
         let mark = if others { bytes.min(present) } else { bytes };
         let mark = if mark > 1 { mark } else { 0 };
-        let least = if bytes >= LONG { LEAST_LONG } else { LEAST };
-        let ample = bytes.saturating_mul(AMPLE).max(least);
-        let enlarge = bytes > 1 && ample > area.ample.load(Relaxed);
+        let enlarge = enlarges(area, bytes);
         if enlarge {
+            let ample = ample_for(bytes);
             // The buffer stays as large as this makes it.
             set_mark(fd, ample);
             area.ample.store(ample, Relaxed);
@@ -89,7 +99,7 @@ pub(super) fn has_ended(fd: c_int) -> bool {
     raw::poll_now(fd, over) & over != 0
 }
 
-/// `ENOBUFS` if the socket's buffer is full although it holds fewer than `bytes`. A mark has been made there.
+/// `ENOBUFS` if the socket's buffer is full although it holds fewer than `bytes`. A mark has been made for so many.
 pub(super) fn refuse_if_full(fd: c_int, area: &Area, bytes: u64) -> Result<(), Errno> {
     let holds = || kernel::queued(fd) as u64;
     if holds() >= bytes {
@@ -144,7 +154,9 @@ pub(super) fn begin(fd: c_int, area: &'static Area, until: u64, again: bool) -> 
 /// direction.
 pub(super) fn announce(fd: c_int, area: &'static Area, until: u64) -> Result<bool, Errno> {
     let bytes = until.saturating_sub(area.base.load(Relaxed));
-    let _mark = Mark::at(fd, area, bytes);
+    // A mark is not needed again where it has made the buffer large: the kernel tells of the bytes that are there with each, which for who waits by
+    // edges is news.
+    let _mark = enlarges(area, bytes).then(|| Mark::at(fd, area, bytes));
     refuse_if_full(fd, area, bytes)?;
     Ok(false)
 }

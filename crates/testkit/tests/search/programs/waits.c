@@ -1,6 +1,7 @@
 /* Direct search by several threads and processes at once, and waits beside one another. */
 #include "check.h"
 #include <stdint.h>
+#include <sys/epoll.h>
 
 /* A wait of a thread's, and how it went. */
 struct wait {
@@ -396,9 +397,62 @@ static void an_inbox_can_be_polled(void)
     close_pair(pairs[1]);
 }
 
+/* Who waits by edges for more than is there is told of what comes, and not of what is there again and again. */
+static void edges_behind_unread_bytes(void)
+{
+    struct pair p = connect_pair();
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+    int set = epoll_create1(0), rounds = 0;
+    char bytes[32];
+
+    EXPECT(epoll_ctl(set, EPOLL_CTL_ADD, p.far, &event) == 0);
+    EXPECT(send_all(p.near, "0123456789", 10));
+    for (double end = now() + 0.3; now() < end; rounds++) {
+        EXPECT_ERROR(viaduct_seek_recv(p.far, bytes, 4, MSG_DONTWAIT, 20), EAGAIN);
+        if (epoll_wait(set, &event, 1, 50) != 1)
+            break;
+    }
+    EXPECT(rounds < 10);
+    EXPECT(send_all(p.near, "abcdefghijklmnop", 16));
+    EXPECT(epoll_wait(set, &event, 1, 2000) == 1);
+    sleep_ms(20);
+    EXPECT(viaduct_seek_recv(p.far, bytes, 4, MSG_DONTWAIT, 20) == 4 && !memcmp(bytes, "klmn", 4));
+    close(set);
+    close_pair(p);
+}
+
+static void *send_much(void *fd)
+{
+    static char bytes[4 << 20];
+
+    return (void *)(long)send_all(*(int *)fd, bytes, sizeof bytes);
+}
+
+/* What has been received, though the kernel has not been told yet, takes no room from what is searched for. */
+static void received_bytes_take_no_room(void)
+{
+    struct pair p = connect_pair();
+    int room = 120000;
+    static char bytes[60000];
+    pthread_t sender;
+
+    EXPECT(setsockopt(p.far, SOL_SOCKET, SO_RCVBUF, &room, sizeof room) == 0);
+    sender = in_thread(send_much, &p.near);
+    sleep_ms(200);
+    for (int received = 0; received < 200000; received += 4000)
+        EXPECT(viaduct_seek_recv(p.far, bytes, 4000, MSG_WAITALL, 0) == 4000);
+    sleep_ms(200);
+    EXPECT(viaduct_seek_recv(p.far, bytes, 60000, MSG_WAITALL, 10000) == 60000);
+    shutdown(p.far, SHUT_RDWR);
+    pthread_join(sender, NULL);
+    close_pair(p);
+}
+
 int main(int argc, char **argv)
 {
     static const struct check checks[] = {
+        {"edges_behind_unread_bytes", edges_behind_unread_bytes},
+        {"received_bytes_take_no_room", received_bytes_take_no_room},
         {"waits_of_different_depth", waits_of_different_depth},
         {"the_head_moves_under_a_wait", the_head_moves_under_a_wait},
         {"threads_take_the_right_bytes", threads_take_the_right_bytes},
