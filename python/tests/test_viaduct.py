@@ -99,6 +99,14 @@ class SeekTest(unittest.TestCase):
             viaduct.seek_recv_into(self.far, memoryview(b"x"))
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp, self.assertRaises(OSError):
             viaduct.seek_recv(udp, 1, offset=1)
+        packets = socket.socketpair(type=socket.SOCK_DGRAM)
+        for end in packets:
+            self.addCleanup(end.close)
+        with self.assertRaises(OSError) as refused:
+            viaduct.send(packets[0], 1, b"")
+        self.assertEqual(refused.exception.errno, errno.EOPNOTSUPP)
+        with self.assertRaises(BlockingIOError):
+            packets[1].recv(1, socket.MSG_DONTWAIT)
 
     def test_asyncio(self):
         async def run():

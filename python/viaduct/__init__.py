@@ -167,6 +167,8 @@ class _Outgoing:
 
     def go_on(self, socket: _socket.socket) -> bool:
         """Sends what there is room for, without waiting; whether that was all."""
+        if socket.getsockopt(_socket.SOL_SOCKET, _socket.SO_TYPE) != _socket.SOCK_STREAM:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         while self._parts:
             try:
                 sent = socket.sendmsg(self._parts, (), _socket.MSG_DONTWAIT | _socket.MSG_NOSIGNAL)

@@ -189,7 +189,8 @@ pub struct Match {
 /// Sends a message, all of it. Several threads that send on one socket must take turns.
 ///
 /// # Errors
-/// [`Error::NoRoom`] for a payload of 4 GiB or more; what `send` reports.
+/// [`Error::NoRoom`] for a payload of 4 GiB or more; `EOPNOTSUPP` for what is no stream socket; what `send` reports.
+/// Of these nothing was sent but for the last.
 pub fn send(socket: impl AsFd, tag: u32, payload: &[u8]) -> Result<(), Error> {
     let len = u32::try_from(payload.len()).map_err(|_| Error::NoRoom { len: payload.len() })?;
     let mut frame = [0; FRAME];
@@ -245,7 +246,7 @@ impl Inbox {
     /// Adds a connected stream socket, from which nobody else receives from now on. Answers its number.
     ///
     /// # Errors
-    /// It is no stream socket, or no descriptors are left.
+    /// It is no stream socket or is not connected, or no descriptors are left.
     pub fn add(&self, socket: impl AsFd) -> io::Result<usize> {
         let source = Source::new(socket.as_fd().try_clone_to_owned()?)?;
         let mut sources = self.sources();

@@ -79,9 +79,10 @@ impl Source {
             Ok(_) => true,
             Err(error) if error.kind() == ErrorKind::WouldBlock => true,
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                if !wait::is_stream(&fd)? {
+                if !wait::is_stream(fd.as_fd())? {
                     return Err(error);
                 }
+                wait::check_connected(fd.as_fd())?;
                 false
             }
             Err(error) => return Err(error),

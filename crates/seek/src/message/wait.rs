@@ -7,7 +7,7 @@ use core::ffi::c_int;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::time::Duration;
 
 fn check(result: c_int) -> io::Result<c_int> {
@@ -117,13 +117,31 @@ fn option(fd: RawFd, name: c_int) -> io::Result<c_int> {
     Ok(value)
 }
 
-/// Whether it is a connected stream socket.
-pub(super) fn is_stream(fd: &OwnedFd) -> io::Result<bool> {
+pub(super) fn is_stream(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(option(fd.as_raw_fd(), libc::SO_TYPE)? == libc::SOCK_STREAM)
+}
+
+/// `ENOTCONN` for a socket that has no connection and none that has ended.
+pub(super) fn check_connected(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: zeroes are a valid address.
+    let mut address: libc::sockaddr_storage = unsafe { core::mem::zeroed() };
+    let mut len = libc::socklen_t::try_from(size_of_val(&address)).unwrap_or(0);
+    // SAFETY: room for an address of any family.
+    let peer = check(unsafe { libc::getpeername(fd.as_raw_fd(), (&raw mut address).cast(), &raw mut len) });
+    match peer {
+        // One that has ended has no peer either, but both its directions are shut.
+        Err(error) if error.kind() == ErrorKind::NotConnected && events(fd) & libc::POLLRDHUP == 0 => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Whether the other end sends no more.
 pub(super) fn has_ended(fd: BorrowedFd<'_>) -> bool {
+    events(fd) != 0
+}
+
+/// Which of `POLLRDHUP`, `POLLHUP` and `POLLERR` there are.
+fn events(fd: BorrowedFd<'_>) -> libc::c_short {
     let mut entry = libc::pollfd {
         fd: fd.as_raw_fd(),
         events: libc::POLLRDHUP,
@@ -131,12 +149,64 @@ pub(super) fn has_ended(fd: BorrowedFd<'_>) -> bool {
     };
     // SAFETY: one entry.
     unsafe { libc::poll(&raw mut entry, 1, 0) };
-    entry.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+    entry.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR)
+}
+
+fn check_stream(fd: BorrowedFd<'_>) -> io::Result<()> {
+    match is_stream(fd)? {
+        true => Ok(()),
+        false => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
+    }
+}
+
+/// Whether the socket of a number was a stream of the Internet when it was last asked.
+///
+/// To ask takes far longer than to send on a lane. So what is sent on a number that was one carries an address that is none: such streams
+/// ignore it, and sockets for datagrams, if the number has become one, refuse it.
+struct Known {
+    place: Option<&'static AtomicU64>,
+    bit: u64,
+}
+
+impl Known {
+    fn of(fd: BorrowedFd<'_>) -> Self {
+        static ALL: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+        let number = usize::try_from(fd.as_raw_fd()).unwrap_or(usize::MAX);
+        Self {
+            place: ALL.get(number / 64),
+            bit: 1 << (number % 64),
+        }
+    }
+
+    fn is_known(&self) -> bool {
+        self.place.is_some_and(|place| place.load(Relaxed) & self.bit != 0)
+    }
+
+    fn note(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let domain = option(fd.as_raw_fd(), libc::SO_DOMAIN)?;
+        if let Some(place) = self.place
+            && [libc::AF_INET, libc::AF_INET6].contains(&domain)
+        {
+            place.fetch_or(self.bit, Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Whether it was known.
+    fn forget(&self) -> bool {
+        self.place
+            .is_some_and(|place| place.fetch_and(!self.bit, Relaxed) & self.bit != 0)
+    }
 }
 
 /// Sends both, all of it, waiting for room where the socket does not.
 pub(super) fn send_all(fd: BorrowedFd<'_>, first: &[u8], second: &[u8]) -> io::Result<()> {
-    let mut done = 0;
+    let known = Known::of(fd);
+    if !known.is_known() {
+        check_stream(fd)?;
+        known.note(fd)?;
+    }
+    let (mut done, mut no_address) = (0, 0_u8);
     while done < first.len() + second.len() {
         let head = first.get(done..).unwrap_or_default();
         let tail = second.get(done.saturating_sub(first.len())..).unwrap_or_default();
@@ -148,15 +218,28 @@ pub(super) fn send_all(fd: BorrowedFd<'_>, first: &[u8], second: &[u8]) -> io::R
         let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
         message.msg_iov = parts.as_mut_ptr();
         message.msg_iovlen = parts.len();
+        if known.is_known() {
+            message.msg_name = (&raw mut no_address).cast();
+            message.msg_namelen = 1;
+        }
         // SAFETY: the header and its parts outlive the call, which only reads them.
         let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
         match usize::try_from(sent) {
             Ok(sent) => done += sent,
             Err(_) => {
                 let error = io::Error::last_os_error();
+                if known.forget() {
+                    check_stream(fd)?;
+                    let refused = [libc::EINVAL, libc::EISCONN, libc::EOPNOTSUPP].map(Some);
+                    if refused.contains(&error.raw_os_error()) {
+                        continue;
+                    }
+                }
                 match error.kind() {
                     ErrorKind::Interrupted => {}
                     ErrorKind::WouldBlock => wait_for_room(fd),
+                    // What the kernel says of TCP sockets without a connection.
+                    ErrorKind::BrokenPipe => return check_connected(fd).and(Err(error)),
                     _ => return Err(error),
                 }
             }
