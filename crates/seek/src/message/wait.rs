@@ -34,6 +34,9 @@ pub(super) struct Waiter {
     taken: AtomicU64,
 }
 
+/// Names the event counter in the set, as no source is.
+const BELL: u64 = u64::MAX;
+
 /// Longest sleep: another thread may have taken the edge that was meant for this one.
 const LONGEST_MS: u128 = 50;
 
@@ -48,14 +51,19 @@ impl Waiter {
             bell,
             taken: AtomicU64::new(0),
         };
-        waiter.add(waiter.bell.as_fd())?;
+        waiter.watch(waiter.bell.as_fd(), BELL)?;
         Ok(waiter)
     }
 
-    pub(super) fn add(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+    /// Edges of `fd` are news of this source from now on.
+    pub(super) fn add(&self, fd: BorrowedFd<'_>, source: usize) -> io::Result<()> {
+        self.watch(fd, source as u64)
+    }
+
+    fn watch(&self, fd: BorrowedFd<'_>, name: u64) -> io::Result<()> {
         let mut event = libc::epoll_event {
             events: (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET).cast_unsigned(),
-            u64: 0,
+            u64: name,
         };
         // SAFETY: the event outlives the call.
         check(unsafe { libc::epoll_ctl(self.raw(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event) })?;
@@ -82,30 +90,56 @@ impl Waiter {
         unsafe { libc::write(self.bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
-    /// Takes what edges there are. What this answers is for [`Waiter::wait`].
-    pub(super) fn news(&self) -> io::Result<u64> {
-        while self.poll(0)? > 0 {}
-        Ok(self.taken.load(Acquire))
+    /// Takes what edges there are: the sources they are of.
+    pub(super) fn news(&self) -> io::Result<Vec<usize>> {
+        self.poll(0)
     }
 
-    /// Waits for an edge after [`Waiter::news`], or for as long as `limit`. An error of the kind `Interrupted`: a signal was caught.
-    pub(super) fn wait(&self, news: u64, limit: Option<Duration>) -> io::Result<()> {
-        if self.taken.load(Acquire) != news {
-            return Ok(());
+    /// How often edges have been taken. What this answers before a look is for [`Waiter::wait`].
+    pub(super) fn taken(&self) -> u64 {
+        self.taken.load(Acquire)
+    }
+
+    /// Waits for an edge, or for as long as `limit`, unless edges have been taken since: the sources they are of. An error of the kind
+    /// `Interrupted`: a signal was caught.
+    pub(super) fn wait(&self, taken: u64, limit: Option<Duration>) -> io::Result<Vec<usize>> {
+        if self.taken() != taken {
+            return Ok(Vec::new());
         }
         let limit = limit.map_or(LONGEST_MS, |limit| limit.as_micros().div_ceil(1000).min(LONGEST_MS));
-        self.poll(c_int::try_from(limit).unwrap_or(c_int::MAX)).map(drop)
+        self.poll(c_int::try_from(limit).unwrap_or(c_int::MAX))
     }
 
-    fn poll(&self, ms: c_int) -> io::Result<usize> {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
-        // SAFETY: room for sixteen events.
-        let count = check(unsafe { libc::epoll_wait(self.raw(), events.as_mut_ptr(), 16, ms) });
-        let count = usize::try_from(count?).unwrap_or(0);
-        if count > 0 {
-            self.taken.fetch_add(1, AcqRel);
+    fn poll(&self, mut ms: c_int) -> io::Result<Vec<usize>> {
+        const ROOM: c_int = 16;
+        let mut sources = Vec::new();
+        loop {
+            let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
+            // SAFETY: room for as many events.
+            let count = unsafe { libc::epoll_wait(self.raw(), events.as_mut_ptr(), ROOM, ms) };
+            let count = match check(count) {
+                Ok(count) => count,
+                // What has been taken is told.
+                Err(_) if ms == 0 && !sources.is_empty() => 0,
+                Err(error) => return Err(error),
+            };
+            if count > 0 {
+                self.taken.fetch_add(1, AcqRel);
+            }
+            let names = events
+                .iter()
+                .take(usize::try_from(count).unwrap_or(0))
+                .map(|event| event.u64);
+            sources.extend(
+                names
+                    .filter(|name| *name != BELL)
+                    .filter_map(|name| usize::try_from(name).ok()),
+            );
+            if count < ROOM {
+                return Ok(sources);
+            }
+            ms = 0;
         }
-        Ok(count)
     }
 }
 
