@@ -9,6 +9,7 @@ import selectors
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 import unittest
@@ -89,6 +90,45 @@ class SeekTest(unittest.TestCase):
             self.assertEqual(viaduct.seek_recv(self.far, 4, offset=1, flags=socket.MSG_WAITALL), b"1234")
         self.assertGreaterEqual(len(caught), 3)
         sender.join()
+
+    def test_timeouts_are_the_sockets(self):
+        self.near.sendall(b"01")
+        self.far.settimeout(0.1)
+        for offset, flags in [(4, 0), (1, socket.MSG_WAITALL), (9, socket.MSG_PEEK)]:
+            began, worked = time.monotonic(), time.thread_time()
+            with self.assertRaises(TimeoutError if sys.version_info >= (3, 10) else socket.timeout):
+                viaduct.seek_recv(self.far, 4, offset=offset, flags=flags)
+            self.assertGreaterEqual(time.monotonic() - began, 0.1)
+            self.assertLess(time.thread_time() - worked, 0.05)
+        with self.assertRaises(BlockingIOError):
+            viaduct.seek_recv(self.far, 4, offset=4, flags=socket.MSG_DONTWAIT)
+        # Nothing has been taken.
+        self.far.settimeout(20)
+        sender = threading.Timer(0.05, self.near.sendall, [b"2345"])
+        sender.start()
+        self.assertEqual(viaduct.seek_recv(self.far, 3, offset=3, flags=socket.MSG_WAITALL), b"345")
+        self.assertEqual(viaduct.seek_recv(self.far, 9), b"012")
+        sender.join()
+        ender = threading.Timer(0.05, self.near.shutdown, [socket.SHUT_WR])
+        ender.start()
+        self.assertEqual(viaduct.seek_recv(self.far, 3, flags=socket.MSG_WAITALL), b"")
+        ender.join()
+        self.far.setblocking(False)
+        self.assertEqual(viaduct.seek_recv(self.far, 1), b"")
+
+    def test_asyncio_takes_flags(self):
+        async def run():
+            self.near.sendall(b"0123")
+            worked = time.process_time()
+            with self.assertRaises(asyncio.TimeoutError):
+                await asyncio.wait_for(viaduct.async_seek_recv(self.far, 4, 20), 0.5)
+            self.assertLess(time.process_time() - worked, 0.25)
+            self.assertEqual(await viaduct.async_seek_recv(self.far, 2, 1, socket.MSG_PEEK), b"12")
+            with self.assertRaises(BlockingIOError):
+                await viaduct.async_seek_recv(self.far, 2, 3, flags=socket.MSG_DONTWAIT)
+            self.assertEqual(await viaduct.async_seek_recv(self.far, 4), b"0123")
+
+        asyncio.run(run())
 
     def test_bad_input_is_refused(self):
         with self.assertRaises(ValueError):
