@@ -4,15 +4,21 @@ import asyncio
 import contextlib
 import errno
 import gc
+import importlib.util
 import os
 import selectors
+import shutil
 import signal
 import socket
 import struct
+import subprocess
 import sys
+import sysconfig
+import tempfile
 import threading
 import time
 import unittest
+import venv
 from unittest import mock
 
 import viaduct
@@ -159,6 +165,33 @@ class SeekTest(unittest.TestCase):
             late.cancel()
 
         asyncio.run(run())
+
+
+class LibraryTest(unittest.TestCase):
+    def test_who_lacks_it_is_told_what_to_do(self):
+        for named, advice in [("", ["libviaduct.so.0", "make install", "ldconfig", "VIADUCT_LIBRARY="]), ("/none", ["/none", "names it"])]:
+            with mock.patch.dict(os.environ, VIADUCT_LIBRARY=named), mock.patch("ctypes.CDLL", side_effect=OSError("no such file")):
+                with self.assertRaises(ImportError) as error:
+                    sys.modules["viaduct._library"]._load()
+            for words in advice + ["no such file"]:
+                self.assertIn(words, str(error.exception))
+
+    @unittest.skipUnless(importlib.util.find_spec("setuptools"), "there is no setuptools")
+    def test_a_build_brings_it_along(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            source, venv_dir = os.path.join(scratch, "python"), os.path.join(scratch, "venv")
+            shutil.copytree(os.path.dirname(os.path.dirname(__file__)), source, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+            names = {name: os.environ[name] for name in os.environ if name not in ("PYTHONPATH", "LD_LIBRARY_PATH", "VIADUCT_LIBRARY")}
+            build = [sys.executable, "setup.py", "-q", "build", "--build-lib", os.path.join(scratch, "built")]
+            library = os.path.abspath(viaduct._library._name)
+            subprocess.run(build, cwd=source, env={**names, "VIADUCT_LIBRARY": library}, check=True, stderr=subprocess.DEVNULL)
+            venv.create(venv_dir, symlinks=True)
+            packages = sysconfig.get_path("purelib", "posix_prefix", {"base": venv_dir})
+            shutil.copytree(os.path.join(scratch, "built"), packages, dirs_exist_ok=True)
+            program = "import viaduct; print(viaduct._library._name); viaduct.Inbox().close()"
+            run = [os.path.join(venv_dir, "bin", "python"), "-c", program]
+            said = subprocess.run(run, cwd=scratch, env=names, check=True, stdout=subprocess.PIPE).stdout.decode()
+            self.assertEqual(said.strip(), os.path.join(os.path.realpath(packages), "viaduct", "libviaduct.so.0"))
 
 
 class InboxTest(unittest.TestCase):
