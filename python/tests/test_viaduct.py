@@ -4,14 +4,21 @@ import asyncio
 import contextlib
 import errno
 import gc
+import importlib.util
 import os
 import selectors
+import shutil
 import signal
 import socket
 import struct
+import subprocess
+import sys
+import sysconfig
+import tempfile
 import threading
 import time
 import unittest
+import venv
 from unittest import mock
 
 import viaduct
@@ -90,6 +97,45 @@ class SeekTest(unittest.TestCase):
         self.assertGreaterEqual(len(caught), 3)
         sender.join()
 
+    def test_timeouts_are_the_sockets(self):
+        self.near.sendall(b"01")
+        self.far.settimeout(0.1)
+        for offset, flags in [(4, 0), (1, socket.MSG_WAITALL), (9, socket.MSG_PEEK)]:
+            began, worked = time.monotonic(), time.thread_time()
+            with self.assertRaises(TimeoutError if sys.version_info >= (3, 10) else socket.timeout):
+                viaduct.seek_recv(self.far, 4, offset=offset, flags=flags)
+            self.assertGreaterEqual(time.monotonic() - began, 0.1)
+            self.assertLess(time.thread_time() - worked, 0.05)
+        with self.assertRaises(BlockingIOError):
+            viaduct.seek_recv(self.far, 4, offset=4, flags=socket.MSG_DONTWAIT)
+        # Nothing has been taken.
+        self.far.settimeout(20)
+        sender = threading.Timer(0.05, self.near.sendall, [b"2345"])
+        sender.start()
+        self.assertEqual(viaduct.seek_recv(self.far, 3, offset=3, flags=socket.MSG_WAITALL), b"345")
+        self.assertEqual(viaduct.seek_recv(self.far, 9), b"012")
+        sender.join()
+        ender = threading.Timer(0.05, self.near.shutdown, [socket.SHUT_WR])
+        ender.start()
+        self.assertEqual(viaduct.seek_recv(self.far, 3, flags=socket.MSG_WAITALL), b"")
+        ender.join()
+        self.far.setblocking(False)
+        self.assertEqual(viaduct.seek_recv(self.far, 1), b"")
+
+    def test_asyncio_takes_flags(self):
+        async def run():
+            self.near.sendall(b"0123")
+            worked = time.process_time()
+            with self.assertRaises(asyncio.TimeoutError):
+                await asyncio.wait_for(viaduct.async_seek_recv(self.far, 4, 20), 0.5)
+            self.assertLess(time.process_time() - worked, 0.25)
+            self.assertEqual(await viaduct.async_seek_recv(self.far, 2, 1, socket.MSG_PEEK), b"12")
+            with self.assertRaises(BlockingIOError):
+                await viaduct.async_seek_recv(self.far, 2, 3, flags=socket.MSG_DONTWAIT)
+            self.assertEqual(await viaduct.async_seek_recv(self.far, 4), b"0123")
+
+        asyncio.run(run())
+
     def test_bad_input_is_refused(self):
         with self.assertRaises(ValueError):
             viaduct.seek_recv(self.far, 1, offset=-1)
@@ -99,6 +145,14 @@ class SeekTest(unittest.TestCase):
             viaduct.seek_recv_into(self.far, memoryview(b"x"))
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp, self.assertRaises(OSError):
             viaduct.seek_recv(udp, 1, offset=1)
+        packets = socket.socketpair(type=socket.SOCK_DGRAM)
+        for end in packets:
+            self.addCleanup(end.close)
+        with self.assertRaises(OSError) as refused:
+            viaduct.send(packets[0], 1, b"")
+        self.assertEqual(refused.exception.errno, errno.EOPNOTSUPP)
+        with self.assertRaises(BlockingIOError):
+            packets[1].recv(1, socket.MSG_DONTWAIT)
 
     def test_asyncio(self):
         async def run():
@@ -111,6 +165,33 @@ class SeekTest(unittest.TestCase):
             late.cancel()
 
         asyncio.run(run())
+
+
+class LibraryTest(unittest.TestCase):
+    def test_who_lacks_it_is_told_what_to_do(self):
+        for named, advice in [("", ["libviaduct.so.0", "make install", "ldconfig", "VIADUCT_LIBRARY="]), ("/none", ["/none", "names it"])]:
+            with mock.patch.dict(os.environ, VIADUCT_LIBRARY=named), mock.patch("ctypes.CDLL", side_effect=OSError("no such file")):
+                with self.assertRaises(ImportError) as error:
+                    sys.modules["viaduct._library"]._load()
+            for words in advice + ["no such file"]:
+                self.assertIn(words, str(error.exception))
+
+    @unittest.skipUnless(importlib.util.find_spec("setuptools"), "there is no setuptools")
+    def test_a_build_brings_it_along(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            source, venv_dir = os.path.join(scratch, "python"), os.path.join(scratch, "venv")
+            shutil.copytree(os.path.dirname(os.path.dirname(__file__)), source, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+            names = {name: os.environ[name] for name in os.environ if name not in ("PYTHONPATH", "LD_LIBRARY_PATH", "VIADUCT_LIBRARY")}
+            build = [sys.executable, "setup.py", "-q", "build", "--build-lib", os.path.join(scratch, "built")]
+            library = os.path.abspath(viaduct._library._name)
+            subprocess.run(build, cwd=source, env={**names, "VIADUCT_LIBRARY": library}, check=True, stderr=subprocess.DEVNULL)
+            venv.create(venv_dir, symlinks=True)
+            packages = sysconfig.get_path("purelib", "posix_prefix", {"base": venv_dir})
+            shutil.copytree(os.path.join(scratch, "built"), packages, dirs_exist_ok=True)
+            program = "import viaduct; print(viaduct._library._name); viaduct.Inbox().close()"
+            run = [os.path.join(venv_dir, "bin", "python"), "-c", program]
+            said = subprocess.run(run, cwd=scratch, env=names, check=True, stdout=subprocess.PIPE).stdout.decode()
+            self.assertEqual(said.strip(), os.path.join(os.path.realpath(packages), "viaduct", "libviaduct.so.0"))
 
 
 class InboxTest(unittest.TestCase):

@@ -117,25 +117,77 @@ def _fail() -> NoReturn:
     raise OSError(number, os.strerror(number))
 
 
+def _wait_time(socket: Socket, flags: int) -> Optional[float]:
+    """Seconds that Python's own calls would wait: it keeps the timeout of a socket, and the socket itself does not block."""
+    if isinstance(socket, int) or flags & _socket.MSG_DONTWAIT:
+        return None
+    return socket.gettimeout() or None
+
+
 def seek_recv_into(socket: Socket, buffer: Union[bytearray, memoryview], offset: int = 0, flags: int = 0) -> int:
     """Receives into ``buffer`` what stands ``offset`` unread bytes after the next byte of the stream.
 
-    Returns how many bytes there were, 0 at the end of the stream. Blocks unless the socket or ``flags`` say otherwise; a Python
-    timeout makes the socket non-blocking.
+    Returns how many bytes there were, 0 at the end of the stream. Blocks unless the socket or ``flags`` say otherwise
+    (:exc:`BlockingIOError`), at most as long as the socket's timeout (:exc:`TimeoutError`, which has taken nothing).
     """
     if offset < 0:
         raise ValueError("negative offset")
     view = memoryview(buffer).cast("B")
     if view.readonly:
         raise TypeError("the buffer is read-only")
+    timeout = _wait_time(socket, flags)
+    if timeout is None or isinstance(socket, int):
+        return _seek(_fd(socket), view, offset, flags)
+    return _seek_in_time(socket, view, offset, flags, timeout)
+
+
+def _seek(fd: int, view: memoryview, offset: int, flags: int) -> int:
     place = (ctypes.c_char * len(view)).from_buffer(view) if len(view) else None
     while True:
-        got: int = _library.viaduct_seek_recv(_fd(socket), place, len(view), flags, offset)
+        got: int = _library.viaduct_seek_recv(fd, place, len(view), flags, offset)
         if got >= 0:
             return got
         # As Python's own calls do; a handler that raises has its way between the two.
         if ctypes.get_errno() != errno.EINTR:
             _fail()
+
+
+def _seek_in_time(socket: _socket.socket, view: memoryview, offset: int, flags: int, timeout: float) -> int:
+    until = time.monotonic() + timeout
+    over = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+    # Unread bytes keep the socket readable, so this looks at edges.
+    arrivals = select.epoll()
+    try:
+        arrivals.register(socket, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
+        while True:
+            arrivals.poll(0)
+            there = readable(socket)
+            try:
+                return _try(socket, view, offset, flags)
+            except BlockingIOError:
+                pass
+            # That look may have made an edge itself.
+            while True:
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise _socket.timeout("timed out")
+                events = arrivals.poll(min(left, 0.2))
+                if not events or events[0][1] & over or readable(socket) != there:
+                    break
+    finally:
+        arrivals.close()
+
+
+def _try(socket: Socket, view: memoryview, offset: int, flags: int) -> int:
+    """Without waiting: as much as a call that waits would answer with."""
+    fd, now = _fd(socket), flags | _socket.MSG_DONTWAIT
+    if flags & _socket.MSG_WAITALL and len(view):
+        # Its last byte, or the end of the stream.
+        last = _seek(fd, memoryview(bytearray(1)), offset + len(view) - 1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)
+        # While a stream changes its path, bytes may come before those in front of them; unless this is the end, all must be there.
+        if last and _seek(fd, view, offset, now | _socket.MSG_PEEK | _socket.MSG_TRUNC) < len(view):
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return _seek(fd, view, offset, now)
 
 
 def seek_recv(socket: Socket, size: int, offset: int = 0, flags: int = 0) -> bytes:
@@ -167,6 +219,8 @@ class _Outgoing:
 
     def go_on(self, socket: _socket.socket) -> bool:
         """Sends what there is room for, without waiting; whether that was all."""
+        if socket.getsockopt(_socket.SOL_SOCKET, _socket.SO_TYPE) != _socket.SOCK_STREAM:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         while self._parts:
             try:
                 sent = socket.sendmsg(self._parts, (), _socket.MSG_DONTWAIT | _socket.MSG_NOSIGNAL)

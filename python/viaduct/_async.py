@@ -21,11 +21,14 @@ from . import (
     _Bytes,
     _fd,
     _Outgoing,
-    seek_recv,
-    seek_recv_into,
+    _try,
+    readable,
 )
 
 _T = TypeVar("_T")
+
+#: Seconds until a look without news: that the buffer is full no edge tells.
+_LONGEST = 0.2
 
 
 class _Arrivals:
@@ -79,42 +82,45 @@ class _Arrivals:
                 future.set_exception(error)
 
 
-async def async_seek_recv(socket: _socket.socket, size: int, offset: int = 0) -> bytes:
+async def async_seek_recv(socket: _socket.socket, size: int, offset: int = 0, flags: int = 0) -> bytes:
     """Receives exactly ``size`` bytes from ``offset`` on, fewer only at the end of the stream, without blocking the event loop.
 
-    Takes nothing if it is cancelled. :exc:`OSError` with ``ENOBUFS``: the buffer cannot hold so much.
+    ``flags``: ``MSG_PEEK`` leaves them; ``MSG_DONTWAIT`` raises :exc:`BlockingIOError` where they are not all there. Takes nothing if it
+    is cancelled. The socket's timeout does not count: use :func:`asyncio.wait_for`. :exc:`OSError` with ``ENOBUFS``: the buffer cannot
+    hold so much.
     """
-    if size == 0:
-        return seek_recv(socket, size, offset)
-    got = _try_whole(socket, size, offset)
-    if got is not None:
-        return got
+    if size < 0 or offset < 0:
+        raise ValueError("negative size or offset")
+    view = memoryview(bytearray(size))
+    whole = flags | _socket.MSG_WAITALL
+    try:
+        return bytes(view[: _try(socket, view, offset, whole)])
+    except BlockingIOError:
+        if flags & _socket.MSG_DONTWAIT:
+            raise
     arrivals = _Arrivals()
     try:
         arrivals.add(_fd(socket))
         while True:
             with arrivals.expect() as arrival:
-                got = _try_whole(socket, size, offset)
-                if got is not None:
-                    return got
-                await arrival
+                there = readable(socket)
+                try:
+                    return bytes(view[: _try(socket, view, offset, whole)])
+                except BlockingIOError:
+                    await asyncio.wait([arrival], timeout=_LONGEST)
+            # That look may have made an edge itself.
+            while arrival.done() and readable(socket) == there and not _has_ended(socket):
+                with arrivals.expect() as arrival:
+                    if readable(socket) == there:
+                        await asyncio.wait([arrival], timeout=_LONGEST)
     finally:
         arrivals.close()
 
 
-def _try_whole(socket: Socket, size: int, offset: int) -> Optional[bytes]:
-    if size < 0 or offset < 0:
-        raise ValueError("negative size or offset")
-    try:
-        last = seek_recv(socket, 1, offset + size - 1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)
-        buffer = bytearray(size)
-        flags = _socket.MSG_WAITALL | _socket.MSG_DONTWAIT
-        # While a stream changes its path, bytes may come before those in front of them; unless this is the end, all must be there.
-        if last and seek_recv_into(socket, buffer, offset, flags | _socket.MSG_PEEK | _socket.MSG_TRUNC) < size:
-            return None
-        return bytes(memoryview(buffer)[: seek_recv_into(socket, buffer, offset, flags)])
-    except BlockingIOError:
-        return None
+def _has_ended(socket: _socket.socket) -> bool:
+    end = select.poll()
+    end.register(socket, select.POLLRDHUP)
+    return bool(end.poll(0))
 
 
 async def async_send(socket: _socket.socket, tag: int, payload: _Bytes) -> None:

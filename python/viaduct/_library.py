@@ -8,6 +8,9 @@ import os
 #: Names the library to use instead of the installed one.
 VARIABLE = "VIADUCT_LIBRARY"
 
+#: Its name, beside this package in a wheel, or where the loader looks.
+_NAME = "libviaduct.so.0"
+
 
 class Message(ctypes.Structure):
     """``struct viaduct_msg``."""
@@ -16,12 +19,18 @@ class Message(ctypes.Structure):
 
 
 def _load() -> ctypes.CDLL:
-    name = os.environ.get(VARIABLE, "libviaduct.so.0")
+    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), _NAME)
+    name = os.environ.get(VARIABLE) or (beside if os.path.exists(beside) else _NAME)
     try:
         library = ctypes.CDLL(name, use_errno=True)
     except OSError as error:
-        advice = f"{VARIABLE} names it" if VARIABLE in os.environ else f"once installed, run ldconfig as root, or set {VARIABLE}"
-        raise ImportError(f"{name} cannot be loaded ({advice}): {error}") from error
+        advice = (
+            f"{VARIABLE} names it"
+            if os.environ.get(VARIABLE)
+            else "in the repository of Viaduct: `make build`, then either `pip install ./python` again, which takes it along, "
+            f"or `sudo make install` and `sudo ldconfig`, or set {VARIABLE}=.../target/release/libviaduct.so"
+        )
+        raise ImportError(f"the library {name} cannot be loaded ({advice}): {error}") from error
     inbox, fd, size, ms = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_int
     info = ctypes.POINTER(Message)
     signatures = {

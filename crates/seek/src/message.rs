@@ -3,7 +3,7 @@
 //! A message is a frame of twelve bytes and the payload. An [`Inbox`] receives from one socket or several, matches by tag and source,
 //! with wildcards, and keeps the order of arrival within a tag of a source. What has not been asked for stays where it is: on a TCP
 //! socket it is passed over by direct search. What the socket cannot hold, and all that comes on another stream socket, is kept here,
-//! up to [`Limits::store`] of each source.
+//! up to [`Limits::store`] of each source, what is known of messages in the socket included.
 //!
 //! A source that breaks does not disturb the others: one call tells of it, and after that only those that want it by name.
 //!
@@ -13,12 +13,14 @@
 //! | 4..8 | tag |
 //! | 8..12 | bytes of the payload |
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+mod attention;
 mod queue;
 mod source;
 mod wait;
@@ -36,7 +38,8 @@ const MAGIC: [u8; 4] = *b"VMSG";
 pub struct Limits {
     /// Bytes of the longest payload it takes.
     pub longest: usize,
-    /// Bytes it keeps of each source, payloads and what surrounds them; enough for the longest message in any case.
+    /// Bytes it keeps of each source: payloads, and some 80 bytes for each message that has been seen and not received, wherever its
+    /// payload is. Enough for the longest message in any case.
     pub store: usize,
 }
 
@@ -189,7 +192,8 @@ pub struct Match {
 /// Sends a message, all of it. Several threads that send on one socket must take turns.
 ///
 /// # Errors
-/// [`Error::NoRoom`] for a payload of 4 GiB or more; what `send` reports.
+/// [`Error::NoRoom`] for a payload of 4 GiB or more; `EOPNOTSUPP` for what is no stream socket; what `send` reports.
+/// Of these nothing was sent but for the last.
 pub fn send(socket: impl AsFd, tag: u32, payload: &[u8]) -> Result<(), Error> {
     let len = u32::try_from(payload.len()).map_err(|_| Error::NoRoom { len: payload.len() })?;
     let mut frame = [0; FRAME];
@@ -205,7 +209,22 @@ pub fn send(socket: impl AsFd, tag: u32, payload: &[u8]) -> Result<(), Error> {
 #[derive(Debug, Default)]
 struct Sources {
     all: Vec<Option<Source>>,
+    /// Those of which a call may find something: no others are looked at.
+    ready: BTreeSet<usize>,
+    /// When the next of those that have just been looked at is due.
+    due: Option<Instant>,
     cancelled: u64,
+}
+
+impl Sources {
+    fn note(&mut self, news: &[usize]) {
+        for number in news {
+            if let Some(source) = self.all.get_mut(*number).and_then(Option::as_mut) {
+                source.note();
+                self.ready.insert(*number);
+            }
+        }
+    }
 }
 
 /// Receives tagged messages from one stream socket or several. Threads may share it.
@@ -245,13 +264,15 @@ impl Inbox {
     /// Adds a connected stream socket, from which nobody else receives from now on. Answers its number.
     ///
     /// # Errors
-    /// It is no stream socket, or no descriptors are left.
+    /// It is no stream socket or is not connected, or no descriptors are left.
     pub fn add(&self, socket: impl AsFd) -> io::Result<usize> {
         let source = Source::new(socket.as_fd().try_clone_to_owned()?)?;
         let mut sources = self.sources();
-        self.waiter.add(source.as_fd())?;
+        let number = sources.all.len();
+        self.waiter.add(source.as_fd(), number)?;
         sources.all.push(Some(source));
-        Ok(sources.all.len() - 1)
+        sources.ready.insert(number);
+        Ok(number)
     }
 
     /// Takes a source out. What it has sent and nobody has received stays in the socket, frames and all, as far as it is not kept here.
@@ -265,6 +286,7 @@ impl Inbox {
             .get_mut(source)
             .and_then(Option::take)
             .ok_or(Error::NoSource)?;
+        sources.ready.remove(&source);
         self.waiter.remove(gone.as_fd());
         drop(sources);
         // Who waits for it is to know.
@@ -318,44 +340,56 @@ impl Inbox {
         // A time too far away to be told is for ever.
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         let cancelled = self.sources().cancelled;
+        let mut waited = None;
         loop {
-            // Before the look: what comes after it counts as news for the wait.
-            let news = self.waiter.news()?;
-            {
+            let (taken, due) = {
                 let mut sources = self.sources();
+                // Before the look: what comes after it counts as news for the wait.
+                let news = waited.take().map_or_else(|| self.waiter.news(), Ok)?;
+                sources.note(&news);
                 if sources.cancelled != cancelled {
                     return Err(Error::Cancelled);
                 }
+                let taken = self.waiter.taken();
+                sources.due = None;
                 if let Some(found) = self.look(&mut sources, wanted, place)? {
                     return Ok(found);
                 }
-            }
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+                (taken, sources.due)
+            };
+            let now = Instant::now();
+            let left = until.map(|until| until.saturating_duration_since(now));
+            let due = due.map(|due| due.saturating_duration_since(now));
             if left == Some(Duration::ZERO) {
                 return Err(Error::TimedOut);
             }
-            self.waiter.wait(news, left).map_err(|error| match error.kind() {
-                io::ErrorKind::Interrupted => Error::Interrupted,
-                _ => Error::Io(error),
-            })?;
+            let news = self
+                .waiter
+                .wait(taken, left.into_iter().chain(due).min())
+                .map_err(|error| match error.kind() {
+                    io::ErrorKind::Interrupted => Error::Interrupted,
+                    _ => Error::Io(error),
+                })?;
+            waited = Some(news);
         }
     }
 
     fn look(&self, sources: &mut Sources, wanted: Match, place: &mut Place<'_>) -> Result<Option<Envelope>, Error> {
-        if let Some(number) = wanted.source
-            && sources.all.get(number).is_none_or(Option::is_none)
-        {
-            return Err(Error::NoSource);
+        if let Some(number) = wanted.source {
+            if sources.all.get(number).is_none_or(Option::is_none) {
+                return Err(Error::NoSource);
+            }
+            // It is asked each time what is wrong with it.
+            sources.ready.insert(number);
         }
-        let (mut open, mut full) = (false, None);
-        for (number, source) in sources.all.iter_mut().enumerate() {
-            let Some(source) = source
-                .as_mut()
-                .filter(|_| wanted.source.is_none_or(|only| only == number))
-            else {
+        let (all, now) = (&mut sources.all, Instant::now());
+        let (mut next, end) = wanted.source.map_or((0, usize::MAX), |only| (only, only + 1));
+        while let Some(number) = sources.ready.range(next..end).next().copied() {
+            next = number + 1;
+            let Some(source) = all.get_mut(number).and_then(Option::as_mut) else {
                 continue;
             };
-            if let Some((tag, len)) = source.receive(wanted.tag, place, self.limits)? {
+            if let Some((tag, len)) = source.receive(wanted.tag, place, self.limits, now)? {
                 return Ok(Some(Envelope {
                     source: number,
                     tag,
@@ -365,14 +399,23 @@ impl Inbox {
             if let Some(error) = source.trouble(number, wanted.source.is_some()) {
                 return Err(error);
             }
-            open |= source.is_open();
-            if source.is_full() {
-                full = full.or(Some(number));
+            sources.due = sources.due.into_iter().chain(source.due()).min();
+            if !source.is_ready() {
+                sources.ready.remove(&number);
             }
         }
-        match full {
-            _ if open => Ok(None),
-            Some(source) => Err(Error::Full { source }),
+        let whose = || {
+            let all = all
+                .iter()
+                .enumerate()
+                .filter_map(|(number, source)| Some((number, source.as_ref()?)));
+            all.filter(|(number, _)| wanted.source.is_none_or(|only| only == *number))
+        };
+        if whose().any(|(_, source)| source.is_open()) {
+            return Ok(None);
+        }
+        match whose().find(|(_, source)| source.is_full()) {
+            Some((source, _)) => Err(Error::Full { source }),
             None => Err(Error::Ended),
         }
     }

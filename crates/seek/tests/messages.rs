@@ -380,3 +380,155 @@ fn limits_of_any_size_are_taken() {
         assert_eq!(inbox.probe(ANY, SOON).unwrap().tag, 1);
     }
 }
+
+/// Processor time of this thread.
+fn worked() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: room for one time.
+    let result = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    assert_eq!(result, 0);
+    Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
+}
+
+/// What a message costs among so many sources of which none but the last sends.
+fn cost_among(count: usize) -> Duration {
+    let inbox = Inbox::new().unwrap();
+    let pairs: Vec<_> = (0..count).map(|_| tcp()).collect();
+    for (_, receiver) in &pairs {
+        inbox.add(receiver).unwrap();
+    }
+    let sender = &pairs.last().unwrap().0;
+    let exchange = || {
+        send(sender, 1, b"x").unwrap();
+        assert_eq!(inbox.receive(ANY, &mut [0], SOON).unwrap().source, count - 1);
+    };
+    // The first looks at each.
+    exchange();
+    let rounds = (0..5).map(|_| {
+        let began = worked();
+        (0..50).for_each(|_| exchange());
+        worked() - began
+    });
+    rounds.min().unwrap()
+}
+
+#[test]
+fn quiet_sources_cost_nothing() {
+    let (few, many) = (cost_among(1), cost_among(300));
+    assert!(many < 10 * few, "{few:?} with one source, {many:?} with 300");
+}
+
+/// A message that nobody wants keeps the socket readable.
+#[test]
+fn waits_behind_unexpected_messages_sleep() {
+    let (mut sender, receiver) = tcp();
+    let inbox = Inbox::new().unwrap();
+    inbox.add(&receiver).unwrap();
+    send(&sender, 1, b"unexpected").unwrap();
+    for part in [&b"VMSG\x01"[..], b"\0\0\0\x09\0\0\0", b"in parts"] {
+        let began = worked();
+        let wait = Some(Duration::from_millis(400));
+        assert!(matches!(inbox.receive(tag(2), &mut [], wait), Err(Error::TimedOut)));
+        let spent = worked() - began;
+        assert!(spent < Duration::from_millis(100), "{spent:?} of 400 ms");
+        sender.write_all(part).unwrap();
+    }
+    let wanted = || inbox.receive_vec(tag(1), SOON).unwrap().1;
+    assert_eq!(wanted(), b"unexpected");
+    assert!(matches!(
+        inbox.receive(tag(1), &mut [0; 9], Some(Duration::ZERO)),
+        Err(Error::TimedOut)
+    ));
+    sender.write_all(b"!").unwrap();
+    assert_eq!(wanted(), b"in parts!");
+}
+
+/// Who wants one source takes the news of the others; they are found later.
+#[test]
+fn news_of_other_sources_is_kept() {
+    let inbox = Inbox::new().unwrap();
+    let pairs: Vec<_> = (0..40).map(|_| tcp()).collect();
+    for (_, receiver) in &pairs {
+        inbox.add(receiver).unwrap();
+    }
+    for round in 0..3 {
+        for (sender, _) in &pairs {
+            send(sender, round, b"").unwrap();
+            send(sender, 9, b"").unwrap();
+        }
+        let only = |source| Match {
+            tag: Some(round),
+            source: Some(source),
+        };
+        for source in [39, 0, 20] {
+            assert_eq!(inbox.receive(only(source), &mut [], SOON).unwrap().source, source);
+        }
+        let left: Vec<usize> = (0..37)
+            .map(|_| inbox.receive(tag(round), &mut [], SOON).unwrap().source)
+            .collect();
+        // The lowest number comes first.
+        assert!(left.is_sorted_by(|one, other| one < other), "{left:?}");
+    }
+    let nines = (0..120).map(|_| inbox.receive(tag(9), &mut [], SOON).unwrap().source);
+    assert!(nines.is_sorted());
+    assert!(matches!(inbox.probe(ANY, Some(Duration::ZERO)), Err(Error::TimedOut)));
+}
+
+/// An event loop that only calls when it is told to gets past a buffer that is full of what nobody wants.
+#[test]
+fn event_loops_get_past_full_buffers() {
+    let (sender, receiver) = tcp();
+    let inbox = Inbox::new().unwrap();
+    inbox.add(&receiver).unwrap();
+    let flood = std::thread::spawn(move || {
+        (0..400).for_each(|number| send(&sender, number, &[7; 50_000]).unwrap());
+        send(&sender, 1000, b"last").unwrap();
+        sender
+    });
+    let mut entry = libc::pollfd {
+        fd: inbox.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut quiet = 0;
+    let found = loop {
+        match inbox.receive_vec(tag(1000), Some(Duration::ZERO)) {
+            Ok((_, payload)) => break payload,
+            Err(Error::TimedOut) => {}
+            Err(error) => panic!("{error}"),
+        }
+        // SAFETY: one entry.
+        quiet += i32::from(unsafe { libc::poll(&raw mut entry, 1, 1000) } == 0);
+        assert!(quiet < 3, "nothing is told of for seconds");
+    };
+    assert_eq!(found, b"last");
+    drop(flood.join().unwrap());
+}
+
+/// A look finds a message whole that it does not take, or the first of several: the next call finds them too.
+#[test]
+fn what_a_look_finds_late_is_found_again() {
+    let (mut sender, receiver) = tcp();
+    let inbox = Inbox::new().unwrap();
+    inbox.add(&receiver).unwrap();
+    let short = Some(Duration::from_millis(5));
+    sender.write_all(b"VMSG\x02\0\0\0\x04\0\0\0").unwrap();
+    assert!(matches!(inbox.receive(tag(2), &mut [], short), Err(Error::TimedOut)));
+    sender.write_all(b"late").unwrap();
+    for _ in 0..2 {
+        assert!(matches!(
+            inbox.receive(tag(2), &mut [], SOON),
+            Err(Error::NoRoom { len: 4 })
+        ));
+    }
+    // Another thread takes the edge, and leaves the frames to whoever wants them.
+    for number in 3..6 {
+        send(&sender, number, b"").unwrap();
+    }
+    for number in 3..6 {
+        assert_eq!(inbox.probe(tag(number), SOON).unwrap().tag, number);
+    }
+    for number in [5, 3, 4, 2] {
+        assert_eq!(inbox.receive(tag(number), &mut [0; 4], SOON).unwrap().tag, number);
+    }
+}

@@ -17,7 +17,7 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// What keeping a message of so many bytes counts: no less than it takes, so that empty ones have a bound too.
+    /// What a message counts of which so many bytes are kept: no less than knowing of it takes, so that empty ones have a bound too.
     pub(super) const fn cost(len: usize) -> usize {
         let around = size_of::<Slot>() + size_of::<usize>() + size_of::<(u32, Chain)>();
         around.saturating_add(len)

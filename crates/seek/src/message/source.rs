@@ -7,11 +7,13 @@
 //! So [`Source::messages`] has three runs, in order of arrival: those kept whole, at most one of which a part is kept, and those in
 //! the socket.
 
+use super::attention::Attention;
 use super::queue::{Message, Queue};
 use super::{Error, FRAME, Limits, MAGIC, wait};
 use crate::call::{Flags, peek_all, seek_recv};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
 /// Bytes to take off the head of a stream at once, so that its sender may go on.
 const WAY: usize = 64 << 10;
@@ -63,11 +65,16 @@ pub(super) struct Source {
     fd: OwnedFd,
     searched: bool,
     messages: Queue,
-    /// What those kept count.
+    /// What they count: each for what is known of it, and those kept for their payloads.
     stored: usize,
     state: State,
     /// The state has been reported.
     told: bool,
+    /// The number of a message not all of which had come at the last look.
+    partial: Option<usize>,
+    /// Part of a frame had come then.
+    lacking: bool,
+    attention: Attention,
 }
 
 impl Source {
@@ -79,9 +86,10 @@ impl Source {
             Ok(_) => true,
             Err(error) if error.kind() == ErrorKind::WouldBlock => true,
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                if !wait::is_stream(&fd)? {
+                if !wait::is_stream(fd.as_fd())? {
                     return Err(error);
                 }
+                wait::check_connected(fd.as_fd())?;
                 false
             }
             Err(error) => return Err(error),
@@ -93,11 +101,35 @@ impl Source {
             stored: 0,
             state: State::Open,
             told: false,
+            partial: None,
+            lacking: false,
+            attention: Attention::new(),
         })
     }
 
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    /// An edge has come.
+    pub(super) fn note(&mut self) {
+        self.attention.note();
+    }
+
+    /// Whether a call may find something, or has something to tell or to wait for other than an edge.
+    pub(super) fn is_ready(&self) -> bool {
+        let untold = !self.told && !matches!(self.state, State::Open | State::Ended);
+        untold || self.attention.is_due() || self.messages.first(None).is_some()
+    }
+
+    /// When it is to be looked at again without news.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.attention.due()
+    }
+
+    /// Whether the last look has left bytes in the socket.
+    fn leaves_bytes(&self) -> bool {
+        self.lacking || self.messages.outside() > 0
     }
 
     /// Whether messages may come that have not been seen.
@@ -146,13 +178,30 @@ impl Source {
         tag: Option<u32>,
         place: &mut Place<'_>,
         limits: Limits,
+        now: Instant,
     ) -> Result<Option<(u32, usize)>, Error> {
         let mut found = self.messages.first(tag);
+        let looks = found.is_none() || found == self.partial;
+        let left = self.leaves_bytes();
+        if looks && !self.attention.begin(self.fd.as_fd(), left, now) {
+            return Ok(None);
+        }
+        self.partial = None;
         if found.is_none() {
-            self.scan(limits);
+            self.lacking = false;
+            self.scan(tag, limits);
             found = self.messages.first(tag);
         }
-        found.map_or(Ok(None), |number| self.take(number, place, limits))
+        let taken = found.map_or(Ok(None), |number| self.take(number, place, limits));
+        if matches!(taken, Ok(None)) {
+            self.partial = found;
+            let waits = self.state == State::Open && self.leaves_bytes();
+            self.attention.rest(waits, now);
+        } else {
+            // It has stopped at what was wanted.
+            self.attention.forget();
+        }
+        taken
     }
 
     /// Bytes that stand `offset` bytes after the head, fewer where no more have come; `None` at the end of the stream.
@@ -171,10 +220,10 @@ impl Source {
         }
     }
 
-    /// Looks at the frames that have come since the last look.
-    fn scan(&mut self, limits: Limits) {
+    /// Looks at the frames that have come since the last look, up to the first of the tag, or of any.
+    fn scan(&mut self, tag: Option<u32>, limits: Limits) {
         let mut again = false;
-        while self.state == State::Open {
+        while self.state == State::Open && self.messages.first(tag).is_none() {
             let partly = self
                 .messages
                 .first_outside()
@@ -197,6 +246,7 @@ impl Source {
                 return self.turn(State::Malformed);
             }
             if len < FRAME {
+                self.lacking = len > 0;
                 if len > 0 && self.searched {
                     // A look at what is missing is what tells of a socket that cannot hold it, and the peer that it is waited for.
                     match self.peek(&mut [0; 1], outside + FRAME - 1) {
@@ -232,9 +282,17 @@ impl Source {
             if len > limits.longest {
                 return self.turn(State::TooLong(len));
             }
+            if self.lacks_room(Message::cost(0), limits) {
+                return self.turn(State::Full);
+            }
             self.messages.push(tag, len);
+            self.stored += Message::cost(0);
             again = false;
         }
+    }
+
+    fn lacks_room(&self, bytes: usize, limits: Limits) -> bool {
+        bytes > limits.store.saturating_sub(self.stored)
     }
 
     /// Takes the first message that is in the socket off it, as far as it has come. Whether all of it is kept now.
@@ -242,9 +300,9 @@ impl Source {
         let Some((number, message)) = self.messages.first_outside() else {
             return true;
         };
-        let (len, cost) = (message.len, Message::cost(message.len));
+        let len = message.len;
         if message.kept.is_none() {
-            if cost > limits.store.saturating_sub(self.stored) {
+            if self.lacks_room(len, limits) {
                 self.turn(State::Full);
                 return false;
             }
@@ -261,8 +319,9 @@ impl Source {
                     return false;
                 }
             }
-            self.stored += cost;
+            self.stored += len;
         }
+        self.attention.forget();
         let (fd, searched) = (&self.fd, self.searched);
         let stopped = self.messages.change(number, |message| {
             let kept = message.kept.get_or_insert_default();
@@ -365,7 +424,7 @@ impl Source {
                     Place::Slice(slice) => slice.iter_mut().zip(&kept).for_each(|(to, from)| *to = *from),
                     Place::Nowhere => {}
                 }
-                self.stored -= Message::cost(len);
+                self.stored -= len;
             } else {
                 let room = match place {
                     Place::Vector(vector) => {
@@ -382,8 +441,11 @@ impl Source {
                     Err(_) => break,
                 }
             }
+            self.stored -= Message::cost(0);
+            self.partial = None;
             if self.state == State::Full {
                 self.state = State::Open;
+                self.attention.note();
             }
             return Ok(Some((tag, len)));
         }

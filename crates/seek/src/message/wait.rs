@@ -7,7 +7,7 @@ use core::ffi::c_int;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::time::Duration;
 
 fn check(result: c_int) -> io::Result<c_int> {
@@ -34,6 +34,9 @@ pub(super) struct Waiter {
     taken: AtomicU64,
 }
 
+/// Names the event counter in the set, as no source is.
+const BELL: u64 = u64::MAX;
+
 /// Longest sleep: another thread may have taken the edge that was meant for this one.
 const LONGEST_MS: u128 = 50;
 
@@ -48,14 +51,19 @@ impl Waiter {
             bell,
             taken: AtomicU64::new(0),
         };
-        waiter.add(waiter.bell.as_fd())?;
+        waiter.watch(waiter.bell.as_fd(), BELL)?;
         Ok(waiter)
     }
 
-    pub(super) fn add(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+    /// Edges of `fd` are news of this source from now on.
+    pub(super) fn add(&self, fd: BorrowedFd<'_>, source: usize) -> io::Result<()> {
+        self.watch(fd, source as u64)
+    }
+
+    fn watch(&self, fd: BorrowedFd<'_>, name: u64) -> io::Result<()> {
         let mut event = libc::epoll_event {
             events: (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET).cast_unsigned(),
-            u64: 0,
+            u64: name,
         };
         // SAFETY: the event outlives the call.
         check(unsafe { libc::epoll_ctl(self.raw(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event) })?;
@@ -82,30 +90,56 @@ impl Waiter {
         unsafe { libc::write(self.bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
-    /// Takes what edges there are. What this answers is for [`Waiter::wait`].
-    pub(super) fn news(&self) -> io::Result<u64> {
-        while self.poll(0)? > 0 {}
-        Ok(self.taken.load(Acquire))
+    /// Takes what edges there are: the sources they are of.
+    pub(super) fn news(&self) -> io::Result<Vec<usize>> {
+        self.poll(0)
     }
 
-    /// Waits for an edge after [`Waiter::news`], or for as long as `limit`. An error of the kind `Interrupted`: a signal was caught.
-    pub(super) fn wait(&self, news: u64, limit: Option<Duration>) -> io::Result<()> {
-        if self.taken.load(Acquire) != news {
-            return Ok(());
+    /// How often edges have been taken. What this answers before a look is for [`Waiter::wait`].
+    pub(super) fn taken(&self) -> u64 {
+        self.taken.load(Acquire)
+    }
+
+    /// Waits for an edge, or for as long as `limit`, unless edges have been taken since: the sources they are of. An error of the kind
+    /// `Interrupted`: a signal was caught.
+    pub(super) fn wait(&self, taken: u64, limit: Option<Duration>) -> io::Result<Vec<usize>> {
+        if self.taken() != taken {
+            return Ok(Vec::new());
         }
         let limit = limit.map_or(LONGEST_MS, |limit| limit.as_micros().div_ceil(1000).min(LONGEST_MS));
-        self.poll(c_int::try_from(limit).unwrap_or(c_int::MAX)).map(drop)
+        self.poll(c_int::try_from(limit).unwrap_or(c_int::MAX))
     }
 
-    fn poll(&self, ms: c_int) -> io::Result<usize> {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
-        // SAFETY: room for sixteen events.
-        let count = check(unsafe { libc::epoll_wait(self.raw(), events.as_mut_ptr(), 16, ms) });
-        let count = usize::try_from(count?).unwrap_or(0);
-        if count > 0 {
-            self.taken.fetch_add(1, AcqRel);
+    fn poll(&self, mut ms: c_int) -> io::Result<Vec<usize>> {
+        const ROOM: c_int = 16;
+        let mut sources = Vec::new();
+        loop {
+            let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
+            // SAFETY: room for as many events.
+            let count = unsafe { libc::epoll_wait(self.raw(), events.as_mut_ptr(), ROOM, ms) };
+            let count = match check(count) {
+                Ok(count) => count,
+                // What has been taken is told.
+                Err(_) if ms == 0 && !sources.is_empty() => 0,
+                Err(error) => return Err(error),
+            };
+            if count > 0 {
+                self.taken.fetch_add(1, AcqRel);
+            }
+            let names = events
+                .iter()
+                .take(usize::try_from(count).unwrap_or(0))
+                .map(|event| event.u64);
+            sources.extend(
+                names
+                    .filter(|name| *name != BELL)
+                    .filter_map(|name| usize::try_from(name).ok()),
+            );
+            if count < ROOM {
+                return Ok(sources);
+            }
+            ms = 0;
         }
-        Ok(count)
     }
 }
 
@@ -117,13 +151,31 @@ fn option(fd: RawFd, name: c_int) -> io::Result<c_int> {
     Ok(value)
 }
 
-/// Whether it is a connected stream socket.
-pub(super) fn is_stream(fd: &OwnedFd) -> io::Result<bool> {
+pub(super) fn is_stream(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(option(fd.as_raw_fd(), libc::SO_TYPE)? == libc::SOCK_STREAM)
+}
+
+/// `ENOTCONN` for a socket that has no connection and none that has ended.
+pub(super) fn check_connected(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: zeroes are a valid address.
+    let mut address: libc::sockaddr_storage = unsafe { core::mem::zeroed() };
+    let mut len = libc::socklen_t::try_from(size_of_val(&address)).unwrap_or(0);
+    // SAFETY: room for an address of any family.
+    let peer = check(unsafe { libc::getpeername(fd.as_raw_fd(), (&raw mut address).cast(), &raw mut len) });
+    match peer {
+        // One that has ended has no peer either, but both its directions are shut.
+        Err(error) if error.kind() == ErrorKind::NotConnected && events(fd) & libc::POLLRDHUP == 0 => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Whether the other end sends no more.
 pub(super) fn has_ended(fd: BorrowedFd<'_>) -> bool {
+    events(fd) != 0
+}
+
+/// Which of `POLLRDHUP`, `POLLHUP` and `POLLERR` there are.
+fn events(fd: BorrowedFd<'_>) -> libc::c_short {
     let mut entry = libc::pollfd {
         fd: fd.as_raw_fd(),
         events: libc::POLLRDHUP,
@@ -131,12 +183,64 @@ pub(super) fn has_ended(fd: BorrowedFd<'_>) -> bool {
     };
     // SAFETY: one entry.
     unsafe { libc::poll(&raw mut entry, 1, 0) };
-    entry.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+    entry.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR)
+}
+
+fn check_stream(fd: BorrowedFd<'_>) -> io::Result<()> {
+    match is_stream(fd)? {
+        true => Ok(()),
+        false => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
+    }
+}
+
+/// Whether the socket of a number was a stream of the Internet when it was last asked.
+///
+/// To ask takes far longer than to send on a lane. So what is sent on a number that was one carries an address that is none: such streams
+/// ignore it, and sockets for datagrams, if the number has become one, refuse it.
+struct Known {
+    place: Option<&'static AtomicU64>,
+    bit: u64,
+}
+
+impl Known {
+    fn of(fd: BorrowedFd<'_>) -> Self {
+        static ALL: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+        let number = usize::try_from(fd.as_raw_fd()).unwrap_or(usize::MAX);
+        Self {
+            place: ALL.get(number / 64),
+            bit: 1 << (number % 64),
+        }
+    }
+
+    fn is_known(&self) -> bool {
+        self.place.is_some_and(|place| place.load(Relaxed) & self.bit != 0)
+    }
+
+    fn note(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let domain = option(fd.as_raw_fd(), libc::SO_DOMAIN)?;
+        if let Some(place) = self.place
+            && [libc::AF_INET, libc::AF_INET6].contains(&domain)
+        {
+            place.fetch_or(self.bit, Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Whether it was known.
+    fn forget(&self) -> bool {
+        self.place
+            .is_some_and(|place| place.fetch_and(!self.bit, Relaxed) & self.bit != 0)
+    }
 }
 
 /// Sends both, all of it, waiting for room where the socket does not.
 pub(super) fn send_all(fd: BorrowedFd<'_>, first: &[u8], second: &[u8]) -> io::Result<()> {
-    let mut done = 0;
+    let known = Known::of(fd);
+    if !known.is_known() {
+        check_stream(fd)?;
+        known.note(fd)?;
+    }
+    let (mut done, mut no_address) = (0, 0_u8);
     while done < first.len() + second.len() {
         let head = first.get(done..).unwrap_or_default();
         let tail = second.get(done.saturating_sub(first.len())..).unwrap_or_default();
@@ -148,15 +252,28 @@ pub(super) fn send_all(fd: BorrowedFd<'_>, first: &[u8], second: &[u8]) -> io::R
         let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
         message.msg_iov = parts.as_mut_ptr();
         message.msg_iovlen = parts.len();
+        if known.is_known() {
+            message.msg_name = (&raw mut no_address).cast();
+            message.msg_namelen = 1;
+        }
         // SAFETY: the header and its parts outlive the call, which only reads them.
         let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
         match usize::try_from(sent) {
             Ok(sent) => done += sent,
             Err(_) => {
                 let error = io::Error::last_os_error();
+                if known.forget() {
+                    check_stream(fd)?;
+                    let refused = [libc::EINVAL, libc::EISCONN, libc::EOPNOTSUPP].map(Some);
+                    if refused.contains(&error.raw_os_error()) {
+                        continue;
+                    }
+                }
                 match error.kind() {
                     ErrorKind::Interrupted => {}
                     ErrorKind::WouldBlock => wait_for_room(fd),
+                    // What the kernel says of TCP sockets without a connection.
+                    ErrorKind::BrokenPipe => return check_connected(fd).and(Err(error)),
                     _ => return Err(error),
                 }
             }

@@ -21,11 +21,33 @@ static int closed_number(void)
 
 static void sends_are_refused(void)
 {
-    struct pair p = connect_pair(), other = connect_pair();
+    struct pair p = connect_pair(), other = connect_pair(), reused = connect_pair();
     int ends[2], unconnected = socket(AF_UNIX, SOCK_STREAM, 0), fresh = socket(AF_INET, SOCK_STREAM, 0);
+    int datagrams[2], packets[2], streams[2], udp = socket(AF_INET, SOCK_DGRAM, 0), peer = socket(AF_INET, SOCK_DGRAM, 0);
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t size = sizeof address;
     char byte = 'x';
 
-    EXPECT(pipe(ends) == 0 && unconnected >= 0 && fresh >= 0);
+    EXPECT(pipe(ends) == 0 && unconnected >= 0 && fresh >= 0 && udp >= 0 && peer >= 0);
+    EXPECT(socketpair(AF_UNIX, SOCK_STREAM, 0, streams) == 0 && socketpair(AF_UNIX, SOCK_DGRAM, 0, datagrams) == 0);
+    EXPECT(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, packets) == 0);
+    EXPECT(bind(peer, (struct sockaddr *)&address, size) == 0);
+    EXPECT(getsockname(peer, (struct sockaddr *)&address, &size) == 0);
+    EXPECT_ERROR(viaduct_msg_send(udp, 1, &byte, 1), EOPNOTSUPP);
+    EXPECT(connect(udp, (struct sockaddr *)&address, size) == 0);
+    /* Each would be cut into packets. */
+    EXPECT_ERROR(viaduct_msg_send(udp, 1, &byte, 1), EOPNOTSUPP);
+    EXPECT_ERROR(viaduct_msg_send(datagrams[0], 1, &byte, 1), EOPNOTSUPP);
+    EXPECT_ERROR(viaduct_msg_send(packets[0], 1, &byte, 1), EOPNOTSUPP);
+    /* A number that was a stream's. */
+    EXPECT(viaduct_msg_send(reused.near, 1, &byte, 1) == 0 && dup2(udp, reused.near) == reused.near);
+    EXPECT_ERROR(viaduct_msg_send(reused.near, 1, &byte, 1), EOPNOTSUPP);
+    EXPECT(dup2(streams[0], reused.near) == reused.near);
+    for (int times = 0; times < 3; times++)
+        EXPECT(viaduct_msg_send(reused.near, 1, &byte, 1) == 0);
+    EXPECT_ERROR(recv(peer, &byte, 1, MSG_DONTWAIT), EAGAIN);
+    EXPECT_ERROR(recv(datagrams[1], &byte, 1, MSG_DONTWAIT), EAGAIN);
+    EXPECT_ERROR(recv(packets[1], &byte, 1, MSG_DONTWAIT), EAGAIN);
     EXPECT_ERROR(viaduct_msg_send(-1, 1, &byte, 1), EBADF);
     EXPECT_ERROR(viaduct_msg_send(closed_number(), 1, &byte, 1), EBADF);
     EXPECT_ERROR(viaduct_msg_send(p.near, 1, NULL, 1), EFAULT);
@@ -34,7 +56,7 @@ static void sends_are_refused(void)
     EXPECT_ERROR(viaduct_msg_send(p.near, 1, &byte, largest), EMSGSIZE);
     EXPECT_ERROR(viaduct_msg_send(ends[1], 1, &byte, 1), ENOTSOCK);
     EXPECT_ERROR(viaduct_msg_send(unconnected, 1, &byte, 1), ENOTCONN);
-    EXPECT_ERROR(viaduct_msg_send(fresh, 1, &byte, 1), EPIPE);
+    EXPECT_ERROR(viaduct_msg_send(fresh, 1, &byte, 1), ENOTCONN);
     /* Nothing of these was sent. */
     EXPECT(viaduct_msg_send(p.near, 1, NULL, 0) == 0);
     settle();
@@ -45,8 +67,18 @@ static void sends_are_refused(void)
     reset(other.near);
     settle();
     EXPECT_ERROR(viaduct_msg_send(other.far, 1, &byte, 1), ECONNRESET);
+    /* It had a connection. */
+    EXPECT_ERROR(viaduct_msg_send(other.far, 1, &byte, 1), EPIPE);
     close(other.far);
     close_pair(p);
+    for (int end = 0; end < 2; end++) {
+        close(datagrams[end]);
+        close(packets[end]);
+        close(streams[end]);
+    }
+    close_pair(reused);
+    close(udp);
+    close(peer);
     close(ends[0]);
     close(ends[1]);
     close(unconnected);
@@ -58,6 +90,8 @@ static void inboxes_refuse(void)
     struct pair p = connect_pair();
     viaduct_inbox *inbox = viaduct_inbox_open(0, 0);
     int ends[2], udp = socket(AF_INET, SOCK_DGRAM, 0), fresh = socket(AF_INET, SOCK_STREAM, 0), packets[2];
+    int lonely = socket(AF_UNIX, SOCK_STREAM, 0), left[2];
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct rlimit before, none;
 
     EXPECT(inbox && pipe(ends) == 0 && socketpair(AF_UNIX, SOCK_SEQPACKET, 0, packets) == 0);
@@ -65,6 +99,9 @@ static void inboxes_refuse(void)
     EXPECT_ERROR(viaduct_inbox_add(inbox, closed_number()), EBADF);
     EXPECT_ERROR(viaduct_inbox_add(inbox, ends[0]), ENOTSOCK);
     EXPECT_ERROR(viaduct_inbox_add(inbox, fresh), ENOTCONN);
+    EXPECT_ERROR(viaduct_inbox_add(inbox, lonely), ENOTCONN);
+    EXPECT(bind(lonely, (struct sockaddr *)&address, sizeof(sa_family_t)) == 0 && listen(lonely, 1) == 0);
+    EXPECT_ERROR(viaduct_inbox_add(inbox, lonely), ENOTCONN);
     EXPECT_ERROR(viaduct_inbox_add(inbox, udp), EOPNOTSUPP);
     EXPECT_ERROR(viaduct_inbox_add(inbox, packets[0]), EOPNOTSUPP);
     EXPECT_ERROR(viaduct_inbox_add(NULL, p.far), EINVAL);
@@ -86,6 +123,12 @@ static void inboxes_refuse(void)
     EXPECT_ERROR(viaduct_inbox_add(inbox, p.far), EMFILE);
     EXPECT(setrlimit(RLIMIT_NOFILE, &before) == 0);
     EXPECT(viaduct_inbox_add(inbox, p.far) == 1);
+    /* What came before the end of a connection is to be had after it. */
+    EXPECT(socketpair(AF_UNIX, SOCK_STREAM, 0, left) == 0 && viaduct_msg_send(left[0], 1, NULL, 0) == 0);
+    close(left[0]);
+    EXPECT(viaduct_inbox_add(inbox, left[1]) == 2 && viaduct_msg_probe(inbox, 1, 2, 1000, NULL) == 0);
+    close(left[1]);
+    close(lonely);
     viaduct_inbox_close(inbox);
     viaduct_inbox_close(NULL);
     close_pair(p);
@@ -318,6 +361,32 @@ static void *send_flood(void *unused)
     return NULL;
 }
 
+/* What is known of messages that stay in the socket counts: empty ones cost their sender twelve bytes. */
+static void what_is_known_has_a_bound(void)
+{
+    enum { count = 3000, most = 1000 };
+    struct pair p = connect_pair();
+    viaduct_inbox *inbox = viaduct_inbox_open(100, 48 * most);
+    struct viaduct_msg info = {0, -1, 0};
+    pthread_t thread;
+
+    EXPECT(inbox && viaduct_inbox_add(inbox, p.far) == 0);
+    flooding = (struct flood){p.near, 0, count};
+    thread = in_thread(send_flood, NULL);
+    EXPECT_ERROR(viaduct_msg_probe(inbox, UINT32_MAX, 0, 5000, &info), ENOBUFS);
+    EXPECT(info.source == 0);
+    /* Some of what is there has been seen. */
+    EXPECT(viaduct_msg_recv(inbox, 300, 0, NULL, 0, 0, NULL) == 0);
+    EXPECT_ERROR(viaduct_msg_probe(inbox, most, 0, 0, NULL), ENOBUFS);
+    for (uint32_t number = 0; number < count; number++)
+        if (number != 300)
+            EXPECT(viaduct_msg_recv(inbox, VIADUCT_ANY, 0, NULL, 0, 5000, &info) == 0 && info.tag == number);
+    EXPECT(viaduct_msg_probe(inbox, UINT32_MAX, 0, 5000, NULL) == 4);
+    pthread_join(thread, NULL);
+    viaduct_inbox_close(inbox);
+    close_pair(p);
+}
+
 /* Part of a frame may be the last that fits: of a lane at first, and of one that has grown, or of the kernel's buffer. */
 static void frames_lie_across_the_end_of_what_fits(void)
 {
@@ -329,7 +398,7 @@ static void frames_lie_across_the_end_of_what_fits(void)
 
         EXPECT(inbox && viaduct_inbox_add(inbox, p.far) == 0);
         EXPECT(fcntl(p.near, F_SETFL, O_NONBLOCK) == 0);
-        flooding = (struct flood){p.near, len, len == 5 ? 300000 : 80000};
+        flooding = (struct flood){p.near, len, len == 5 && !old ? 300000 : 80000};
         thread = in_thread(send_flood, NULL);
         EXPECT(viaduct_msg_recv(inbox, UINT32_MAX, 0, bytes, sizeof bytes, 25000, NULL) == 4 && !memcmp(bytes, "last", 4));
         for (uint32_t number = 0; number < flooding.count; number++) {
@@ -432,6 +501,7 @@ static const struct check checks[] = {
     {"waits_end", waits_end},
     {"sources_break", sources_break},
     {"the_store_has_a_bound", the_store_has_a_bound},
+    {"what_is_known_has_a_bound", what_is_known_has_a_bound},
     {"frames_lie_across_the_end_of_what_fits", frames_lie_across_the_end_of_what_fits},
     {"limits_of_any_size_are_taken", limits_of_any_size_are_taken},
     {"a_removed_source_keeps_its_bytes", a_removed_source_keeps_its_bytes},
