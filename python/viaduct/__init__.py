@@ -7,7 +7,7 @@
 b'urgent'
 
 The bytes received become a hole, which later calls skip. Under ``viaduct run`` the socket's own ``recv`` skips holes too; without it,
-receive from a socket that has holes by :func:`seek_recv` only.
+receive from a socket that has been received from by :func:`seek_recv` by it only.
 """
 
 from __future__ import annotations
