@@ -421,38 +421,10 @@ static void edges_behind_unread_bytes(void)
     close_pair(p);
 }
 
-static void *send_much(void *fd)
-{
-    static char bytes[4 << 20];
-
-    return (void *)(long)send_all(*(int *)fd, bytes, sizeof bytes);
-}
-
-/* What has been received, though the kernel has not been told yet, takes no room from what is searched for. */
-static void received_bytes_take_no_room(void)
-{
-    struct pair p = connect_pair();
-    int room = 120000;
-    static char bytes[60000];
-    pthread_t sender;
-
-    EXPECT(setsockopt(p.far, SOL_SOCKET, SO_RCVBUF, &room, sizeof room) == 0);
-    sender = in_thread(send_much, &p.near);
-    sleep_ms(200);
-    for (int received = 0; received < 200000; received += 4000)
-        EXPECT(viaduct_seek_recv(p.far, bytes, 4000, MSG_WAITALL, 0) == 4000);
-    sleep_ms(200);
-    EXPECT(viaduct_seek_recv(p.far, bytes, 60000, MSG_WAITALL, 10000) == 60000);
-    shutdown(p.far, SHUT_RDWR);
-    pthread_join(sender, NULL);
-    close_pair(p);
-}
-
 int main(int argc, char **argv)
 {
     static const struct check checks[] = {
         {"edges_behind_unread_bytes", edges_behind_unread_bytes},
-        {"received_bytes_take_no_room", received_bytes_take_no_room},
         {"waits_of_different_depth", waits_of_different_depth},
         {"the_head_moves_under_a_wait", the_head_moves_under_a_wait},
         {"threads_take_the_right_bytes", threads_take_the_right_bytes},
