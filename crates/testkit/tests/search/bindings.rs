@@ -28,9 +28,11 @@ fn python_bindings() {
     }
     let instance = Instance::start();
     let python = viaduct_testkit::binaries::find("python3").unwrap();
-    let tests = workspace().join("python/tests/test_viaduct.py");
-    for mode in [Mode::Native, Mode::Accelerated(&instance)] {
-        assert!(succeeds(mode, &python, &[&tests]).contains("OK"));
+    for tests in ["test_viaduct.py", "test_inbox.py"] {
+        let tests = workspace().join("python/tests").join(tests);
+        for mode in [Mode::Native, Mode::Accelerated(&instance)] {
+            assert!(succeeds(mode, &python, &[&tests]).contains("OK"));
+        }
     }
 }
 
