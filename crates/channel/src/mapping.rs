@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::sync::AtomicU64;
 
@@ -96,26 +96,16 @@ impl Mapping {
     }
 
     fn map(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
-        // Without access at first: where the program has asked for all memory to be locked (mlockall), there is none to be taken then.
+        let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
-        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), len, ProtFlags::empty(), MapFlags::SHARED, fd, 0)? };
-        let mapping = Self {
-            base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?,
-            len,
-        };
-        mapping.keep_small();
-        // SAFETY: the mapping is this one's alone, and nobody has its address yet.
-        unsafe { rustix::mm::mprotect(base, len, MprotectFlags::READ | MprotectFlags::WRITE)? };
-        Ok(mapping)
-    }
-
-    /// Has memory be taken only as it is used, and left out of the program's core dumps, which would take all of it.
-    fn keep_small(&self) {
-        let base = self.base.as_ptr().cast();
-        // SAFETY: the whole mapping; neither changes its contents. Where the kernel will not, memory is taken that need not be.
-        let _ = unsafe { rustix::mm::munlock(base, self.len) };
-        // SAFETY: as above.
-        let _ = unsafe { rustix::mm::madvise(base, self.len, Advice::LinuxDontDump) };
+        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), len, access, MapFlags::SHARED, fd, 0)? };
+        // A core dump of the program would take all of its memory.
+        // SAFETY: the whole mapping, whose contents the advice does not change.
+        let _ = unsafe { rustix::mm::madvise(base, len, Advice::LinuxDontDump) };
+        match NonNull::new(base.cast()) {
+            Some(base) => Ok(Self { base, len }),
+            None => Err(Errno::NOMEM),
+        }
     }
 
     /// The mapped bytes as words; a remainder of less than a word is left out.

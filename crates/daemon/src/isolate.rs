@@ -43,8 +43,6 @@ const CALLS: &[libc::c_long] = &[
     // Memory, nonces, time, the log.
     libc::SYS_mmap,
     libc::SYS_munmap,
-    libc::SYS_mprotect,
-    libc::SYS_munlock,
     libc::SYS_mremap,
     libc::SYS_madvise,
     libc::SYS_brk,

@@ -509,20 +509,29 @@ mod tests {
             raw::eventfd_reset(bell);
             rung
         };
+        // A thread that has been joined may be there for a moment longer.
+        let gone = |thread: std::thread::JoinHandle<u32>| {
+            let tid = thread.join().unwrap();
+            while raw::thread_exists(tid) {
+                std::thread::yield_now();
+            }
+        };
         let id = conn.id();
         for own in [Conn::own_send, Conn::own_receive, Conn::own_searched] {
-            std::thread::spawn(move || own(conn, id).unwrap().keep())
-                .join()
-                .unwrap();
+            gone(std::thread::spawn(move || {
+                own(conn, id).unwrap().keep();
+                lock::tid()
+            }));
             assert!(!rung(), "the first owner");
             assert!(own(conn, id).is_some());
             assert!(rung(), "the killed one's successor");
             assert!(own(conn, id).is_some());
             assert!(!rung(), "and the next");
         }
-        std::thread::spawn(move || conn.own_send(id).unwrap().keep())
-            .join()
-            .unwrap();
+        gone(std::thread::spawn(move || {
+            conn.own_send(id).unwrap().keep();
+            lock::tid()
+        }));
         send::serve(conn);
         assert!(rung(), "who only receives");
         send::serve(conn);

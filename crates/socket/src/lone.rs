@@ -63,6 +63,8 @@ pub struct Change {
     /// What was registered before.
     known: u64,
     name: u64,
+    /// Another process has the set too, and may change it.
+    shared: bool,
 }
 
 /// What is left to be done of what the program has asked.
@@ -181,6 +183,7 @@ pub(crate) fn begin(conn: &'static Conn, set: &Set, index: usize, fd: i32) -> Op
         id,
         known,
         name,
+        shared: set.shared.load(Relaxed),
     })
 }
 
@@ -226,7 +229,7 @@ impl Change {
         if shelf::holds(self.conn) {
             return self.need_of_shelved(asked, known);
         }
-        if !known || lone.is_parked() {
+        if !known || self.shared || lone.is_parked() {
             return Need::Call;
         }
         let changes_nothing = || {

@@ -289,7 +289,7 @@ pub(crate) fn reset_on_close(conn: &Conn) {
 
 /// The process lets go of a connection that it has handed over: what is left in its lane, after a peer that can send nothing again has ended the
 /// stream, reaches nobody. The successor is not to take what it has for the whole stream. The receiving direction is owned.
-pub(crate) fn tell_of_loss(conn: &Conn, receive: &Guard<'_>) {
+fn tell_of_loss(conn: &Conn, receive: &Guard<'_>) {
     let Some(segment) = conn.segment(receive) else { return };
     let lane = segment.receiver(conn.side());
     let incoming = Incoming::new(lane);

@@ -292,7 +292,9 @@ pub fn told_rest(conn: &'static Conn) -> Option<c_int> {
 fn rest(conn: &'static Conn) -> c_int {
     let bytes = readable_bytes(conn).map_or_else(|| queued_bytes(conn), |bytes| bytes as isize);
     let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
-    let ended = conn.flag(conn::PEER_FIN) || raw::poll_now(conn.fd(), libc::POLLRDHUP) != 0;
+    // Its own, which poll tells of too, does not count.
+    let looks = !conn.flag(conn::SHUT_READ);
+    let ended = conn.flag(conn::PEER_FIN) || looks && raw::poll_now(conn.fd(), libc::POLLRDHUP) != 0;
     bytes.saturating_add(ended.into())
 }
 

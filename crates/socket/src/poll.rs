@@ -183,8 +183,10 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
         let nap = naps.next(bound, left);
         let watched = prepare(entries, shadow);
         let mut woken = real::ppoll_masked(watched, nap.map(sys::timespec).as_ref(), how.mask);
+        let own = bell::known_of_thread().map(bell::Bell::fd);
         if woken == Err(libc::EINVAL)
-            && let [watched @ .., _] = watched
+            && let [watched @ .., last] = watched
+            && Some(last.fd) == own
         {
             // As many as the kernel takes at once, so that the bell has to be left out.
             let nap = naps.next(Bound::UnrungRoom, left);
@@ -192,7 +194,7 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
         }
         asleep::wake_up();
         let rang = watched.last().filter(|bell| bell.revents != 0).map(|bell| bell.fd);
-        if let Some(bell) = rang.filter(|bell| bell::known_of_thread().is_some_and(|own| own.fd() == *bell)) {
+        if let Some(bell) = rang.filter(|bell| Some(*bell) == own) {
             raw::eventfd_reset(bell);
         }
         woken?;

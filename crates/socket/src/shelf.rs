@@ -56,7 +56,12 @@ fn take_back(held: u32) {
     let lone = &conn.lone;
     // Where the process has got more threads meanwhile, one of them may be registering it anew.
     let _owned = if sys::single_threaded() { None } else { lone.own() };
-    let Some(set) = lone.in_set().filter(|_| HELD.load(Relaxed) == held) else {
+    if HELD.load(Relaxed) != held {
+        return;
+    }
+    let Some(set) = lone.in_set() else {
+        // Closed unseen, and its registrations with it.
+        let _ = HELD.compare_exchange(held, 0, AcqRel, Relaxed);
         return;
     };
     let Registration { fd, .. } = lone.registration();

@@ -4,7 +4,7 @@ use crate::conn::{self, Conn};
 use crate::lifecycle::{begin_early, is_tcp};
 use crate::sys::{self, raw};
 use crate::table::{self, Entry};
-use crate::{counters, demote, epoll_share, lifecycle, lock, lodgers, marks, recall, records, search, shelf, unseen};
+use crate::{counters, demote, epoll_share, lifecycle, lock, lodgers, recall, records, search, shelf, unseen};
 use libc::c_int;
 use viaduct_control::Reason;
 
@@ -19,11 +19,6 @@ pub fn executing() {
     hand_over_many(Reason::ForeignProcess, true, is_for_successor);
     // Any of them may be read in the program to come.
     records::all().for_each(search::hand_over);
-    for conn in records::all().filter(|conn| conn.flag(conn::HANDED_OVER)) {
-        if let Some(guard) = conn.own_receive(conn.id()) {
-            marks::tell_of_loss(conn, &guard);
-        }
-    }
     lock::TURNS.end(true);
     records::all().for_each(Conn::leave);
 }

@@ -195,7 +195,8 @@ impl Source {
         let taken = found.map_or(Ok(None), |number| self.take(number, place, limits));
         if matches!(taken, Ok(None)) {
             self.partial = found;
-            let waits = self.state == State::Open && self.leaves_bytes();
+            // Where there is no search, bytes that are left keep none back.
+            let waits = self.searched && self.state == State::Open && self.leaves_bytes();
             self.attention.rest(waits, now);
         } else {
             // It has stopped at what was wanted.
@@ -320,8 +321,9 @@ impl Source {
                 }
             }
             self.stored += len;
+            self.attention.forget();
         }
-        self.attention.forget();
+        let mut grows = false;
         let (fd, searched) = (&self.fd, self.searched);
         let stopped = self.messages.change(number, |message| {
             let kept = message.kept.get_or_insert_default();
@@ -334,9 +336,13 @@ impl Source {
                 if bytes == 0 {
                     return Some(got);
                 }
+                grows = true;
             }
             None
         });
+        if grows {
+            self.attention.forget();
+        }
         match stopped.flatten() {
             None => return true,
             Some(Ok(_)) => self.turn(State::Truncated),

@@ -9,7 +9,7 @@ use crate::spin::Spinner;
 use crate::sys::{Errno, raw};
 use crate::wait::{self, Deadline, Woken};
 use crate::{agent, counters, kernel, needs, send};
-use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use libc::c_int;
 use viaduct_control::counters::slot;
 use viaduct_stream::{Incoming, Source};
@@ -108,19 +108,18 @@ pub(super) fn refuse_if_full(fd: c_int, area: &Area, bytes: u64) -> Result<(), E
     // Where the mark has enlarged the buffer, a receive is what has the kernel tell the peer.
     peek_from(fd, area, 0);
     let _ = raw::recv(fd, &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT);
-    if !kernel::is_full(fd) || has_ended(fd) || holds() >= bytes || enlarge(fd, bytes) {
+    if !kernel::is_full(fd) || has_ended(fd) || holds() >= bytes || enlarge(fd, area) {
         return Ok(());
     }
     Err(libc::ENOBUFS)
 }
 
-/// Makes the socket's buffer larger than it is, if it may be: what has been received of a packet takes room until all of it has. The mark
-/// at `bytes` stays.
-fn enlarge(fd: c_int, bytes: u64) -> bool {
-    let set = |bytes: c_int| raw::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &bytes);
+/// Makes the socket's buffer larger than it is, if it may be: what has been received of a packet takes room until all of it has.
+fn enlarge(fd: c_int, area: &Area) -> bool {
     let before = kernel::buffer_size(fd);
-    let _ = set(before);
-    let _ = set(c_int::try_from(bytes).unwrap_or(c_int::MAX));
+    set_mark(fd, u64::try_from(before).unwrap_or(0));
+    // As those who wait have it.
+    set_mark(fd, area.mark.load(Acquire).max(1));
     let _ = raw::recv(fd, &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT);
     kernel::buffer_size(fd) > before
 }

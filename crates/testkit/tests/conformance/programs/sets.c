@@ -109,7 +109,14 @@ static void taken_back_and_registered_anew(void)
             told(other, 5);
             exit(0);
         }
-        reap(child); told(other, 5); ALL(copy, 3));
+        reap(child); told(other, 5));
+    /* With a child that has the set too. */
+    FAR(R(registered(other, EPOLL_CTL_ADD, copy, EPOLLIN, 6)); pid_t child = fork();
+        if (child == 0) {
+            R(registered(other, EPOLL_CTL_MOD, copy, EPOLLOUT, 7));
+            exit(0);
+        }
+        reap(child); R(registered(other, EPOLL_CTL_MOD, copy, EPOLLIN, 6)); told(other, 1000); ALL(copy, 3));
 }
 
 static void set_filled_by_a_child(void)
