@@ -261,17 +261,19 @@ impl Change {
     #[inline]
     fn need_of_shelved(&self, asked: Asked, known: bool) -> Need {
         let exclusive = asked.events & libc::EPOLLEXCLUSIVE.cast_unsigned() != 0;
-        if known
-            && !exclusive
-            && asked.operation == libc::EPOLL_CTL_ADD
-            && let Some((_, set)) = named(self.name)
-            && raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_MOD, asked.fd, asked.events, asked.data).is_ok()
-        {
-            shelf::take(self.conn);
+        let adds = known && !exclusive && asked.operation == libc::EPOLL_CTL_ADD;
+        let Some((_, set)) = named(self.name).filter(|_| adds) else {
+            cold_path();
+            shelf::empty();
+            return Need::Call;
+        };
+        // Before the call, at whose end signals come: a handler that empties the shelf would take back what the call has made.
+        shelf::take(self.conn);
+        if raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_MOD, asked.fd, asked.events, asked.data).is_ok() {
             return Need::Note;
         }
         cold_path();
-        shelf::empty();
+        let _ = raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_DEL, asked.fd, 0, 0);
         Need::Call
     }
 
