@@ -2,7 +2,7 @@
 //! again at once, for something else: then the kernel is asked to change one thing, not two.
 //!
 //! There is at most one, and as long as the process has one thread. It must not show: before anybody can wait, and before a descriptor or a
-//! process comes or goes, the kernel is told ([`empty`]). Only sets in which the program waits by calls that are seen are concerned.
+//! process comes or goes, the kernel is told ([`empty`]); but not by `posix_spawn`, whose child seldom waits in its parent's set. Only sets in which the program waits by calls that are seen are concerned.
 
 use crate::conn::Conn;
 use crate::epoll::Registration;

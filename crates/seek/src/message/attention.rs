@@ -1,6 +1,6 @@
 //! When a source of an inbox is to be looked at.
 //!
-//! An edge tells of news. But a search that finds too little sets `SO_RCVLOWAT`, at which the kernel tells of the bytes that are there as
+//! An edge tells of news. But a search that needs a larger buffer sets `SO_RCVLOWAT`, at which the kernel tells of the bytes that are there as
 //! if they had just come: so where there are some, it counts whether they have become more. Whether the socket can hold what is missing
 //! is not told by edges in any case, so such a source is looked at now and then as well, less and less often.
 
