@@ -83,7 +83,7 @@ struct View {
 impl View {
     fn new() -> Result<Self> {
         let processes = counters::read_all(None)?;
-        let shown: HashSet<(u32, i32)> = processes
+        let known: HashSet<(u32, i32)> = processes
             .iter()
             .flat_map(|process| process.ends.iter().map(move |end| (process.pid, end.state.fd)))
             .collect();
@@ -93,8 +93,16 @@ impl View {
             let Some(netns) = proc::network_namespace(pid) else {
                 continue;
             };
-            for (fd, inode) in Descriptors::of(pid).sockets {
-                if i32::try_from(fd).is_ok_and(|fd| shown.contains(&(pid, fd))) {
+            let sockets = Descriptors::of(pid).sockets;
+            // A socket may have more descriptors than the one that it is known by.
+            let is_known = |fd: u32| i32::try_from(fd).is_ok_and(|fd| known.contains(&(pid, fd)));
+            let shown: HashSet<u64> = sockets
+                .iter()
+                .filter(|(fd, _)| is_known(**fd))
+                .map(|(_, inode)| *inode)
+                .collect();
+            for (fd, inode) in sockets {
+                if shown.contains(&inode) {
                     continue;
                 }
                 let Some(Ends { local, remote }) = tables.find(netns, pid, inode) else {
@@ -239,16 +247,13 @@ impl View {
             end.state.receiving.name()
         )?;
         match why(end.state) {
-            None => writeln!(
-                text,
-                "    Why: {} [{}]",
-                Reason::Accelerated.text(),
-                Reason::Accelerated.code()
-            )?,
+            None => why_line(text, Reason::Accelerated)?,
             Some(Reason::Accelerated) => writeln!(
                 text,
                 "    Why: Matched; a direction moves to shared memory when its sender next sends."
             )?,
+            // What its program is to do stands at the other end.
+            Some(reason @ Reason::Offered) if self.hindered_peer(process, end).is_some() => why_line(text, reason)?,
             Some(reason) => {
                 explain_reason(text, reason)?;
                 if reason == Reason::Misspelt
@@ -280,28 +285,44 @@ impl View {
         Ok(())
     }
 
+    /// The peer of `end` where it is known, and the program that has it.
+    fn known_peer<'a>(&'a self, process: &Process, end: &End) -> Option<(&'a Process, &'a End)> {
+        let ends = self
+            .processes
+            .iter()
+            .flat_map(|other| other.ends.iter().map(move |peer| (other, peer)));
+        ends.filter(|(_, peer)| (peer.local, peer.remote) == (end.remote, end.local))
+            .filter(|(other, peer)| !(std::ptr::eq(*other, process) && peer.slot == end.slot))
+            .find(|(other, peer)| match (peer.netns_cookie, end.netns_cookie) {
+                (Some(theirs), Some(own)) => theirs == own,
+                // Only what has been offered has a cookie.
+                _ => other.netns == process.netns,
+            })
+    }
+
+    /// Why the peer of `end` stays on TCP of itself, if it does.
+    fn hindered_peer(&self, process: &Process, end: &End) -> Option<Reason> {
+        let (other, peer) = self.known_peer(process, end)?;
+        let waits = |reason: &Reason| matches!(reason, Reason::Accelerated | Reason::NotYet | Reason::Offered);
+        why(peer.state).filter(|reason| other.instance == process.instance && !waits(reason))
+    }
+
     /// What can be said of the peer of `end`.
     fn other_end(&self, process: &Process, end: &End) -> Option<String> {
-        let mirrored = |local, remote| local == end.remote && remote == end.local;
-        for other in &self.processes {
-            for peer in other.ends.iter().filter(|peer| mirrored(peer.local, peer.remote)) {
-                let itself = std::ptr::eq(other, process) && peer.slot == end.slot;
-                if itself || peer.netns_cookie != end.netns_cookie {
-                    continue;
-                }
-                let name = format!("{} ({}) descriptor {}", other.program, other.pid, peer.state.fd);
-                if other.instance != process.instance {
-                    return Some(format!(
-                        "{name}, under Viaduct in another runtime directory; start both with the same `--dir`"
-                    ));
-                }
-                return Some(match why(peer.state) {
-                    None | Some(Reason::Accelerated) => name,
-                    Some(reason) => format!("{name}: {} [{}]", reason.text(), reason.code()),
-                });
+        if let Some((other, peer)) = self.known_peer(process, end) {
+            let name = format!("{} ({}) descriptor {}", other.program, other.pid, peer.state.fd);
+            if other.instance != process.instance {
+                return Some(format!(
+                    "{name}, under Viaduct in another runtime directory; start both with the same `--dir`"
+                ));
             }
+            return Some(match why(peer.state) {
+                None | Some(Reason::Accelerated) => name,
+                Some(reason) => format!("{name}: {} [{}]", reason.text(), reason.code()),
+            });
         }
-        let peer = self.plain.iter().find(|peer| mirrored(peer.local, peer.remote))?;
+        let ends = (end.remote, end.local);
+        let peer = self.plain.iter().find(|peer| (peer.local, peer.remote) == ends)?;
         let name = proc::name(peer.pid)?;
         let sentence = presence::of(peer.pid).text(&name);
         Some(match (sentence, self.bar(peer.pid)) {
@@ -312,8 +333,12 @@ impl View {
     }
 }
 
+fn why_line(text: &mut String, reason: Reason) -> Result<()> {
+    Ok(writeln!(text, "    Why: {} [{}]", reason.text(), reason.code())?)
+}
+
 fn explain_reason(text: &mut String, reason: Reason) -> Result<()> {
-    writeln!(text, "    Why: {} [{}]", reason.text(), reason.code())?;
+    why_line(text, reason)?;
     if !reason.advice().is_empty() {
         writeln!(text, "    What to do: {}", reason.advice())?;
     }

@@ -66,14 +66,12 @@ reasons! {
     ZeroCopy = 20, "zerocopy", "The program uses SO_ZEROCOPY.", "Turn zero-copy sends off in the program.";
     SocketOption = 21, "socket-option", "The program set an option that only the kernel can honour.", "";
     Stdio = 22, "stdio", "The program made a stdio stream of the socket.", "";
-    ForeignProcess = 23, "foreign-process", "The socket is held by a process that does not run under Viaduct.", "Start that program with `viaduct run`.";
+    ForeignProcess = 23, "foreign-process", "The program passed the socket on to another program or process.", "Have one program open and serve the connection.";
     UnseenWait = 24, "unseen-wait", "The program waits for this socket in a way Viaduct does not see.", "";
     Uncounted = 25, "uncounted", "The kernel's byte counts of this connection do not agree, so no switch point is safe.", "";
     PeerViolation = 26, "peer-violation", "The other end wrote nonsense into the shared segment.", "Find out what the other program is.";
     FastOpen = 27, "fast-open", "The connection was opened with TCP Fast Open.", "";
     Splice = 28, "splice", "The program moves bytes inside the kernel (splice, tee).", "";
-    PeerGone = 29, "peer-gone", "The other end's process is gone.", "";
-    PeerPlain = 30, "peer-plain", "The other end does not want to be accelerated.", "";
     SharedEnd = 31, "shared-end", "Several processes use this end.", "";
     HalfClosed = 34, "half-closed", "The program shut a direction down before the connection was matched.", "";
     UnseenCalls = 35, "unseen-calls", "The program has loaded code whose calls Viaduct does not see.", "Have the program load it without dlmopen, or what it opens with RTLD_DEEPBIND by a path and before it starts threads.";
@@ -84,6 +82,8 @@ reasons! {
         "Raise `processes_per_user` in the configuration and restart viaductd, or end programs that run under Viaduct.";
     LimitOffers = 38, "limit-offers", "The user has as many connections waiting for their other ends' offers as viaductd allows.",
         "Start the other ends' programs under Viaduct, keep connections that have none on TCP by a rule, or raise `offers_per_user` in the configuration and restart viaductd.";
+    PassedOn = 40, "passed-on", "The connection was opened by another program or process, which may still use it.",
+        "Have the program that serves the connection accept or open it itself.";
     Misspelt = 39, "misspelt", "A VIADUCT_ variable of the program's environment makes no sense, so all its connections stay on TCP.",
         "Correct VIADUCT_PATH, VIADUCT_SPIN, VIADUCT_OFFER or VIADUCT_RULES, or start the program by `viaduct run`, which says what is wrong.";
 }

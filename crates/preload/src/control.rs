@@ -3,7 +3,7 @@
 use core::ffi::{c_int, c_uint};
 use libc::msghdr;
 use viaduct_socket::conn::Conn;
-use viaduct_socket::{is_nowhere, options, successors};
+use viaduct_socket::{is_nowhere, options, predecessors, successors};
 
 /// A receive on `conn` may tell, in control messages, what options ask for.
 pub(crate) unsafe fn note_room_for_control(conn: &'static Conn, message: *const msghdr) {
@@ -46,6 +46,18 @@ pub(crate) unsafe fn fill_header(message: *mut msghdr, flags: c_int, mut is_cut:
 /// Sockets that the program passes to another process go back to TCP first.
 pub(crate) unsafe fn hand_over_passed(message: *const msghdr) {
     // SAFETY: null or the program's header, with its control messages.
+    unsafe { each_descriptor(message, successors::handing_over) };
+}
+
+/// Sockets that the program has been passed by another process are noted.
+pub(crate) unsafe fn take_in_passed(message: *const msghdr) {
+    // SAFETY: the program's header, which the kernel has filled.
+    unsafe { each_descriptor(message, predecessors::passed) };
+}
+
+/// Calls `concerned` with each descriptor among the control messages of `message`.
+unsafe fn each_descriptor(message: *const msghdr, concerned: fn(c_int)) {
+    // SAFETY: null or the program's header, with its control messages.
     unsafe {
         if is_nowhere(message) || is_nowhere((*message).msg_control) {
             return;
@@ -57,7 +69,7 @@ pub(crate) unsafe fn hand_over_passed(message: *const msghdr) {
                 let bytes = bytes.min((*message).msg_controllen);
                 let fds = libc::CMSG_DATA(header).cast::<c_int>();
                 for index in 0..(bytes / size_of::<c_int>()).min(253) {
-                    successors::handing_over(fds.add(index).read_unaligned());
+                    concerned(fds.add(index).read_unaligned());
                 }
             }
             header = libc::CMSG_NXTHDR(message, header);

@@ -2,7 +2,7 @@
 
 use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use libc::{DIR, FILE, sockaddr, socklen_t};
-use viaduct_socket::{cancel, is_nowhere, lifecycle, real, sys, table};
+use viaduct_socket::{cancel, is_nowhere, lifecycle, predecessors, real, sys, table};
 
 /// Defines hooks of calls that make one descriptor of a kind that is none of ours.
 macro_rules! creators {
@@ -82,7 +82,7 @@ stream_creators! {
 pub unsafe extern "C-unwind" fn pidfd_getfd(process: c_int, fd: c_int, flags: c_uint) -> c_int {
     // SAFETY: no pointers.
     let new = unsafe { real::pidfd_getfd(process, fd, flags) };
-    lifecycle::fetched(new);
+    predecessors::fetched(new);
     new
 }
 

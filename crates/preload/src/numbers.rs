@@ -1,7 +1,7 @@
 //! System calls by number.
 
 use crate::{descriptors, exec, files, options, process, select, transfer, wait};
-use core::ffi::{c_int, c_long, c_void};
+use core::ffi::{c_int, c_long, c_ulong, c_void};
 use viaduct_socket::{is_nowhere, lifecycle, lodgers, real, sys};
 
 /// The address that a word holds.
@@ -91,6 +91,11 @@ pub unsafe extern "C-unwind" fn syscall(
             // The flags come first among its arguments.
             libc::SYS_clone3 if !is_nowhere(place::<u64>(a)) => {
                 cloning(*place::<u64>(a), || real::syscall(number, a, b, c, d, e, f))
+            }
+            libc::SYS_prctl => process::prctl(fd, b as c_ulong, c as c_ulong, d as c_ulong, e as c_ulong).into(),
+            libc::SYS_seccomp => {
+                lifecycle::confining();
+                real::syscall(number, a, b, c, d, e, f)
             }
             libc::SYS_exit_group => process::_exit(fd),
             libc::SYS_execve => exec::execve(place(a), place(b), place(c)).into(),

@@ -1,8 +1,8 @@
 //! Processes and signals.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::{c_int, c_ulong, c_void};
 use libc::pid_t;
-use viaduct_socket::{cancel, lifecycle, lodgers, real, signals, successors, sys};
+use viaduct_socket::{cancel, lifecycle, lodgers, predecessors, real, signals, successors, sys};
 
 /// A child of `vfork` would run our hooks on its parent's memory; a forked one has its own. POSIX allows the exchange.
 #[unsafe(no_mangle)]
@@ -181,12 +181,23 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
     unsafe { real::posix_spawn_file_actions_adddup2(actions, fd, new) }
 }
 
+/// `prctl` takes its arguments as the machine passes words, however many there are.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
+    if option == libc::PR_SET_SECCOMP {
+        lifecycle::confining();
+    }
+    // SAFETY: the program's own call.
+    unsafe { real::prctl(option, a, b, c, d) }
+}
+
 /// Runs when the library is loaded.
 extern "C" fn loaded() {
     viaduct_socket::remember_environment();
     viaduct_socket::hold_instance();
     real::prepare();
     lifecycle::prepare();
+    predecessors::inherited();
     // SAFETY: a function that lives as long as the process.
     unsafe { __cxa_at_quick_exit(exiting_quickly, core::ptr::null_mut()) };
 }

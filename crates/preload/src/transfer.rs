@@ -1,6 +1,6 @@
 //! Calls that move bytes.
 
-use crate::control::{fill_header, hand_over_passed, note_room_for_control};
+use crate::control::{fill_header, hand_over_passed, note_room_for_control, take_in_passed};
 use crate::search::{offset_of, receive_at};
 use crate::wait::from_timespec;
 use core::ffi::{c_int, c_uint, c_void};
@@ -235,7 +235,12 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     let conn = table::connection(fd);
     // The header of a call on anything else is the kernel's to read, wherever it is.
     if conn.is_none() && !streams::is(fd) {
-        return direct();
+        let received = direct();
+        if received >= 0 {
+            // SAFETY: the program's header, which the kernel has filled.
+            unsafe { take_in_passed(message) };
+        }
+        return received;
     }
     if let Some(conn) = conn {
         // SAFETY: the program's header.
@@ -281,7 +286,12 @@ pub unsafe extern "C-unwind" fn recvmmsg(
         return -1;
     }
     let Some(conn) = table::connection(fd).filter(|_| !is_nowhere(messages)) else {
-        return direct();
+        let done = direct();
+        for index in 0..done {
+            // SAFETY: the kernel has filled so many of the program's messages.
+            unsafe { take_in_passed(&raw const (*messages.add(index as usize)).msg_hdr) };
+        }
+        return done;
     };
     // The kernel knows nothing of offsets.
     if !searched {

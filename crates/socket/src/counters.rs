@@ -1,9 +1,9 @@
 //! This process's counters region: see [`viaduct_control::counters`].
 
-use crate::conn::Conn;
+use crate::conn::{Conn, FORKED};
 use crate::records;
 use crate::sys::{self, raw};
-use crate::{table, unseen};
+use crate::{lifecycle, table, unseen};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 use std::os::fd::IntoRawFd;
@@ -48,10 +48,27 @@ pub(crate) fn fd() -> i32 {
 /// Adds to a word of the slot of `conn`. Only one thread at a time counts in a word, so it need not be indivisible.
 #[inline]
 pub(crate) fn add(conn: &Conn, word: usize, amount: u64) {
-    if let Some(words) = slot_of(conn)
+    if let Some(words) = slot_of(conn).or_else(|| begin_slot(conn))
         && let Some(word) = words.get(word)
     {
         word.store(word.load(Relaxed).wrapping_add(amount), Relaxed);
+    }
+}
+
+/// The slot of a connection that has none yet.
+#[cold]
+fn begin_slot(conn: &Conn) -> Option<&'static Slot> {
+    if !conn.flag(FORKED) || lifecycle::is_confined() {
+        return None;
+    }
+    begin_inherited();
+    slot_of(conn)
+}
+
+/// A forked child begins its region when it first uses a connection that it has inherited, or before it cannot any more.
+pub(crate) fn begin_inherited() {
+    if STARTED.load(Relaxed) == 0 && records::all().any(|conn| conn.flag(FORKED)) {
+        start();
     }
 }
 
@@ -211,7 +228,7 @@ pub(crate) fn close(conn: &Conn) {
     }
 }
 
-/// In a forked child: the region is the parent's; the child begins its own with its first new connection or offer.
+/// In a forked child: the region is the parent's; the child begins its own with the first connection that it makes or uses.
 pub(crate) fn after_fork() {
     REGION.store(core::ptr::null_mut(), Relaxed);
     for conn in records::all() {
@@ -225,7 +242,7 @@ pub(crate) fn after_fork() {
     STARTED.store(0, Relaxed);
 }
 
-/// Makes sure the region exists (in a child that only uses connections it inherited), or waits for the thread that is making it.
+/// Makes sure the region exists, or waits for the thread that is making it.
 pub(crate) fn ensure() {
     start();
     // Bounded, since that thread may have been interrupted by the very signal handler that calls us.

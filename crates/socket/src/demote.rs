@@ -28,7 +28,10 @@ fn ban_with(conn: &'static Conn, reason: Reason, request: impl FnOnce(&Segment, 
     conn.set_flag(conn::BANNED, true);
     conn.end_offer();
     if conn.phase() != Phase::Attached {
-        conn.set_reason(reason);
+        // What would stand in the way without that as well is told of where there is nothing else.
+        if conn.reason() != Reason::PassedOn {
+            conn.set_reason(reason);
+        }
         return;
     }
     let id = conn.id();

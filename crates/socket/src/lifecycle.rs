@@ -9,8 +9,8 @@ use crate::{
     agent, asleep, bell, counters, demote, direct, epoll, epoll_back, epoll_share, forks, kernel, lock, lodgers, marks,
     options, policy, send, shelf, thread, worth,
 };
-use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicBool, AtomicU32};
 use libc::c_int;
 use viaduct_control::Reason;
 use viaduct_control::policy::OfferPolicy;
@@ -142,25 +142,6 @@ fn duplicated_for_successor(old: c_int, new: c_int) {
     }
 }
 
-/// The program has fetched `fd` from another process, or from itself: then it is one more descriptor of a socket that is known.
-pub fn fetched(fd: c_int) {
-    if lodgers::has_own_table() {
-        return;
-    }
-    fresh(fd);
-    let cookie = |fd: c_int| {
-        let mut cookie = 0_u64;
-        raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut cookie)
-            .ok()
-            .map(|_| cookie)
-    };
-    if let Some(own) = cookie(fd)
-        && let Some(known) = table::sockets().find(|known| cookie(*known) == Some(own))
-    {
-        duplicated(known, fd);
-    }
-}
-
 /// Begins the record of a socket before it is connected, for what must be known of it by then: its descriptors, its sets. Another thread may be
 /// connecting it.
 #[cold]
@@ -258,20 +239,6 @@ pub fn accepted(fd: c_int, listener: c_int) {
     if let Some(conn) = records::open(fd) {
         settle(conn);
     }
-}
-
-/// A record for a connected socket whose opening was not seen. It stays on TCP: what it has carried is not known.
-pub(crate) fn adopted(fd: c_int) -> Option<&'static Conn> {
-    if lodgers::has_own_table() {
-        return None;
-    }
-    start();
-    let conn = records::begin(fd, conn::EARLY | conn::BANNED)?;
-    if conn.is_early() {
-        conn.set_flag(conn::BANNED, true);
-        conn.stands();
-    }
-    Some(conn)
 }
 
 /// What the record must know before the first lane: what was set before it began, on the listener or before connect. An error if no
@@ -395,6 +362,19 @@ pub fn forked() {
     if PROCESS.load(Relaxed) != 0 {
         after_fork_in_child();
     }
+}
+
+static CONFINED: AtomicBool = AtomicBool::new(false);
+
+/// Whether the process has forbidden itself system calls; which, is not known.
+pub(crate) fn is_confined() -> bool {
+    CONFINED.load(Relaxed)
+}
+
+/// The process is about to forbid itself system calls: what would take some later, and can be done without, is done now or never.
+pub fn confining() {
+    counters::begin_inherited();
+    CONFINED.store(true, Relaxed);
 }
 
 /// The library is loaded. What threads need later is asked of the C library now: they may need it in a signal handler.

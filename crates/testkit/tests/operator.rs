@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
+use viaduct_control::Reason;
 use viaduct_testkit::binaries::binary;
-use viaduct_testkit::processes::wait_until;
+use viaduct_testkit::processes::{free_port, wait_until};
 use viaduct_testkit::status::Row;
-use viaduct_testkit::{Instance, Launch, Mode, Program, Server};
+use viaduct_testkit::{Instance, Launch, Mode, Program, Server, can_run};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -148,4 +149,110 @@ fn a_viaductd_started_by_hand_serves_the_configured_directory() {
     viaductd.kill().unwrap();
     viaductd.wait().unwrap();
     assert!(found);
+}
+
+/// Serves one connection in three ways, as told by the first byte: by itself in a forked child (f), by a program that it becomes (x), and by a
+/// process that it is passed to (p).
+const SERVE: &str = "import os, socket, sys
+near, far = socket.socketpair()
+if os.fork() == 0:
+    near.close()
+    word, fds, _, _ = socket.recv_fds(far, 1, 2)
+    c = socket.socket(fileno=fds[0])
+    os.close(fds[1])
+    while d := c.recv(100):
+        c.sendall(d)
+    sys.exit()
+far.close()
+listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+while True:
+    c = listener.accept()[0]
+    for _ in range(64):
+        c.sendall(c.recv(1))
+    way = c.recv(1)
+    if way == b'p':
+        socket.send_fds(near, [b'.'], [c.fileno(), c.fileno()])
+    elif os.fork() == 0:
+        if way == b'x':
+            os.dup2(c.fileno(), 0)
+            os.dup2(c.fileno(), 1)
+            c.close()
+            os.execvp('cat', ['cat'])
+        while d := c.recv(100):
+            c.sendall(d)
+        sys.exit()
+    c.close()
+";
+
+/// Has its connection served as told by its second argument.
+const USE: &str = "import socket, sys
+s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+for n in range(64):
+    s.sendall(b'0')
+    s.recv(1)
+s.sendall(sys.argv[2].encode())
+for n in range(1000):
+    s.sendall(b'%03d' % n)
+    answer = b''
+    while len(answer) < 3:
+        answer += s.recv(3 - len(answer))
+    assert answer == b'%03d' % n, answer
+print('done', flush=True)
+while True:
+    s.sendall(b'x')
+    assert s.recv(1) == b'x'
+";
+
+#[test]
+fn whoever_goes_on_with_a_connection_is_shown() {
+    if !can_run(false, &["python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    let port = free_port();
+    let start = |code: &str, arguments: &[&str]| {
+        let all = ["-c", code].into_iter().chain(arguments.iter().copied());
+        Launch::new(mode, "python3", all).options("--offer now").spawn()
+    };
+    let server = start(SERVE, &[&port.to_string()]).listening(port);
+    for (way, path, reason) in [
+        ("f", "shm", "accelerated"),
+        ("x", "tcp", "passed-on"),
+        ("p", "tcp", "passed-on"),
+    ] {
+        let client = start(USE, &[&port.to_string(), way]);
+        let done = wait_until(PATIENCE, || client.output().ends_with('\n'));
+        assert!(done, "{way}: {}", client.errors());
+        let local = format!("127.0.0.1:{port}");
+        let is_served = |row: &&Row| row.local == local && row.pid != server.pid() && row.bytes_sent >= 3000;
+        let told = instance.wait_for_status(PATIENCE, |rows| {
+            rows.iter()
+                .filter(is_served)
+                .any(|row| (row.path.as_str(), row.reason.as_str()) == (path, reason))
+        });
+        let rows = told.unwrap_or_else(|rows| panic!("{way}: {rows:#?}"));
+        let served: Vec<_> = rows.iter().filter(is_served).collect();
+        assert_eq!(served.len(), 1, "{way}: {served:#?}");
+        let text = explain(&instance, client.pid());
+        if way == "f" {
+            for path in ["tcp", "shm"] {
+                instance.move_connection(served[0].pid, served[0].fd, path).unwrap();
+                let moved = instance.wait_for_status(PATIENCE, |rows| {
+                    rows.iter()
+                        .any(|row| (row.pid, row.path.as_str()) == (served[0].pid, path))
+                });
+                assert!(moved.is_ok(), "to {path}: {moved:#?}");
+            }
+        } else {
+            let other = format!(
+                "({}) descriptor {}: {}",
+                served[0].pid,
+                served[0].fd,
+                Reason::PassedOn.text()
+            );
+            assert!(text.contains(&other), "{way}: {text}");
+            assert!(!text.contains(Reason::Offered.advice()), "{way}: {text}");
+        }
+    }
 }

@@ -396,12 +396,21 @@ pub fn nap(ns: u64) {
 
 /// Number of the inode of an open file: a socket's is its own for as long as any socket lives that was made near the same time.
 pub fn inode(fd: c_int) -> Result<u64, Errno> {
+    Ok(fstat(fd)?.st_ino)
+}
+
+/// Whether an open file is a socket.
+pub fn is_socket(fd: c_int) -> Result<bool, Errno> {
+    Ok(fstat(fd)?.st_mode & libc::S_IFMT == libc::S_IFSOCK)
+}
+
+fn fstat(fd: c_int) -> Result<libc::stat, Errno> {
     let mut stat = core::mem::MaybeUninit::<libc::stat>::zeroed();
     let place = stat.as_mut_ptr().expose_provenance();
     // SAFETY: the kernel writes one stat, of which zeroes are a valid value too.
     unsafe {
         call(libc::SYS_fstat, [fd_arg(fd), place, 0, 0, 0, 0])?;
-        Ok(stat.assume_init().st_ino)
+        Ok(stat.assume_init())
     }
 }
 

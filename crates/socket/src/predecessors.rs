@@ -1,0 +1,74 @@
+//! Connections that come from other programs and processes. They stay on TCP: who opened them may go on using them, and what they have carried
+//! is not known. They are shown.
+
+use crate::conn::{self, Conn};
+use crate::lifecycle::{duplicated, fresh, is_confined, is_tcp, start};
+use crate::sys::{self, raw};
+use crate::{lodgers, records, table};
+use libc::c_int;
+use viaduct_control::Reason;
+
+/// The program has received `fd` over a Unix socket, from another process or from itself.
+pub fn passed(fd: c_int) {
+    came(fd, |known| {
+        table::connection(known).is_some_and(|conn| conn.flag(conn::HANDED_OVER))
+    });
+}
+
+/// The program has fetched `fd` from another process, or from itself.
+pub fn fetched(fd: c_int) {
+    came(fd, |_| true);
+}
+
+/// The library is loaded into a program that may have been started with connections, which have the first numbers then.
+pub fn inherited() {
+    let mut fd = 0;
+    while let Ok(is_socket) = raw::is_socket(fd) {
+        if is_socket {
+            came(fd, |_| true);
+        }
+        fd += 1;
+    }
+}
+
+/// `fd` is new here. Where it is one more descriptor of a socket that is known, `may_be` says so of a descriptor of that.
+fn came(fd: c_int, may_be: impl Fn(c_int) -> bool) {
+    if fd < 0 || lodgers::has_own_table() {
+        return;
+    }
+    fresh(fd);
+    if is_confined() || !is_tcp(fd) {
+        return;
+    }
+    let cookie = |fd: c_int| {
+        let mut cookie = 0_u64;
+        raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut cookie)
+            .ok()
+            .map(|_| cookie)
+    };
+    let own = cookie(fd);
+    let known = table::sockets().filter(|known| may_be(*known));
+    match own.and_then(|own| known.into_iter().find(|known| cookie(*known) == Some(own))) {
+        Some(known) => duplicated(known, fd),
+        None if sys::addresses(fd).is_some() => {
+            adopted(fd);
+        }
+        // What it accepts, or connects to, is its own.
+        None => {}
+    }
+}
+
+/// A record for a connected socket whose opening was not seen.
+pub(crate) fn adopted(fd: c_int) -> Option<&'static Conn> {
+    if lodgers::has_own_table() {
+        return None;
+    }
+    start();
+    let conn = records::begin(fd, conn::EARLY | conn::BANNED)?;
+    if conn.is_early() {
+        conn.set_flag(conn::BANNED, true);
+        conn.set_reason(Reason::PassedOn);
+        conn.stands();
+    }
+    Some(conn)
+}
