@@ -1,6 +1,7 @@
 /* epoll: ends, sets shared between processes, many members, fairness, masks. */
 #include "sets.h"
 #include <sys/eventfd.h>
+#include <sys/time.h>
 #include <sys/timerfd.h>
 
 static void end_by_level_and_edge(void)
@@ -117,6 +118,34 @@ static void taken_back_and_registered_anew(void)
             exit(0);
         }
         reap(child); R(registered(other, EPOLL_CTL_MOD, copy, EPOLLIN, 6)); told(other, 1000); ALL(copy, 3));
+}
+
+static void opens_and_closes(int number)
+{
+    int kept = errno;
+
+    (void)number;
+    close(open("/dev/null", O_RDONLY));
+    errno = kept;
+}
+
+/* By a program of one thread that registers around messages, as above. */
+static void handlers_amidst_registrations(void)
+{
+    struct itimerval often = {.it_interval.tv_usec = 50, .it_value.tv_usec = 50}, never = {0};
+    struct epoll_event event;
+    int set = epoll_create1(0);
+
+    NEAR(R(send(s, "abc", 3, 0)));
+    FAR(arrive(s, POLLIN); R(registered(set, EPOLL_CTL_ADD, s, EPOLLIN, 1)); told(set, 1000);
+        int untold = 0, failed = 0; signal(SIGALRM, opens_and_closes); setitimer(ITIMER_REAL, &often, NULL);
+        for (int round = 0; round < 30000; round++) {
+            failed += registered(set, EPOLL_CTL_DEL, s, 0, 0) != 0;
+            failed += registered(set, EPOLL_CTL_ADD, s, EPOLLIN, 1) != 0;
+            untold += epoll_wait(set, &event, 1, 0) == 0;
+        }
+        setitimer(ITIMER_REAL, &never, NULL); signal(SIGALRM, SIG_DFL); alarm(8); R(untold); R(failed); ALL(s, 3));
+    step();
 }
 
 static void set_filled_by_a_child(void)
@@ -462,7 +491,8 @@ static void small_waits_with_others_coming(void)
 
 MAIN(JOINED(small_waits_with_others_ready), JOINED(small_waits_with_others_coming),
      JOINED(end_by_level_and_edge), JOINED(end_told_to_who_asks_nothing), JOINED(reset_in_a_set),
-     JOINED(set_shared_across_fork), JOINED(taken_back_and_registered_anew), JOINED(set_filled_by_a_child), JOINED(set_of_an_exec_successor_is_gone),
+     JOINED(set_shared_across_fork), JOINED(taken_back_and_registered_anew), JOINED(handlers_amidst_registrations),
+     JOINED(set_filled_by_a_child), JOINED(set_of_an_exec_successor_is_gone),
      JOINED(socket_passed_in), BARE(set_registered_before_connecting), BARE(registered_early_by_level),
      BARE(registered_early_by_edge), BARE(registered_early_and_changed), BARE(registered_beside_connecting),
      BARE(registered_early_and_used_in_vain), BARE(connected_again_in_a_set), JOINED(others_are_not_starved),
