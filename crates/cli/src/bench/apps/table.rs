@@ -32,9 +32,13 @@ pub(crate) struct Experiment {
 
 impl Experiment {
     /// Whether it is measured both ways at the same time, in turn: where little is to be found out. MariaDB's servers have their data to
-    /// themselves.
+    /// themselves; who waits for turns cannot say how long a message takes, nor can our own loads, which keep to a time.
     pub(crate) fn alternates(&self) -> bool {
-        self.ends != Ends::Both && !matches!(self.work, Work::Mariadb { .. })
+        let cannot = matches!(
+            self.work,
+            Work::Mariadb { .. } | Work::SockperfLatency | Work::Stream8 | Work::Memcached
+        );
+        self.ends != Ends::Both && !cannot
     }
 }
 
@@ -163,6 +167,13 @@ const COMMON: Experiment = Experiment {
     target: ratio(1.0, 1.0),
     cpu_target: None,
     rivals: &[],
+};
+
+/// The same of one whose server does not run under Viaduct.
+const PLAIN_SERVER: Experiment = Experiment {
+    ends: Ends::Client,
+    target: ratio(0.97, 1.0),
+    ..COMMON
 };
 
 /// All of them.
@@ -315,18 +326,80 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
             threads: 1,
         },
         needs: REDIS,
-        ends: Ends::Client,
-        target: ratio(0.97, 1.0),
-        ..COMMON
+        ..PLAIN_SERVER
+    },
+    Experiment {
+        name: "redis-1-plain-server",
+        title: "redis 1, only the client accelerated",
+        work: Work::Redis {
+            connections: 1,
+            threads: 1,
+        },
+        needs: REDIS,
+        ..PLAIN_SERVER
+    },
+    Experiment {
+        name: "redis-threads-plain-server",
+        title: "redis --threads 2, only the client accelerated",
+        work: Work::Redis {
+            connections: 50,
+            threads: 2,
+        },
+        needs: REDIS,
+        ..PLAIN_SERVER
     },
     Experiment {
         name: "nginx-plain-server",
         title: "nginx, only the client accelerated",
         work: Work::Nginx { close: false },
         needs: NGINX,
-        ends: Ends::Client,
-        target: ratio(0.97, 1.0),
-        ..COMMON
+        ..PLAIN_SERVER
+    },
+    Experiment {
+        name: "nginx-close-plain-server",
+        title: "nginx close, only the client accelerated",
+        work: Work::Nginx { close: true },
+        needs: NGINX,
+        ..PLAIN_SERVER
+    },
+    Experiment {
+        name: "memcached-plain-server",
+        title: "memcached, only the client accelerated",
+        work: Work::Memcached,
+        needs: &["memcached"],
+        ..PLAIN_SERVER
+    },
+    Experiment {
+        name: "sockperf-plain-server",
+        title: "sockperf, only the client accelerated",
+        unit: "us",
+        more_is_better: false,
+        work: Work::SockperfLatency,
+        needs: &["sockperf"],
+        ..PLAIN_SERVER
+    },
+    Experiment {
+        name: "sockperf-rate-plain-server",
+        title: "sockperf 64 B, only the client accelerated",
+        unit: "messages/s",
+        work: Work::SockperfRate,
+        needs: &["sockperf"],
+        ..PLAIN_SERVER
+    },
+    Experiment {
+        name: "stream-8-plain-server",
+        title: "8-byte loop, only the client accelerated",
+        unit: "messages/s",
+        work: Work::Stream8,
+        ..PLAIN_SERVER
+    },
+    Experiment {
+        name: "iperf3-plain-server",
+        title: "iperf3, only the client accelerated",
+        unit: "bit/s",
+        work: Work::Iperf,
+        needs: &["iperf3"],
+        ..PLAIN_SERVER
     },
     Experiment {
         name: "idle-cpu",

@@ -187,7 +187,7 @@ impl Run<'_> {
 
     fn stream(self) -> Result<Measurement> {
         let millis = u64::from(self.seconds) * 1000;
-        let (sample, proof) = sweep::one(self.instance, self.client, Kind::Bandwidth, 8, millis)?;
+        let (sample, proof) = sweep::one(self.instance, [self.client, self.server], Kind::Bandwidth, 8, millis)?;
         let cpu_s = sample
             .asking_cpu_s
             .zip(sample.serving_cpu_s)

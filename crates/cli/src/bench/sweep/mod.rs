@@ -123,11 +123,17 @@ struct Measured {
     proofs: Vec<Proof>,
 }
 
-/// One run of one size between two plain socket programs started as `how` says.
+/// One run of one size between two plain socket programs, of which `how` says how the asking and the serving one are started.
 ///
 /// # Errors
 /// A peer cannot be started or fails.
-pub(crate) fn one(instance: &Instance, how: How<'_>, kind: Kind, size: usize, millis: u64) -> Result<(Sample, Proof)> {
+pub(crate) fn one(
+    instance: &Instance,
+    how: [How<'_>; 2],
+    kind: Kind,
+    size: usize,
+    millis: u64,
+) -> Result<(Sample, Proof)> {
     let job = Job {
         instance,
         kind,
@@ -154,7 +160,7 @@ impl Job<'_> {
         let samples = match means {
             Means::Viaduct => {
                 let under = How::Under(self.instance, &["--offer", "now"]);
-                let (samples, proof) = self.sockets(under, Transport::Tcp)?;
+                let (samples, proof) = self.sockets([under; 2], Transport::Tcp)?;
                 if !proof.is_fast() {
                     bail!("no byte went over shared memory ({})", proof.text());
                 }
@@ -162,7 +168,7 @@ impl Job<'_> {
             }
             Means::Tcp => self.tcp(How::Plain)?,
             Means::Sockmap(sockmap) => sockmap.with(|how| self.tcp(how))?,
-            Means::Unix => self.sockets(How::Plain, Transport::Unix)?.0,
+            Means::Unix => self.sockets([How::Plain; 2], Transport::Unix)?.0,
             Means::Channel => self.channel()?,
             Means::Ucx => self.ucx()?,
             Means::Iceoryx2 => self.iceoryx2()?,
@@ -172,12 +178,12 @@ impl Job<'_> {
     }
 
     fn tcp(self, how: How<'_>) -> Result<Vec<Sample>> {
-        Ok(self.sockets(how, Transport::Tcp)?.0)
+        Ok(self.sockets([how; 2], Transport::Tcp)?.0)
     }
 
-    fn sockets(self, how: How<'_>, transport: Transport) -> Result<(Vec<Sample>, Proof)> {
+    fn sockets(self, [asking, serving]: [How<'_>; 2], transport: Transport) -> Result<(Vec<Sample>, Proof)> {
         let path = self.instance.scratch()?.join("socket");
-        let mut server = Launch::peer(how)?
+        let mut server = Launch::peer(serving)?
             .args("serve --transport")
             .arg(word(transport))
             .arg("--addr")
@@ -185,7 +191,7 @@ impl Job<'_> {
             .spawn_piped()?;
         let mut served = BufReader::new(server.output().context("no pipe")?);
         let addr = line(&mut served)?.context("the server did not start")?;
-        let mut client = self.ask(how, transport, &addr)?.spawn_piped()?;
+        let mut client = self.ask(asking, transport, &addr)?.spawn_piped()?;
         let mut proof = Proof::default();
         let samples = self.collect(&mut client, &mut served, |client| {
             // The asking end holds its connection until it is told to end.
