@@ -6,8 +6,8 @@
 use core::ffi::c_int;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::time::Duration;
 
 fn check(result: c_int) -> io::Result<c_int> {
@@ -18,6 +18,9 @@ fn check(result: c_int) -> io::Result<c_int> {
     }
 }
 
+const WAIT: c_int = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+const WAKE: c_int = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+
 /// Takes a descriptor that has just been made.
 fn own(fd: c_int) -> io::Result<OwnedFd> {
     let fd = check(fd)?;
@@ -26,19 +29,41 @@ fn own(fd: c_int) -> io::Result<OwnedFd> {
 }
 
 /// What calls of an inbox wait with.
+///
+/// One thread watches the set. The others follow: they sleep until they are called, which whoever takes something out of the set does once it is
+/// noted, since an edge may be of a source that another waits for.
 #[derive(Debug)]
 pub(super) struct Waiter {
     set: OwnedFd,
     bell: OwnedFd,
-    /// Edges that some call has taken out of the set: for the others that wait.
-    taken: AtomicU64,
+    watched: AtomicBool,
+    followers: AtomicU32,
+    /// How often the followers have been called.
+    calls: AtomicU32,
+}
+
+/// How a call is to wait.
+#[derive(Debug)]
+pub(super) enum Turn {
+    Watch,
+    /// Until there are more calls than so many.
+    Follow(u32),
+}
+
+/// What a call has taken out of the set.
+#[derive(Debug)]
+pub(super) struct Taken {
+    /// The sources that have news. An error of the kind `Interrupted`: a signal was caught.
+    pub(super) news: io::Result<Vec<usize>>,
+    /// Whether others are to be called, once the news are noted.
+    pub(super) for_others: bool,
 }
 
 /// Names the event counter in the set, as no source is.
 const BELL: u64 = u64::MAX;
 
-/// Longest sleep: another thread may have taken the edge that was meant for this one.
-const LONGEST_MS: u128 = 50;
+/// Longest sleep: a cancelled thread is not woken.
+const LONGEST: Duration = Duration::from_millis(50);
 
 impl Waiter {
     pub(super) fn new() -> io::Result<Self> {
@@ -49,18 +74,20 @@ impl Waiter {
         let waiter = Self {
             set,
             bell,
-            taken: AtomicU64::new(0),
+            watched: AtomicBool::new(false),
+            followers: AtomicU32::new(0),
+            calls: AtomicU32::new(0),
         };
-        waiter.watch(waiter.bell.as_fd(), BELL)?;
+        waiter.register(waiter.bell.as_fd(), BELL)?;
         Ok(waiter)
     }
 
     /// Edges of `fd` are news of this source from now on.
     pub(super) fn add(&self, fd: BorrowedFd<'_>, source: usize) -> io::Result<()> {
-        self.watch(fd, source as u64)
+        self.register(fd, source as u64)
     }
 
-    fn watch(&self, fd: BorrowedFd<'_>, name: u64) -> io::Result<()> {
+    fn register(&self, fd: BorrowedFd<'_>, name: u64) -> io::Result<()> {
         let mut event = libc::epoll_event {
             events: (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET).cast_unsigned(),
             u64: name,
@@ -83,36 +110,86 @@ impl Waiter {
         self.set.as_fd()
     }
 
-    /// Wakes everybody who waits.
+    /// Wakes everybody who waits, by the descriptor of the set too. The caller holds the lock of the sources.
     pub(super) fn wake(&self) {
+        self.call_followers();
+        self.ring();
+    }
+
+    /// Has all other threads that wait look again. The caller holds the lock of the sources.
+    pub(super) fn call_others(&self) {
+        self.call_followers();
+        // An edge that has been taken wakes nobody. Should the ring be taken too, who takes it rings again.
+        if self.watched.load(Acquire) {
+            self.ring();
+        }
+    }
+
+    fn call_followers(&self) {
+        if self.followers.load(Acquire) > 0 {
+            self.calls.fetch_add(1, Release);
+            // SAFETY: the word outlives the call.
+            unsafe { libc::syscall(libc::SYS_futex, self.calls.as_ptr(), WAKE, c_int::MAX) };
+        }
+    }
+
+    fn ring(&self) {
         let one = 1_u64.to_ne_bytes();
         // SAFETY: eight bytes that outlive the call.
         unsafe { libc::write(self.bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
-    /// Takes what edges there are: the sources they are of.
-    pub(super) fn news(&self) -> io::Result<Vec<usize>> {
+    /// Takes what edges there are.
+    pub(super) fn take(&self) -> Taken {
         self.poll(0)
     }
 
-    /// How often edges have been taken. What this answers before a look is for [`Waiter::wait`].
-    pub(super) fn taken(&self) -> u64 {
-        self.taken.load(Acquire)
-    }
-
-    /// Waits for an edge, or for as long as `limit`, unless edges have been taken since: the sources they are of. An error of the kind
-    /// `Interrupted`: a signal was caught.
-    pub(super) fn wait(&self, taken: u64, limit: Option<Duration>) -> io::Result<Vec<usize>> {
-        if self.taken() != taken {
-            return Ok(Vec::new());
+    /// How the caller, who has just looked and holds the lock of the sources, is to wait. It does in any case.
+    pub(super) fn turn(&self) -> Turn {
+        if self.watched.swap(true, AcqRel) {
+            self.followers.fetch_add(1, AcqRel);
+            Turn::Follow(self.calls.load(Acquire))
+        } else {
+            Turn::Watch
         }
-        let limit = limit.map_or(LONGEST_MS, |limit| limit.as_micros().div_ceil(1000).min(LONGEST_MS));
-        self.poll(c_int::try_from(limit).unwrap_or(c_int::MAX))
     }
 
-    fn poll(&self, mut ms: c_int) -> io::Result<Vec<usize>> {
+    /// Waits for news, or for as long as `limit`.
+    pub(super) fn wait(&self, turn: &Turn, limit: Option<Duration>) -> Taken {
+        let limit = limit.map_or(LONGEST, |limit| limit.min(LONGEST));
+        match turn {
+            Turn::Watch => {
+                let ms = c_int::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX);
+                let taken = self.poll(ms);
+                self.watched.store(false, Release);
+                // Another is to watch.
+                Taken {
+                    for_others: true,
+                    ..taken
+                }
+            }
+            Turn::Follow(calls) => {
+                let time = libc::timespec {
+                    tv_sec: 0,
+                    tv_nsec: limit.subsec_nanos().into(),
+                };
+                // SAFETY: the word and the time outlive the call.
+                let result =
+                    unsafe { libc::syscall(libc::SYS_futex, self.calls.as_ptr(), WAIT, *calls, &raw const time) };
+                let error = io::Error::last_os_error();
+                self.followers.fetch_sub(1, AcqRel);
+                let interrupted = result < 0 && error.kind() == ErrorKind::Interrupted;
+                Taken {
+                    news: if interrupted { Err(error) } else { Ok(Vec::new()) },
+                    for_others: false,
+                }
+            }
+        }
+    }
+
+    fn poll(&self, mut ms: c_int) -> Taken {
         const ROOM: c_int = 16;
-        let mut sources = Vec::new();
+        let (mut sources, mut for_others) = (Vec::new(), false);
         loop {
             let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
             // SAFETY: room for as many events.
@@ -121,11 +198,14 @@ impl Waiter {
                 Ok(count) => count,
                 // What has been taken is told.
                 Err(_) if ms == 0 && !sources.is_empty() => 0,
-                Err(error) => return Err(error),
+                Err(error) => {
+                    return Taken {
+                        news: Err(error),
+                        for_others,
+                    };
+                }
             };
-            if count > 0 {
-                self.taken.fetch_add(1, AcqRel);
-            }
+            for_others |= count > 0;
             let names = events
                 .iter()
                 .take(usize::try_from(count).unwrap_or(0))
@@ -136,7 +216,10 @@ impl Waiter {
                     .filter_map(|name| usize::try_from(name).ok()),
             );
             if count < ROOM {
-                return Ok(sources);
+                return Taken {
+                    news: Ok(sources),
+                    for_others,
+                };
             }
             ms = 0;
         }
