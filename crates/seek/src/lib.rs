@@ -26,6 +26,7 @@
 //! The same for C is in `include/viaduct.h`.
 
 mod call;
+mod cancel;
 pub mod face;
 pub mod message;
 

@@ -25,6 +25,7 @@ mod queue;
 mod source;
 mod wait;
 
+use crate::cancel::Kept;
 use queue::Message;
 use source::{Place, Source};
 use wait::{Taken, Turn, Waiter};
@@ -343,13 +344,28 @@ impl Inbox {
         self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A point of cancellation.
     fn find(&self, wanted: Match, limit: Option<Duration>, place: &mut Place<'_>) -> Result<Envelope, Error> {
+        let kept = Kept::begin();
+        let found = self.find_kept(&kept, wanted, limit, place);
+        kept.end();
+        found
+    }
+
+    fn find_kept(
+        &self,
+        kept: &Kept,
+        wanted: Match,
+        limit: Option<Duration>,
+        place: &mut Place<'_>,
+    ) -> Result<Envelope, Error> {
         // A time too far away to be told is for ever.
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         let cancelled = self.sources().cancelled;
         let mut taken = None;
         loop {
             self.note(taken)?;
+            kept.point();
             match self.attempt(wanted, place, until, cancelled)? {
                 Step::Found(envelope) => return Ok(envelope),
                 Step::Wait(turn, limit) => taken = Some(self.waiter.wait(&turn, limit)),

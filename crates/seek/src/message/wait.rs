@@ -10,6 +10,12 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::time::Duration;
 
+// As `libc` declares them, a cancelled thread may not unwind through them.
+unsafe extern "C-unwind" {
+    fn sendmsg(fd: c_int, message: *const libc::msghdr, flags: c_int) -> libc::ssize_t;
+    fn poll(entries: *mut libc::pollfd, count: libc::nfds_t, ms: c_int) -> c_int;
+}
+
 fn check(result: c_int) -> io::Result<c_int> {
     if result < 0 {
         Err(io::Error::last_os_error())
@@ -265,7 +271,7 @@ fn events(fd: BorrowedFd<'_>) -> libc::c_short {
         revents: 0,
     };
     // SAFETY: one entry.
-    unsafe { libc::poll(&raw mut entry, 1, 0) };
+    unsafe { poll(&raw mut entry, 1, 0) };
     entry.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR)
 }
 
@@ -316,7 +322,7 @@ impl Known {
     }
 }
 
-/// Sends both, all of it, waiting for room where the socket does not.
+/// Sends both, all of it, waiting for room where the socket does not. A point of cancellation.
 pub(super) fn send_all(fd: BorrowedFd<'_>, first: &[u8], second: &[u8]) -> io::Result<()> {
     let known = Known::of(fd);
     if !known.is_known() {
@@ -340,7 +346,7 @@ pub(super) fn send_all(fd: BorrowedFd<'_>, first: &[u8], second: &[u8]) -> io::R
             message.msg_namelen = 1;
         }
         // SAFETY: the header and its parts outlive the call, which only reads them.
-        let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+        let sent = unsafe { sendmsg(fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
         match usize::try_from(sent) {
             Ok(sent) => done += sent,
             Err(_) => {
@@ -372,5 +378,5 @@ fn wait_for_room(fd: BorrowedFd<'_>) {
         revents: 0,
     };
     // SAFETY: one entry.
-    unsafe { libc::poll(&raw mut entry, 1, -1) };
+    unsafe { poll(&raw mut entry, 1, -1) };
 }

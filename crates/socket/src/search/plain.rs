@@ -9,6 +9,7 @@ use super::{Ask, Searched, Step, check, may_be_simple, run, waiting};
 use crate::lifecycle::{is_tcp, nanoseconds};
 use crate::lock::{self, Guard};
 use crate::options::rules_searches_out;
+use crate::real;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{Deadline, Woken};
@@ -243,6 +244,8 @@ impl Searched for Socket {
         let Step::Nothing { until } = step else {
             return Ok(Woken::Look);
         };
+        // Nothing wakes a thread that is cancelled in its sleep, but no sleep is long.
+        real::test_cancel();
         let waiting = {
             let _guard = self.own()?;
             waiting::begin(self.front.fd, self.front.area, until, again)?

@@ -108,9 +108,101 @@ static void all_waits_are_given_up(void)
     close_pair(p);
 }
 
+static void *receive_tag_5(void *argument)
+{
+    char bytes[16];
+
+    return viaduct_msg_recv(shared, 5, VIADUCT_ANY, bytes, sizeof bytes, -1, NULL) == 2 ? NULL : argument;
+}
+
+static void *probe_tag_6(void *argument)
+{
+    return viaduct_msg_probe(shared, 6, VIADUCT_ANY, -1, NULL) >= 0 ? NULL : argument;
+}
+
+/* Whether the thread ends as one that has been cancelled. */
+static int ends_cancelled(pthread_t thread)
+{
+    struct timespec until;
+    void *result = NULL;
+
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 4;
+    return !pthread_cancel(thread) && !pthread_timedjoin_np(thread, &result, &until) && result == PTHREAD_CANCELED;
+}
+
+static void cancelled_receivers_leave_the_inbox_to_others(void)
+{
+    struct pair p = connect_pair();
+    char bytes[16];
+    void *result;
+    pid_t tid;
+
+    EXPECT((shared = viaduct_inbox_open(0, 0)) != NULL && viaduct_inbox_add(shared, p.far) == 0);
+    for (int first = 0; first < 2; first++) {
+        /* One of them waits for what comes, and the others for that one. */
+        pthread_t receiver = in_sleeping_thread(receive_tag_5, &p, &tid);
+        pthread_t prober = in_sleeping_thread(probe_tag_6, &p, &tid);
+        pthread_t last = in_sleeping_thread(receive_tag_5, &p, &tid);
+
+        EXPECT(ends_cancelled(first ? receiver : prober) && ends_cancelled(first ? prober : receiver));
+        EXPECT(viaduct_msg_send(p.near, 5, "hi", 2) == 0 && pthread_join(last, &result) == 0 && !result);
+    }
+    EXPECT(viaduct_msg_send(p.near, 7, "ho", 2) == 0);
+    EXPECT(viaduct_msg_recv(shared, 7, 0, bytes, sizeof bytes, 1000, NULL) == 2);
+    viaduct_inbox_close(shared);
+    close_pair(p);
+}
+
+static void *search_far_away(void *argument)
+{
+    char bytes[5];
+
+    return viaduct_seek_recv(*(int *)argument, bytes, sizeof bytes, MSG_WAITALL, 1000) == 5 ? NULL : argument;
+}
+
+static void a_cancelled_search_leaves_the_socket_to_others(void)
+{
+    struct pair p = connect_pair();
+    static char sent[1005];
+    int mark = 0;
+    socklen_t size = sizeof mark;
+    pid_t tid;
+
+    EXPECT(send(p.near, sent, 500, 0) == 500);
+    EXPECT(ends_cancelled(in_sleeping_thread(search_far_away, &p.far, &tid)));
+    EXPECT(getsockopt(p.far, SOL_SOCKET, SO_RCVLOWAT, &mark, &size) == 0 && (mark == 1 || under_viaduct()));
+    EXPECT(send(p.near, sent, 505, 0) == 505);
+    EXPECT(search_far_away(&p.far) == NULL);
+    EXPECT(in_order(p.far, sent, sizeof sent, MSG_WAITALL | MSG_DONTWAIT) == 1000);
+    close_pair(p);
+}
+
+static void *send_much(void *argument)
+{
+    static char much[64 << 20];
+
+    return viaduct_msg_send(*(int *)argument, 1, much, sizeof much) == 0 ? NULL : argument;
+}
+
+static void a_cancelled_sender_ends(void)
+{
+    for (int nonblocking = 0; nonblocking < 2; nonblocking++) {
+        struct pair p = connect_pair();
+        pid_t tid;
+
+        EXPECT(fcntl(p.near, F_SETFL, nonblocking ? O_NONBLOCK : 0) == 0);
+        EXPECT(ends_cancelled(in_sleeping_thread(send_much, &p.near, &tid)));
+        close_pair(p);
+    }
+}
+
 static const struct check checks[] = {
     {"threads_are_told_at_once", threads_are_told_at_once},
     {"all_waits_are_given_up", all_waits_are_given_up},
+    {"cancelled_receivers_leave_the_inbox_to_others", cancelled_receivers_leave_the_inbox_to_others},
+    {"a_cancelled_search_leaves_the_socket_to_others", a_cancelled_search_leaves_the_socket_to_others},
+    {"a_cancelled_sender_ends", a_cancelled_sender_ends},
 };
 
 int main(int argc, char **argv)
