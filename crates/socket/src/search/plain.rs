@@ -250,7 +250,12 @@ impl Searched for Socket {
             let _guard = self.own()?;
             waiting::begin(self.front.fd, self.front.area, until, again)?
         };
-        waiting::sleep(waiting, |events, ns| self.sleep(events, ns, deadline))
+        let woken = waiting::sleep(waiting, |events, ns| self.sleep(events, ns, deadline))?;
+        // Another thread may have closed the descriptor, and its number stand for another socket by now.
+        match raw::inode(self.front.fd)? == self.front.area.identity.load(Relaxed) {
+            true => Ok(woken),
+            false => Err(libc::EBADF),
+        }
     }
 
     fn received(&self, _bytes: usize) {}

@@ -178,6 +178,32 @@ static void a_cancelled_search_leaves_the_socket_to_others(void)
     close_pair(p);
 }
 
+/* The number of a socket stands for another while a search waits on it. */
+static void a_search_stays_with_its_socket(void)
+{
+    struct pair p = connect_pair(), other = connect_pair();
+    pid_t tid;
+    pthread_t thread;
+    void *result;
+    char bytes[16];
+
+    EXPECT(send(p.near, "abc", 3, 0) == 3);
+    settle();
+    thread = in_sleeping_thread(search_far_away, &p.far, &tid);
+    EXPECT(dup2(other.far, p.far) == p.far);
+    /* Natively it asks each 50 ms. */
+    sleep_ms(100);
+    static char sent[1005];
+    EXPECT(send(other.near, sent, sizeof sent, 0) == sizeof sent);
+    EXPECT(pthread_join(thread, &result) == 0 && result);
+    close(p.far);
+    settle();
+    EXPECT(waiting(other.far) == sizeof sent);
+    EXPECT(in_order(other.far, bytes, sizeof bytes, 0) == sizeof bytes);
+    close(p.near);
+    close_pair(other);
+}
+
 static void *send_much(void *argument)
 {
     static char much[64 << 20];
@@ -202,6 +228,7 @@ static const struct check checks[] = {
     {"all_waits_are_given_up", all_waits_are_given_up},
     {"cancelled_receivers_leave_the_inbox_to_others", cancelled_receivers_leave_the_inbox_to_others},
     {"a_cancelled_search_leaves_the_socket_to_others", a_cancelled_search_leaves_the_socket_to_others},
+    {"a_search_stays_with_its_socket", a_search_stays_with_its_socket},
     {"a_cancelled_sender_ends", a_cancelled_sender_ends},
 };
 
