@@ -79,6 +79,25 @@ pub fn readable(socket: impl AsFd) -> io::Result<usize> {
     readable_bytes(socket.as_fd().as_raw_fd()).map_err(io::Error::from_raw_os_error)
 }
 
+/// Whether the kernel peeks into the stream of such a socket as this at an offset (`SO_PEEK_OFF`), so that a search copies nothing of what
+/// it passes over. Two bytes must have come or be on their way.
+///
+/// # Errors
+/// As `recv`.
+pub fn peeks_at_offsets(socket: impl AsFd) -> io::Result<bool> {
+    let fd = socket.as_fd().as_raw_fd();
+    let peek_from = |offset: c_int| sys::raw::setsockopt(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &offset);
+    let mut both = [0; 2];
+    recv(&socket, &mut both, Flags::PEEK | Flags::WAIT_ALL)?;
+    let mut second = [0; 1];
+    let got = peek_from(1).map(|()| recv(&socket, &mut second, Flags::PEEK));
+    let back = peek_from(-1);
+    match (got, back) {
+        (Ok(got), Ok(())) => Ok(got? == 1 && both.ends_with(&second)),
+        _ => Ok(false),
+    }
+}
+
 type SeekRecv = unsafe extern "C-unwind" fn(c_int, *mut c_void, size_t, c_int, size_t) -> ssize_t;
 type Readable = unsafe extern "C-unwind" fn(c_int) -> ssize_t;
 

@@ -30,4 +30,4 @@ mod cancel;
 pub mod face;
 pub mod message;
 
-pub use call::{Flags, readable, recv, seek_recv};
+pub use call::{Flags, peeks_at_offsets, readable, recv, seek_recv};
