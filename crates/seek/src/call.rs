@@ -100,6 +100,7 @@ pub fn peeks_at_offsets(socket: impl AsFd) -> io::Result<bool> {
 
 type SeekRecv = unsafe extern "C-unwind" fn(c_int, *mut c_void, size_t, c_int, size_t) -> ssize_t;
 type Readable = unsafe extern "C-unwind" fn(c_int) -> ssize_t;
+type HasLane = unsafe extern "C-unwind" fn(c_int) -> bool;
 
 /// A function of the preload library, null where it is not loaded. Looked for once.
 fn preloaded(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
@@ -147,4 +148,17 @@ pub(crate) fn readable_bytes(fd: c_int) -> Result<usize, c_int> {
     let there = unsafe { core::mem::transmute::<*mut c_void, Readable>(there) };
     // SAFETY: it takes any number.
     usize::try_from(unsafe { there(fd) }).map_err(|_| sys::errno())
+}
+
+/// Whether the descriptor is of a connection on a lane.
+pub(crate) fn has_lane(socket: impl AsFd) -> bool {
+    static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+    let there = preloaded(&SLOT, c"viaduct_preload_has_lane");
+    if there.is_null() {
+        return false;
+    }
+    // SAFETY: the preload library's function of this name has this type.
+    let there = unsafe { core::mem::transmute::<*mut c_void, HasLane>(there) };
+    // SAFETY: it takes any number.
+    unsafe { there(socket.as_fd().as_raw_fd()) }
 }

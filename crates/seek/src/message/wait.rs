@@ -6,8 +6,8 @@
 use core::ffi::c_int;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
 
 // As `libc` declares them, a cancelled thread may not unwind through them.
@@ -275,61 +275,14 @@ fn events(fd: BorrowedFd<'_>) -> libc::c_short {
     entry.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR)
 }
 
-fn check_stream(fd: BorrowedFd<'_>) -> io::Result<()> {
-    match is_stream(fd)? {
-        true => Ok(()),
-        false => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
-    }
-}
-
-/// Whether the socket of a number was a stream of the Internet when it was last asked.
-///
-/// To ask takes far longer than to send on a lane. So what is sent on a number that was one carries an address that is none: such streams
-/// ignore it, and sockets for datagrams, if the number has become one, refuse it.
-struct Known {
-    place: Option<&'static AtomicU64>,
-    bit: u64,
-}
-
-impl Known {
-    fn of(fd: BorrowedFd<'_>) -> Self {
-        static ALL: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
-        let number = usize::try_from(fd.as_raw_fd()).unwrap_or(usize::MAX);
-        Self {
-            place: ALL.get(number / 64),
-            bit: 1 << (number % 64),
-        }
-    }
-
-    fn is_known(&self) -> bool {
-        self.place.is_some_and(|place| place.load(Relaxed) & self.bit != 0)
-    }
-
-    fn note(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        let domain = option(fd.as_raw_fd(), libc::SO_DOMAIN)?;
-        if let Some(place) = self.place
-            && [libc::AF_INET, libc::AF_INET6].contains(&domain)
-        {
-            place.fetch_or(self.bit, Relaxed);
-        }
-        Ok(())
-    }
-
-    /// Whether it was known.
-    fn forget(&self) -> bool {
-        self.place
-            .is_some_and(|place| place.fetch_and(!self.bit, Relaxed) & self.bit != 0)
-    }
-}
-
 /// Sends both, all of it, waiting for room where the socket does not. A point of cancellation.
 pub(super) fn send_all(fd: BorrowedFd<'_>, first: &[u8], second: &[u8]) -> io::Result<()> {
-    let known = Known::of(fd);
-    if !known.is_known() {
-        check_stream(fd)?;
-        known.note(fd)?;
+    // Each time: a number that was a stream's may be another's now, which would make packets of what it is given. On a lane a send takes less
+    // time than to ask the kernel.
+    if !crate::call::has_lane(fd) && !is_stream(fd)? {
+        return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
     }
-    let (mut done, mut no_address) = (0, 0_u8);
+    let mut done = 0;
     while done < first.len() + second.len() {
         let head = first.get(done..).unwrap_or_default();
         let tail = second.get(done.saturating_sub(first.len())..).unwrap_or_default();
@@ -341,31 +294,19 @@ pub(super) fn send_all(fd: BorrowedFd<'_>, first: &[u8], second: &[u8]) -> io::R
         let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
         message.msg_iov = parts.as_mut_ptr();
         message.msg_iovlen = parts.len();
-        if known.is_known() {
-            message.msg_name = (&raw mut no_address).cast();
-            message.msg_namelen = 1;
-        }
         // SAFETY: the header and its parts outlive the call, which only reads them.
         let sent = unsafe { sendmsg(fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
-        match usize::try_from(sent) {
-            Ok(sent) => done += sent,
-            Err(_) => {
-                let error = io::Error::last_os_error();
-                if known.forget() {
-                    check_stream(fd)?;
-                    let refused = [libc::EINVAL, libc::EISCONN, libc::EOPNOTSUPP].map(Some);
-                    if refused.contains(&error.raw_os_error()) {
-                        continue;
-                    }
-                }
-                match error.kind() {
-                    ErrorKind::Interrupted => {}
-                    ErrorKind::WouldBlock => wait_for_room(fd),
-                    // What the kernel says of TCP sockets without a connection.
-                    ErrorKind::BrokenPipe => return check_connected(fd).and(Err(error)),
-                    _ => return Err(error),
-                }
-            }
+        if let Ok(sent) = usize::try_from(sent) {
+            done += sent;
+            continue;
+        }
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            ErrorKind::Interrupted => {}
+            ErrorKind::WouldBlock => wait_for_room(fd),
+            // What the kernel says of TCP sockets without a connection.
+            ErrorKind::BrokenPipe => return check_connected(fd).and(Err(error)),
+            _ => return Err(error),
         }
     }
     Ok(())

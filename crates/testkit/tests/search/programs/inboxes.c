@@ -223,6 +223,62 @@ static void a_cancelled_sender_ends(void)
     }
 }
 
+/* Whatever a number stands for once its stream is closed: another stream is sent to, and nothing else. */
+static void numbers_are_used_again(void)
+{
+    static const struct {
+        int family, type, is_stream;
+    } kinds[] = {
+        {AF_UNIX, SOCK_SEQPACKET, 0}, {AF_UNIX, SOCK_DGRAM, 0}, {AF_UNIX, SOCK_STREAM, 1}, {AF_INET, SOCK_DGRAM, 0},
+    };
+    viaduct_inbox *inbox = viaduct_inbox_open(0, 0);
+    int source = 0;
+
+    EXPECT(inbox != NULL);
+    for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++) {
+        struct pair p = connect_pair();
+        int ends[2];
+        char bytes[32];
+
+        EXPECT(viaduct_inbox_add(inbox, p.near) == source);
+        EXPECT(viaduct_msg_send(p.near, 1, "hi", 2) == 0 && viaduct_msg_send(p.far, 1, "ho", 2) == 0);
+        EXPECT(viaduct_msg_recv(inbox, 1, source, bytes, sizeof bytes, 1000, NULL) == 2);
+        if (kinds[kind].family == AF_UNIX) {
+            EXPECT(socketpair(AF_UNIX, kinds[kind].type, 0, ends) == 0);
+        } else {
+            struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+            socklen_t size = sizeof address;
+
+            EXPECT((ends[0] = socket(AF_INET, kinds[kind].type, 0)) >= 0);
+            EXPECT((ends[1] = socket(AF_INET, kinds[kind].type, 0)) >= 0);
+            EXPECT(bind(ends[1], (struct sockaddr *)&address, size) == 0);
+            EXPECT(getsockname(ends[1], (struct sockaddr *)&address, &size) == 0);
+            EXPECT(connect(ends[0], (struct sockaddr *)&address, size) == 0);
+        }
+        EXPECT(dup2(ends[0], p.near) == p.near);
+        if (kinds[kind].is_stream) {
+            EXPECT(viaduct_msg_send(p.near, 2, "hi", 2) == 0);
+            EXPECT(recv(ends[1], bytes, sizeof bytes, MSG_DONTWAIT) == 14 && !memcmp(bytes, "VMSG\2", 5));
+            EXPECT(viaduct_inbox_add(inbox, p.near) == ++source);
+        } else {
+            EXPECT_ERROR(viaduct_msg_send(p.near, 2, "hi", 2), EOPNOTSUPP);
+            EXPECT_ERROR(viaduct_msg_send(p.near, 2, "hi", 2), EOPNOTSUPP);
+            EXPECT_ERROR(recv(ends[1], bytes, sizeof bytes, MSG_DONTWAIT), EAGAIN);
+            EXPECT_ERROR(viaduct_inbox_add(inbox, p.near), EOPNOTSUPP);
+        }
+        EXPECT_ERROR(viaduct_seek_recv(p.near, bytes, 1, MSG_DONTWAIT, 0), EOPNOTSUPP);
+        EXPECT_ERROR(viaduct_readable(p.near), EOPNOTSUPP);
+        /* The inbox has a descriptor of its own. */
+        EXPECT(viaduct_msg_send(p.far, 3, "ho", 2) == 0);
+        EXPECT(viaduct_msg_recv(inbox, 3, source - kinds[kind].is_stream, bytes, sizeof bytes, 1000, NULL) == 2);
+        close(ends[0]);
+        close(ends[1]);
+        close_pair(p);
+        source++;
+    }
+    viaduct_inbox_close(inbox);
+}
+
 static const struct check checks[] = {
     {"threads_are_told_at_once", threads_are_told_at_once},
     {"all_waits_are_given_up", all_waits_are_given_up},
@@ -230,6 +286,7 @@ static const struct check checks[] = {
     {"a_cancelled_search_leaves_the_socket_to_others", a_cancelled_search_leaves_the_socket_to_others},
     {"a_search_stays_with_its_socket", a_search_stays_with_its_socket},
     {"a_cancelled_sender_ends", a_cancelled_sender_ends},
+    {"numbers_are_used_again", numbers_are_used_again},
 };
 
 int main(int argc, char **argv)
