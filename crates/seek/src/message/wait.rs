@@ -184,9 +184,14 @@ impl Waiter {
                     unsafe { libc::syscall(libc::SYS_futex, self.calls.as_ptr(), WAIT, *calls, &raw const time) };
                 let error = io::Error::last_os_error();
                 self.followers.fetch_sub(1, AcqRel);
-                let interrupted = result < 0 && error.kind() == ErrorKind::Interrupted;
+                let news = match (result, error.kind()) {
+                    // Whoever watches may have jumped out of a signal handler, and not come back.
+                    (-1, ErrorKind::TimedOut) => return self.poll(0),
+                    (-1, ErrorKind::Interrupted) => Err(error),
+                    _ => Ok(Vec::new()),
+                };
                 Taken {
-                    news: if interrupted { Err(error) } else { Ok(Vec::new()) },
+                    news,
                     for_others: false,
                 }
             }

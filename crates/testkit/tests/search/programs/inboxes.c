@@ -2,6 +2,7 @@
 #include "check.h"
 
 #include <netinet/tcp.h>
+#include <setjmp.h>
 #include <stdint.h>
 #include <viaduct.h>
 
@@ -154,6 +155,46 @@ static void cancelled_receivers_leave_the_inbox_to_others(void)
     close_pair(p);
 }
 
+static sigjmp_buf outside;
+
+static void jump_out(int signal)
+{
+    (void)signal;
+    siglongjmp(outside, 1);
+}
+
+static void *interrupt(void *thread)
+{
+    sleep_ms(100);
+    pthread_kill(*(pthread_t *)thread, SIGUSR1);
+    return NULL;
+}
+
+/* A wait that is left by a jump keeps nothing from later ones. */
+static void waits_are_left_by_a_jump(void)
+{
+    struct pair p = connect_pair();
+    struct sigaction action = {.sa_handler = jump_out};
+    pthread_t self = pthread_self(), other;
+    char bytes[16];
+    pid_t tid;
+
+    EXPECT(sigaction(SIGUSR1, &action, NULL) == 0);
+    EXPECT((shared = viaduct_inbox_open(0, 0)) != NULL && viaduct_inbox_add(shared, p.far) == 0);
+    if (!sigsetjmp(outside, 1)) {
+        pthread_t helper = in_thread(interrupt, &self);
+
+        pthread_detach(helper);
+        viaduct_msg_recv(shared, 5, 0, bytes, sizeof bytes, 5000, NULL);
+        EXPECT(!"left by the jump");
+    }
+    other = in_sleeping_thread(receive_tag_5, &p, &tid);
+    EXPECT(viaduct_msg_send(p.near, 5, "hi", 2) == 0 && pthread_join(other, NULL) == 0);
+    signal(SIGUSR1, SIG_DFL);
+    viaduct_inbox_close(shared);
+    close_pair(p);
+}
+
 static void *search_far_away(void *argument)
 {
     char bytes[5];
@@ -283,6 +324,7 @@ static const struct check checks[] = {
     {"threads_are_told_at_once", threads_are_told_at_once},
     {"all_waits_are_given_up", all_waits_are_given_up},
     {"cancelled_receivers_leave_the_inbox_to_others", cancelled_receivers_leave_the_inbox_to_others},
+    {"waits_are_left_by_a_jump", waits_are_left_by_a_jump},
     {"a_cancelled_search_leaves_the_socket_to_others", a_cancelled_search_leaves_the_socket_to_others},
     {"a_search_stays_with_its_socket", a_search_stays_with_its_socket},
     {"a_cancelled_sender_ends", a_cancelled_sender_ends},
