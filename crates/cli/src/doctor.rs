@@ -17,6 +17,8 @@ use viaduct_control::PROTOCOL_VERSION;
 use viaduct_control::message::{MODE_SAME_USER, MODE_TICKET, Stats};
 use viaduct_control::runtime::socket_path;
 
+mod search;
+
 /// Check what this machine allows
 ///
 /// Looks at the kernel, privileges, limits, the installation and viaductd, and says of each whether it is as Viaduct wants it
@@ -104,9 +106,9 @@ fn line(check: &Check) -> String {
         Level::Warn => styled("WARN", Style::Yellow),
         Level::Fail => styled("FAIL", Style::Red),
     };
-    let mut text = format!("{level}  {:<17} {}\n", check.check, check.finding);
+    let mut text = format!("{level}  {:<18} {}\n", check.check, check.finding);
     if !check.consequence.is_empty() {
-        text.push_str(&format!("      {:<17} {}\n", "", check.consequence));
+        text.push_str(&format!("      {:<18} {}\n", "", check.consequence));
     }
     text
 }
@@ -143,7 +145,7 @@ pub(crate) fn describe(stats: &Stats) -> String {
 fn machine() -> Vec<Check> {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let version = kernel_version(&release);
-    vec![
+    let mut checks = vec![
         kernel(&release, version),
         memfds(),
         tickets(),
@@ -152,8 +154,9 @@ fn machine() -> Vec<Check> {
         mappings(),
         overcommit(),
         processors(),
-        direct_search(version),
-    ]
+    ];
+    checks.extend(search::checks());
+    checks
 }
 
 fn kernel_version(release: &str) -> (u32, u32) {
@@ -331,21 +334,6 @@ fn processors() -> Check {
         ),
         count => Check::ok("processors", count.to_string()),
     }
-}
-
-fn direct_search(version: (u32, u32)) -> Check {
-    if version >= (6, 9) {
-        return Check::ok(
-            "direct search",
-            "the kernel peeks into TCP streams at an offset (SO_PEEK_OFF)",
-        );
-    }
-    Check::new(
-        "direct search",
-        Level::Warn,
-        "SO_PEEK_OFF on TCP needs Linux 6.9",
-        "Direct search on plain TCP connections copies what it passes over.",
-    )
 }
 
 fn preload() -> Check {

@@ -153,14 +153,34 @@ fn a_program_joins_the_cgroup_or_does_not_start() {
     assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
 }
 
-/// Whether the program that one experiment is made of is there.
-fn has_iperf() -> bool {
-    let found = Command::new("iperf3").arg("--version").output().is_ok();
-    assert!(found || std::env::var_os(REQUIRE).is_none(), "this test needs iperf3");
+/// Whether a program is there that not every machine has.
+fn has(program: &str) -> bool {
+    let found = Command::new(program).arg("--version").output().is_ok();
+    assert!(
+        found || std::env::var_os(REQUIRE).is_none(),
+        "this test needs {program}"
+    );
     if !found {
-        eprintln!("skipped: needs iperf3");
+        eprintln!("skipped: needs {program}");
     }
     found
+}
+
+/// Measures in a directory of its own: what is found, and the file with the graph.
+fn bench(programs: &Path, home: &Dir, arguments: &str) -> (Value, PathBuf) {
+    let (json, svg) = (home.path.join("found.json"), home.path.join("found.svg"));
+    let output = Command::new(programs.join("viaduct"))
+        .arg("bench")
+        .args(arguments.split_whitespace())
+        .args(["--quick", "--json"])
+        .arg(&json)
+        .arg("--svg")
+        .arg(&svg)
+        .env("TMPDIR", &home.path)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    (serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap(), svg)
 }
 
 #[test]
@@ -169,28 +189,13 @@ fn the_benchmark_measures_and_proves_the_path() {
         return;
     };
     let home = Dir::new();
-    let bench = |arguments: &str| -> Value {
-        let (json, svg) = (home.path.join("found.json"), home.path.join("found.svg"));
-        let output = Command::new(programs.join("viaduct"))
-            .arg("bench")
-            .args(arguments.split_whitespace())
-            .args(["--quick", "--runs", "1", "--json"])
-            .arg(&json)
-            .arg("--svg")
-            .arg(&svg)
-            .env("TMPDIR", &home.path)
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        assert!(std::fs::read_to_string(svg).unwrap().contains("</svg>"));
-        serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap()
-    };
-    let found = bench("latency --only viaduct");
+    let (found, svg) = bench(&programs, &home, "latency --only viaduct --runs 1");
+    assert!(std::fs::read_to_string(svg).unwrap().contains("</svg>"));
     let curve = &found["result"]["curves"][0];
     assert_eq!(curve["points"].as_array().unwrap().len(), 11);
     assert!(curve["proofs"][0]["fast_bytes"].as_u64() > Some(1 << 20));
-    if has_iperf() {
-        let found = bench("apps --only stream");
+    if has("iperf3") {
+        let (found, _) = bench(&programs, &home, "apps --only stream --runs 1");
         let row = &found["result"]["rows"][0];
         assert_ne!(row["verdict"], "unproved", "{row}");
         assert!(row["ratio"].as_f64() > Some(0.0), "{row}");
@@ -201,4 +206,42 @@ fn the_benchmark_measures_and_proves_the_path() {
         .filter(|name| name.starts_with("viaduct-bench"))
         .collect();
     assert!(left.is_empty(), "left behind: {left:?}");
+}
+
+/// Each point of direct search's curves has its error, and the graph has each set of curves.
+#[test]
+fn the_search_benchmark_tells_all_its_points() {
+    let Some(programs) = std::env::var_os(PROGRAMS).map(PathBuf::from) else {
+        return;
+    };
+    let home = Dir::new();
+    let (found, svg) = bench(&programs, &home, "seek --runs 2");
+    let sets = found["result"]["sets"].as_array().unwrap();
+    let roads: Vec<_> = sets.iter().map(|set| set["road"].as_str().unwrap()).collect();
+    assert_eq!(roads, ["plain", "tcp", "lane"]);
+    let across = &found["result"]["across"];
+    for points in sets.iter().map(|set| &set["points"]).chain([across]) {
+        let points = points.as_array().unwrap();
+        // Four sizes, four depths.
+        assert_eq!(points.len(), 16);
+        for point in points {
+            assert_eq!(point["measurements"].as_array().map(Vec::len), Some(2), "{point}");
+            assert!(point["reduction"]["mean"].as_f64() < Some(100.0), "{point}");
+            assert!(point["reduction"]["standard_error"].as_f64() > Some(0.0), "{point}");
+        }
+    }
+    let text = std::fs::read_to_string(&svg).unwrap();
+    for set in [
+        "kernel TCP, library alone",
+        "kernel TCP, viaduct run",
+        "lane",
+        "lane against kernel in order",
+    ] {
+        assert!(text.lines().any(|line| line.trim() == set), "{set}");
+    }
+    if has("python3") {
+        let parse = "import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])";
+        let output = Command::new("python3").args(["-c", parse]).arg(svg).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
 }

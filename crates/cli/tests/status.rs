@@ -390,7 +390,7 @@ fn doctor_says_what_follows() {
         "descriptors",
         "mappings",
         "overcommit",
-        "direct search",
+        "direct search IPv4",
     ] {
         assert!(
             find(name)["finding"]
@@ -400,6 +400,12 @@ fn doctor_says_what_follows() {
         );
     }
     assert_eq!(find("library")["level"], "ok");
+    // Both are tried where they are there.
+    let has_ipv6 = std::net::TcpListener::bind("[::1]:0").is_ok();
+    assert_eq!(
+        checks.iter().any(|check| check["check"] == "direct search IPv6"),
+        has_ipv6
+    );
     // No viaductd runs there and none can be started.
     assert_eq!(find("viaductd")["level"], "fail");
     assert_eq!(output.status.code(), Some(1));

@@ -3,7 +3,8 @@
 use crate::transfer::one;
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{cmsghdr, msghdr, size_t, ssize_t};
-use viaduct_socket::{Vector, is_nowhere, options, real, search, sys};
+use viaduct_socket::conn::Conn;
+use viaduct_socket::{Vector, is_nowhere, lifecycle, options, real, search, sys, table};
 
 /// `viaduct_seek_recv(3)`.
 #[unsafe(no_mangle)]
@@ -37,8 +38,16 @@ pub unsafe extern "C-unwind" fn viaduct_preload_readable(fd: c_int) -> ssize_t {
     };
     match options::readable_bytes(conn) {
         Some(bytes) => bytes as ssize_t,
+        // Any socket of the Internet that has been connected is kept here.
+        None if !conn.has_lane() && !lifecycle::is_tcp(fd) => sys::fail(libc::EOPNOTSUPP),
         None => options::queued_bytes(conn),
     }
+}
+
+/// Whether the descriptor is of a connection that has a lane.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn viaduct_preload_has_lane(fd: c_int) -> bool {
+    table::connection(fd).is_some_and(Conn::has_lane)
 }
 
 /// `SOL_VIADUCT` and `VIADUCT_SEEK` of `viaduct.h`.

@@ -79,8 +79,28 @@ pub fn readable(socket: impl AsFd) -> io::Result<usize> {
     readable_bytes(socket.as_fd().as_raw_fd()).map_err(io::Error::from_raw_os_error)
 }
 
+/// Whether the kernel peeks into the stream of such a socket as this at an offset (`SO_PEEK_OFF`), so that a search copies nothing of what
+/// it passes over. Two bytes must have come or be on their way.
+///
+/// # Errors
+/// As `recv`.
+pub fn peeks_at_offsets(socket: impl AsFd) -> io::Result<bool> {
+    let fd = socket.as_fd().as_raw_fd();
+    let peek_from = |offset: c_int| sys::raw::setsockopt(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &offset);
+    let mut both = [0; 2];
+    recv(&socket, &mut both, Flags::PEEK | Flags::WAIT_ALL)?;
+    let mut second = [0; 1];
+    let got = peek_from(1).map(|()| recv(&socket, &mut second, Flags::PEEK));
+    let back = peek_from(-1);
+    match (got, back) {
+        (Ok(got), Ok(())) => Ok(got? == 1 && both.ends_with(&second)),
+        _ => Ok(false),
+    }
+}
+
 type SeekRecv = unsafe extern "C-unwind" fn(c_int, *mut c_void, size_t, c_int, size_t) -> ssize_t;
 type Readable = unsafe extern "C-unwind" fn(c_int) -> ssize_t;
+type HasLane = unsafe extern "C-unwind" fn(c_int) -> bool;
 
 /// A function of the preload library, null where it is not loaded. Looked for once.
 fn preloaded(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
@@ -128,4 +148,17 @@ pub(crate) fn readable_bytes(fd: c_int) -> Result<usize, c_int> {
     let there = unsafe { core::mem::transmute::<*mut c_void, Readable>(there) };
     // SAFETY: it takes any number.
     usize::try_from(unsafe { there(fd) }).map_err(|_| sys::errno())
+}
+
+/// Whether the descriptor is of a connection on a lane.
+pub(crate) fn has_lane(socket: impl AsFd) -> bool {
+    static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+    let there = preloaded(&SLOT, c"viaduct_preload_has_lane");
+    if there.is_null() {
+        return false;
+    }
+    // SAFETY: the preload library's function of this name has this type.
+    let there = unsafe { core::mem::transmute::<*mut c_void, HasLane>(there) };
+    // SAFETY: it takes any number.
+    unsafe { there(socket.as_fd().as_raw_fd()) }
 }

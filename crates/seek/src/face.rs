@@ -1,6 +1,8 @@
-//! The C face, as `include/viaduct.h` declares it.
+//! The C face, as `include/viaduct.h` declares it. Calls that may wait can be unwound through by a cancelled thread; the others are no points of
+//! cancellation.
 
 use crate::call;
+use crate::cancel::keep;
 use crate::message::{self, Envelope, Error, Inbox, Limits, Match};
 use core::ffi::{c_int, c_void};
 use core::time::Duration;
@@ -20,7 +22,7 @@ fn answer(result: Result<usize, c_int>) -> ssize_t {
 /// # Safety
 /// `len` bytes at `buffer` must be writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn viaduct_seek_recv(
+pub unsafe extern "C-unwind" fn viaduct_seek_recv(
     s: c_int,
     buffer: *mut c_void,
     len: size_t,
@@ -103,7 +105,7 @@ fn limit(ms: c_int) -> Option<Duration> {
 /// # Safety
 /// `len` bytes at `payload` must be readable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn viaduct_msg_send(s: c_int, tag: u32, payload: *const c_void, len: size_t) -> c_int {
+pub unsafe extern "C-unwind" fn viaduct_msg_send(s: c_int, tag: u32, payload: *const c_void, len: size_t) -> c_int {
     let Some(socket) = borrow(s) else {
         return refuse(libc::EBADF);
     };
@@ -133,7 +135,7 @@ pub extern "C" fn viaduct_inbox_open(longest: size_t, store: size_t) -> *mut Inb
         longest: if longest == 0 { usual.longest } else { longest },
         store: if store == 0 { usual.store } else { store },
     };
-    match Inbox::with_limits(limits) {
+    match keep(|| Inbox::with_limits(limits)) {
         Ok(inbox) => Box::into_raw(Box::new(inbox)),
         Err(error) => {
             sys::set_errno(error.raw_os_error().unwrap_or(libc::EIO));
@@ -150,7 +152,8 @@ pub extern "C" fn viaduct_inbox_open(longest: size_t, store: size_t) -> *mut Inb
 pub unsafe extern "C" fn viaduct_inbox_close(inbox: *mut Inbox) {
     if !inbox.is_null() {
         // SAFETY: made by `Box::into_raw`.
-        drop(unsafe { Box::from_raw(inbox) });
+        let inbox = unsafe { Box::from_raw(inbox) };
+        keep(|| drop(inbox));
     }
 }
 
@@ -164,7 +167,7 @@ pub unsafe extern "C" fn viaduct_inbox_add(inbox: *const Inbox, s: c_int) -> c_i
     let (Some(inbox), Some(socket)) = (unsafe { inbox.as_ref() }, borrow(s)) else {
         return refuse(if inbox.is_null() { libc::EINVAL } else { libc::EBADF });
     };
-    match inbox.add(socket) {
+    match keep(|| inbox.add(socket)) {
         Ok(source) => c_int::try_from(source).unwrap_or(c_int::MAX),
         Err(error) => refuse(error.raw_os_error().unwrap_or(libc::EIO)),
     }
@@ -178,7 +181,7 @@ pub unsafe extern "C" fn viaduct_inbox_add(inbox: *const Inbox, s: c_int) -> c_i
 pub unsafe extern "C" fn viaduct_inbox_remove(inbox: *const Inbox, source: c_int) -> c_int {
     // SAFETY: as above.
     match (unsafe { inbox.as_ref() }, usize::try_from(source)) {
-        (Some(inbox), Ok(source)) => inbox.remove(source).map_or_else(|error| refuse(error.errno()), |()| 0),
+        (Some(inbox), Ok(source)) => keep(|| inbox.remove(source)).map_or_else(|error| refuse(error.errno()), |()| 0),
         _ => refuse(libc::EINVAL),
     }
 }
@@ -205,7 +208,7 @@ pub unsafe extern "C" fn viaduct_msg_cancel(inbox: *const Inbox) -> c_int {
     // SAFETY: as above.
     match unsafe { inbox.as_ref() } {
         Some(inbox) => {
-            inbox.cancel();
+            keep(|| inbox.cancel());
             0
         }
         None => refuse(libc::EINVAL),
@@ -250,7 +253,7 @@ unsafe fn hand_over(found: Result<Envelope, Error>, info: *mut Message) -> ssize
 /// # Safety
 /// `inbox` is null or from `viaduct_inbox_open`; `len` bytes at `buffer` are writable; `info` is null or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn viaduct_msg_recv(
+pub unsafe extern "C-unwind" fn viaduct_msg_recv(
     inbox: *const Inbox,
     tag: i64,
     source: c_int,
@@ -285,7 +288,7 @@ pub unsafe extern "C" fn viaduct_msg_recv(
 /// # Safety
 /// `inbox` is null or from `viaduct_inbox_open`; `info` is null or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn viaduct_msg_probe(
+pub unsafe extern "C-unwind" fn viaduct_msg_probe(
     inbox: *const Inbox,
     tag: i64,
     source: c_int,

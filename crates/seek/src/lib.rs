@@ -26,7 +26,8 @@
 //! The same for C is in `include/viaduct.h`.
 
 mod call;
+mod cancel;
 pub mod face;
 pub mod message;
 
-pub use call::{Flags, readable, recv, seek_recv};
+pub use call::{Flags, peeks_at_offsets, readable, recv, seek_recv};

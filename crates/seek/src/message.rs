@@ -25,9 +25,10 @@ mod queue;
 mod source;
 mod wait;
 
+use crate::cancel::Kept;
 use queue::Message;
 use source::{Place, Source};
-use wait::Waiter;
+use wait::{Taken, Turn, Waiter};
 
 /// Bytes before each payload.
 pub const FRAME: usize = 12;
@@ -227,6 +228,12 @@ impl Sources {
     }
 }
 
+enum Step {
+    Found(Envelope),
+    /// For a time, or for as long as it takes.
+    Wait(Turn, Option<Duration>),
+}
+
 /// Receives tagged messages from one stream socket or several. Threads may share it.
 #[derive(Debug)]
 pub struct Inbox {
@@ -288,9 +295,9 @@ impl Inbox {
             .ok_or(Error::NoSource)?;
         sources.ready.remove(&source);
         self.waiter.remove(gone.as_fd());
-        drop(sources);
         // Who waits for it is to know.
         self.waiter.wake();
+        drop(sources);
         Ok(())
     }
 
@@ -322,7 +329,8 @@ impl Inbox {
 
     /// Has every call that waits now give up with [`Error::Cancelled`].
     pub fn cancel(&self) {
-        self.sources().cancelled += 1;
+        let mut sources = self.sources();
+        sources.cancelled += 1;
         self.waiter.wake();
     }
 
@@ -336,42 +344,74 @@ impl Inbox {
         self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A point of cancellation.
     fn find(&self, wanted: Match, limit: Option<Duration>, place: &mut Place<'_>) -> Result<Envelope, Error> {
+        let kept = Kept::begin();
+        let found = self.find_kept(&kept, wanted, limit, place);
+        kept.end();
+        found
+    }
+
+    fn find_kept(
+        &self,
+        kept: &Kept,
+        wanted: Match,
+        limit: Option<Duration>,
+        place: &mut Place<'_>,
+    ) -> Result<Envelope, Error> {
         // A time too far away to be told is for ever.
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         let cancelled = self.sources().cancelled;
-        let mut waited = None;
+        let mut taken = None;
         loop {
-            let (taken, due) = {
-                let mut sources = self.sources();
-                // Before the look: what comes after it counts as news for the wait.
-                let news = waited.take().map_or_else(|| self.waiter.news(), Ok)?;
-                sources.note(&news);
-                if sources.cancelled != cancelled {
-                    return Err(Error::Cancelled);
-                }
-                let taken = self.waiter.taken();
-                sources.due = None;
-                if let Some(found) = self.look(&mut sources, wanted, place)? {
-                    return Ok(found);
-                }
-                (taken, sources.due)
-            };
-            let now = Instant::now();
-            let left = until.map(|until| until.saturating_duration_since(now));
-            let due = due.map(|due| due.saturating_duration_since(now));
-            if left == Some(Duration::ZERO) {
-                return Err(Error::TimedOut);
+            self.note(taken)?;
+            kept.point();
+            match self.attempt(wanted, place, until, cancelled)? {
+                Step::Found(envelope) => return Ok(envelope),
+                Step::Wait(turn, limit) => taken = Some(self.waiter.wait(&turn, limit)),
             }
-            let news = self
-                .waiter
-                .wait(taken, left.into_iter().chain(due).min())
-                .map_err(|error| match error.kind() {
-                    io::ErrorKind::Interrupted => Error::Interrupted,
-                    _ => Error::Io(error),
-                })?;
-            waited = Some(news);
         }
+    }
+
+    /// Notes what a wait has taken, or what there is to take.
+    fn note(&self, taken: Option<Taken>) -> Result<(), Error> {
+        let mut sources = self.sources();
+        let taken = taken.unwrap_or_else(|| self.waiter.take());
+        if let Ok(news) = &taken.news {
+            sources.note(news);
+        }
+        if taken.for_others {
+            self.waiter.call_others();
+        }
+        taken.news.map(drop).map_err(|error| match error.kind() {
+            io::ErrorKind::Interrupted => Error::Interrupted,
+            _ => Error::Io(error),
+        })
+    }
+
+    /// Looks once. What comes after that counts as news for the wait.
+    fn attempt(
+        &self,
+        wanted: Match,
+        place: &mut Place<'_>,
+        until: Option<Instant>,
+        cancelled: u64,
+    ) -> Result<Step, Error> {
+        let mut sources = self.sources();
+        if sources.cancelled != cancelled {
+            return Err(Error::Cancelled);
+        }
+        sources.due = None;
+        if let Some(found) = self.look(&mut sources, wanted, place)? {
+            return Ok(Step::Found(found));
+        }
+        let now = Instant::now();
+        if until.is_some_and(|until| until <= now) {
+            return Err(Error::TimedOut);
+        }
+        let next = until.into_iter().chain(sources.due).min();
+        let limit = next.map(|next| next.saturating_duration_since(now));
+        Ok(Step::Wait(self.waiter.turn(), limit))
     }
 
     fn look(&self, sources: &mut Sources, wanted: Match, place: &mut Place<'_>) -> Result<Option<Envelope>, Error> {

@@ -276,7 +276,7 @@ pub fn kept_error(conn: &Conn) -> Option<c_int> {
 }
 
 /// Whether `fd` is a TCP socket.
-pub(crate) fn is_tcp(fd: c_int) -> bool {
+pub fn is_tcp(fd: c_int) -> bool {
     let mut domain: c_int = 0;
     let mut protocol: c_int = 0;
     raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, &mut domain).is_ok()

@@ -19,6 +19,12 @@ impl Conn {
         self.flag(EARLY)
     }
 
+    /// Whether it has a lane, which only streams have.
+    #[inline]
+    pub fn has_lane(&self) -> bool {
+        self.phase() == Phase::Attached
+    }
+
     /// The connection stands; false if that was known.
     pub(crate) fn stands(&self) -> bool {
         let early = self.flags.fetch_and(!EARLY, Relaxed) & EARLY != 0;

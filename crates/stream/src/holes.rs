@@ -402,3 +402,64 @@ impl Holes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nodes on the longest way down, which no call walks more than a few times.
+    fn depth(holes: &Holes, tree: u32) -> u32 {
+        holes.node(tree).map_or(0, |node| {
+            let [left, right] = [&node.left, &node.right].map(|below| depth(holes, below.load(Relaxed)));
+            1 + left.max(right)
+        })
+    }
+
+    /// The deepest that the tree of `count` holes made in this order ever is, if each makes way for another `again` times.
+    fn deepest(count: u64, again: u64, order: impl Fn(u64) -> u64) -> u32 {
+        let holes = Holes::new();
+        let mut most = 0;
+        for index in 0..count {
+            let at = 10 * (1 + order(index));
+            assert!(holes.take(at, at + 1).is_ok());
+            most = most.max(depth(&holes, holes.root.load(Relaxed)));
+        }
+        assert_eq!(holes.count() as u64, count);
+        for index in 0..again {
+            let first = holes.next(0).map_or(0, |hole| hole.0);
+            assert!(holes.take(0, first).is_ok());
+            let at = 10 * (1 + count + order(index % count) + index / count * count);
+            assert!(holes.take(at, at + 1).is_ok());
+            most = most.max(depth(&holes, holes.root.load(Relaxed)));
+        }
+        most
+    }
+
+    #[test]
+    fn the_tree_is_as_deep_as_the_logarithm_of_its_holes() {
+        const MOST: u64 = HOLES as u64;
+        for count in [15, 127, 511, MOST] {
+            // Of a random search tree: 4.3 natural logarithms, and some places.
+            let bound = 3 * count.ilog2() + 6;
+            let orders: [(&str, &dyn Fn(u64) -> u64); 5] = [
+                ("ascending", &|index| index),
+                ("descending", &|index| count - 1 - index),
+                ("from both ends", &|index| {
+                    if index % 2 == 0 {
+                        index / 2
+                    } else {
+                        count - 1 - index / 2
+                    }
+                }),
+                // Both of these are permutations of an odd number of places that is no multiple of what they step by.
+                ("by steps", &|index| index * 64 % count),
+                ("bit by bit", &|index| index * (count / 2) % count),
+            ];
+            for (name, order) in orders {
+                let deep = deepest(count, 3 * count, order);
+                assert!(deep <= bound, "{count} holes {name}: {deep} deep");
+            }
+        }
+        assert!(3 * HOLES.ilog2() + 6 < DEEPEST);
+    }
+}

@@ -6,9 +6,15 @@
 use core::ffi::c_int;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
+
+// As `libc` declares them, a cancelled thread may not unwind through them.
+unsafe extern "C-unwind" {
+    fn sendmsg(fd: c_int, message: *const libc::msghdr, flags: c_int) -> libc::ssize_t;
+    fn poll(entries: *mut libc::pollfd, count: libc::nfds_t, ms: c_int) -> c_int;
+}
 
 fn check(result: c_int) -> io::Result<c_int> {
     if result < 0 {
@@ -18,6 +24,9 @@ fn check(result: c_int) -> io::Result<c_int> {
     }
 }
 
+const WAIT: c_int = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+const WAKE: c_int = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+
 /// Takes a descriptor that has just been made.
 fn own(fd: c_int) -> io::Result<OwnedFd> {
     let fd = check(fd)?;
@@ -26,19 +35,41 @@ fn own(fd: c_int) -> io::Result<OwnedFd> {
 }
 
 /// What calls of an inbox wait with.
+///
+/// One thread watches the set. The others follow: they sleep until they are called, which whoever takes something out of the set does once it is
+/// noted, since an edge may be of a source that another waits for.
 #[derive(Debug)]
 pub(super) struct Waiter {
     set: OwnedFd,
     bell: OwnedFd,
-    /// Edges that some call has taken out of the set: for the others that wait.
-    taken: AtomicU64,
+    watched: AtomicBool,
+    followers: AtomicU32,
+    /// How often the followers have been called.
+    calls: AtomicU32,
+}
+
+/// How a call is to wait.
+#[derive(Debug)]
+pub(super) enum Turn {
+    Watch,
+    /// Until there are more calls than so many.
+    Follow(u32),
+}
+
+/// What a call has taken out of the set.
+#[derive(Debug)]
+pub(super) struct Taken {
+    /// The sources that have news. An error of the kind `Interrupted`: a signal was caught.
+    pub(super) news: io::Result<Vec<usize>>,
+    /// Whether others are to be called, once the news are noted.
+    pub(super) for_others: bool,
 }
 
 /// Names the event counter in the set, as no source is.
 const BELL: u64 = u64::MAX;
 
-/// Longest sleep: another thread may have taken the edge that was meant for this one.
-const LONGEST_MS: u128 = 50;
+/// Longest sleep: a cancelled thread is not woken.
+const LONGEST: Duration = Duration::from_millis(50);
 
 impl Waiter {
     pub(super) fn new() -> io::Result<Self> {
@@ -49,18 +80,20 @@ impl Waiter {
         let waiter = Self {
             set,
             bell,
-            taken: AtomicU64::new(0),
+            watched: AtomicBool::new(false),
+            followers: AtomicU32::new(0),
+            calls: AtomicU32::new(0),
         };
-        waiter.watch(waiter.bell.as_fd(), BELL)?;
+        waiter.register(waiter.bell.as_fd(), BELL)?;
         Ok(waiter)
     }
 
     /// Edges of `fd` are news of this source from now on.
     pub(super) fn add(&self, fd: BorrowedFd<'_>, source: usize) -> io::Result<()> {
-        self.watch(fd, source as u64)
+        self.register(fd, source as u64)
     }
 
-    fn watch(&self, fd: BorrowedFd<'_>, name: u64) -> io::Result<()> {
+    fn register(&self, fd: BorrowedFd<'_>, name: u64) -> io::Result<()> {
         let mut event = libc::epoll_event {
             events: (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET).cast_unsigned(),
             u64: name,
@@ -83,36 +116,91 @@ impl Waiter {
         self.set.as_fd()
     }
 
-    /// Wakes everybody who waits.
+    /// Wakes everybody who waits, by the descriptor of the set too. The caller holds the lock of the sources.
     pub(super) fn wake(&self) {
+        self.call_followers();
+        self.ring();
+    }
+
+    /// Has all other threads that wait look again. The caller holds the lock of the sources.
+    pub(super) fn call_others(&self) {
+        self.call_followers();
+        // An edge that has been taken wakes nobody. Should the ring be taken too, who takes it rings again.
+        if self.watched.load(Acquire) {
+            self.ring();
+        }
+    }
+
+    fn call_followers(&self) {
+        if self.followers.load(Acquire) > 0 {
+            self.calls.fetch_add(1, Release);
+            // SAFETY: the word outlives the call.
+            unsafe { libc::syscall(libc::SYS_futex, self.calls.as_ptr(), WAKE, c_int::MAX) };
+        }
+    }
+
+    fn ring(&self) {
         let one = 1_u64.to_ne_bytes();
         // SAFETY: eight bytes that outlive the call.
         unsafe { libc::write(self.bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
-    /// Takes what edges there are: the sources they are of.
-    pub(super) fn news(&self) -> io::Result<Vec<usize>> {
+    /// Takes what edges there are.
+    pub(super) fn take(&self) -> Taken {
         self.poll(0)
     }
 
-    /// How often edges have been taken. What this answers before a look is for [`Waiter::wait`].
-    pub(super) fn taken(&self) -> u64 {
-        self.taken.load(Acquire)
-    }
-
-    /// Waits for an edge, or for as long as `limit`, unless edges have been taken since: the sources they are of. An error of the kind
-    /// `Interrupted`: a signal was caught.
-    pub(super) fn wait(&self, taken: u64, limit: Option<Duration>) -> io::Result<Vec<usize>> {
-        if self.taken() != taken {
-            return Ok(Vec::new());
+    /// How the caller, who has just looked and holds the lock of the sources, is to wait. It does in any case.
+    pub(super) fn turn(&self) -> Turn {
+        if self.watched.swap(true, AcqRel) {
+            self.followers.fetch_add(1, AcqRel);
+            Turn::Follow(self.calls.load(Acquire))
+        } else {
+            Turn::Watch
         }
-        let limit = limit.map_or(LONGEST_MS, |limit| limit.as_micros().div_ceil(1000).min(LONGEST_MS));
-        self.poll(c_int::try_from(limit).unwrap_or(c_int::MAX))
     }
 
-    fn poll(&self, mut ms: c_int) -> io::Result<Vec<usize>> {
+    /// Waits for news, or for as long as `limit`.
+    pub(super) fn wait(&self, turn: &Turn, limit: Option<Duration>) -> Taken {
+        let limit = limit.map_or(LONGEST, |limit| limit.min(LONGEST));
+        match turn {
+            Turn::Watch => {
+                let ms = c_int::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX);
+                let taken = self.poll(ms);
+                self.watched.store(false, Release);
+                // Another is to watch.
+                Taken {
+                    for_others: true,
+                    ..taken
+                }
+            }
+            Turn::Follow(calls) => {
+                let time = libc::timespec {
+                    tv_sec: 0,
+                    tv_nsec: limit.subsec_nanos().into(),
+                };
+                // SAFETY: the word and the time outlive the call.
+                let result =
+                    unsafe { libc::syscall(libc::SYS_futex, self.calls.as_ptr(), WAIT, *calls, &raw const time) };
+                let error = io::Error::last_os_error();
+                self.followers.fetch_sub(1, AcqRel);
+                let news = match (result, error.kind()) {
+                    // Whoever watches may have jumped out of a signal handler, and not come back.
+                    (-1, ErrorKind::TimedOut) => return self.poll(0),
+                    (-1, ErrorKind::Interrupted) => Err(error),
+                    _ => Ok(Vec::new()),
+                };
+                Taken {
+                    news,
+                    for_others: false,
+                }
+            }
+        }
+    }
+
+    fn poll(&self, mut ms: c_int) -> Taken {
         const ROOM: c_int = 16;
-        let mut sources = Vec::new();
+        let (mut sources, mut for_others) = (Vec::new(), false);
         loop {
             let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
             // SAFETY: room for as many events.
@@ -121,11 +209,14 @@ impl Waiter {
                 Ok(count) => count,
                 // What has been taken is told.
                 Err(_) if ms == 0 && !sources.is_empty() => 0,
-                Err(error) => return Err(error),
+                Err(error) => {
+                    return Taken {
+                        news: Err(error),
+                        for_others,
+                    };
+                }
             };
-            if count > 0 {
-                self.taken.fetch_add(1, AcqRel);
-            }
+            for_others |= count > 0;
             let names = events
                 .iter()
                 .take(usize::try_from(count).unwrap_or(0))
@@ -136,7 +227,10 @@ impl Waiter {
                     .filter_map(|name| usize::try_from(name).ok()),
             );
             if count < ROOM {
-                return Ok(sources);
+                return Taken {
+                    news: Ok(sources),
+                    for_others,
+                };
             }
             ms = 0;
         }
@@ -182,65 +276,18 @@ fn events(fd: BorrowedFd<'_>) -> libc::c_short {
         revents: 0,
     };
     // SAFETY: one entry.
-    unsafe { libc::poll(&raw mut entry, 1, 0) };
+    unsafe { poll(&raw mut entry, 1, 0) };
     entry.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR)
 }
 
-fn check_stream(fd: BorrowedFd<'_>) -> io::Result<()> {
-    match is_stream(fd)? {
-        true => Ok(()),
-        false => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
-    }
-}
-
-/// Whether the socket of a number was a stream of the Internet when it was last asked.
-///
-/// To ask takes far longer than to send on a lane. So what is sent on a number that was one carries an address that is none: such streams
-/// ignore it, and sockets for datagrams, if the number has become one, refuse it.
-struct Known {
-    place: Option<&'static AtomicU64>,
-    bit: u64,
-}
-
-impl Known {
-    fn of(fd: BorrowedFd<'_>) -> Self {
-        static ALL: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
-        let number = usize::try_from(fd.as_raw_fd()).unwrap_or(usize::MAX);
-        Self {
-            place: ALL.get(number / 64),
-            bit: 1 << (number % 64),
-        }
-    }
-
-    fn is_known(&self) -> bool {
-        self.place.is_some_and(|place| place.load(Relaxed) & self.bit != 0)
-    }
-
-    fn note(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        let domain = option(fd.as_raw_fd(), libc::SO_DOMAIN)?;
-        if let Some(place) = self.place
-            && [libc::AF_INET, libc::AF_INET6].contains(&domain)
-        {
-            place.fetch_or(self.bit, Relaxed);
-        }
-        Ok(())
-    }
-
-    /// Whether it was known.
-    fn forget(&self) -> bool {
-        self.place
-            .is_some_and(|place| place.fetch_and(!self.bit, Relaxed) & self.bit != 0)
-    }
-}
-
-/// Sends both, all of it, waiting for room where the socket does not.
+/// Sends both, all of it, waiting for room where the socket does not. A point of cancellation.
 pub(super) fn send_all(fd: BorrowedFd<'_>, first: &[u8], second: &[u8]) -> io::Result<()> {
-    let known = Known::of(fd);
-    if !known.is_known() {
-        check_stream(fd)?;
-        known.note(fd)?;
+    // Each time: a number that was a stream's may be another's now, which would make packets of what it is given. On a lane a send takes less
+    // time than to ask the kernel.
+    if !crate::call::has_lane(fd) && !is_stream(fd)? {
+        return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
     }
-    let (mut done, mut no_address) = (0, 0_u8);
+    let mut done = 0;
     while done < first.len() + second.len() {
         let head = first.get(done..).unwrap_or_default();
         let tail = second.get(done.saturating_sub(first.len())..).unwrap_or_default();
@@ -252,31 +299,19 @@ pub(super) fn send_all(fd: BorrowedFd<'_>, first: &[u8], second: &[u8]) -> io::R
         let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
         message.msg_iov = parts.as_mut_ptr();
         message.msg_iovlen = parts.len();
-        if known.is_known() {
-            message.msg_name = (&raw mut no_address).cast();
-            message.msg_namelen = 1;
-        }
         // SAFETY: the header and its parts outlive the call, which only reads them.
-        let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
-        match usize::try_from(sent) {
-            Ok(sent) => done += sent,
-            Err(_) => {
-                let error = io::Error::last_os_error();
-                if known.forget() {
-                    check_stream(fd)?;
-                    let refused = [libc::EINVAL, libc::EISCONN, libc::EOPNOTSUPP].map(Some);
-                    if refused.contains(&error.raw_os_error()) {
-                        continue;
-                    }
-                }
-                match error.kind() {
-                    ErrorKind::Interrupted => {}
-                    ErrorKind::WouldBlock => wait_for_room(fd),
-                    // What the kernel says of TCP sockets without a connection.
-                    ErrorKind::BrokenPipe => return check_connected(fd).and(Err(error)),
-                    _ => return Err(error),
-                }
-            }
+        let sent = unsafe { sendmsg(fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+        if let Ok(sent) = usize::try_from(sent) {
+            done += sent;
+            continue;
+        }
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            ErrorKind::Interrupted => {}
+            ErrorKind::WouldBlock => wait_for_room(fd),
+            // What the kernel says of TCP sockets without a connection.
+            ErrorKind::BrokenPipe => return check_connected(fd).and(Err(error)),
+            _ => return Err(error),
         }
     }
     Ok(())
@@ -289,5 +324,5 @@ fn wait_for_room(fd: BorrowedFd<'_>) {
         revents: 0,
     };
     // SAFETY: one entry.
-    unsafe { libc::poll(&raw mut entry, 1, -1) };
+    unsafe { poll(&raw mut entry, 1, -1) };
 }

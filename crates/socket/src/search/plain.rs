@@ -9,6 +9,7 @@ use super::{Ask, Searched, Step, check, may_be_simple, run, waiting};
 use crate::lifecycle::{is_tcp, nanoseconds};
 use crate::lock::{self, Guard};
 use crate::options::rules_searches_out;
+use crate::real;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{Deadline, Woken};
@@ -243,11 +244,18 @@ impl Searched for Socket {
         let Step::Nothing { until } = step else {
             return Ok(Woken::Look);
         };
+        // Nothing wakes a thread that is cancelled in its sleep, but no sleep is long.
+        real::test_cancel();
         let waiting = {
             let _guard = self.own()?;
             waiting::begin(self.front.fd, self.front.area, until, again)?
         };
-        waiting::sleep(waiting, |events, ns| self.sleep(events, ns, deadline))
+        let woken = waiting::sleep(waiting, |events, ns| self.sleep(events, ns, deadline))?;
+        // Another thread may have closed the descriptor, and its number stand for another socket by now.
+        match raw::inode(self.front.fd)? == self.front.area.identity.load(Relaxed) {
+            true => Ok(woken),
+            false => Err(libc::EBADF),
+        }
     }
 
     fn received(&self, _bytes: usize) {}
