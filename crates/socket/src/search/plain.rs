@@ -3,7 +3,7 @@
 //! While a socket has holes, it must be received from by these calls only; other processes or libraries that read the socket
 //! see the stream with the bytes of the holes in it. Readiness, as the kernel tells it, is right for these calls.
 
-use super::area::{self, Area};
+use super::area::{self, Area, Child};
 use super::kernel::Front;
 use super::{Ask, Searched, Step, check, may_be_simple, run, waiting};
 use crate::lifecycle::{is_tcp, nanoseconds};
@@ -125,17 +125,22 @@ fn first(fd: c_int, identity: u64, place: &'static AtomicU32) -> Result<(), Errn
     }
     release(place);
     let number = match area::find(identity) {
-        Some(number) => number,
+        Some(number) => {
+            // Another process's as yet, or another descriptor's.
+            if area::peeked(number).is_some_and(|peeked| peeked.descriptors.load(Relaxed) == 0) {
+                area::add(number);
+            }
+            number
+        }
         None => {
             if rules_searches_out(fd) {
                 return Err(libc::EOPNOTSUPP);
             }
-            let number = match area::claim() {
+            let number = match area::claim(0) {
                 Some(number) => number,
                 None => {
                     sweep();
-                    area::free_orphans();
-                    area::claim().ok_or(libc::ENOBUFS)?
+                    area::claim(0).ok_or(libc::ENOBUFS)?
                 }
             };
             let area = area::numbered(number).ok_or(libc::ENOBUFS)?;
@@ -143,8 +148,8 @@ fn first(fd: c_int, identity: u64, place: &'static AtomicU32) -> Result<(), Errn
             number
         }
     };
-    if let Some(area) = area::numbered(number) {
-        area.holders.add(raw::getpid());
+    if let Some(peeked) = area::peeked(number) {
+        peeked.descriptors.fetch_add(1, Relaxed);
     }
     place.store(number, Release);
     Ok(())
@@ -168,12 +173,16 @@ static CLAIMING: AtomicU32 = AtomicU32::new(0);
 
 /// Forgets what a descriptor stood for.
 fn release(place: &AtomicU32) {
-    let Some(area) = area::numbered(place.load(Relaxed)) else {
+    let number = place.load(Relaxed);
+    let (Some(area), Some(peeked)) = (area::numbered(number), area::peeked(number)) else {
         return;
     };
-    if area.holders.remove(raw::getpid()) {
-        area.identity.store(0, Relaxed);
-        area::release(place);
+    if peeked.descriptors.fetch_sub(1, Relaxed) == 1 {
+        peeked.give_back();
+        area::leave(number);
+        if area.holders.are_gone() {
+            area::release(place);
+        }
     }
     place.store(0, Relaxed);
 }
@@ -195,20 +204,22 @@ fn sweep() {
 fn start() {
     if STARTED.load(Relaxed) == 0 && STARTED.swap(1, Relaxed) == 0 {
         area::share();
-        sys::at_fork(|| area::expect_child(raw::getpid()), || {}, after_fork_in_child);
+        sys::at_fork(before_fork, area::after_fork_in_parent, after_fork_in_child);
     }
 }
 
-/// In a forked child: it knows each socket that its parent knew, and no thread is within [`first`].
+/// The child will know each socket that its parent knows.
+fn before_fork() {
+    let mut child = Child::default();
+    area::known_by_descriptors().for_each(|number| child.expect(number));
+}
+
+/// In a forked child: no thread is within [`first`].
 fn after_fork_in_child() {
     lock::after_fork();
     CLAIMING.store(0, Relaxed);
-    let pid = raw::getpid();
-    for place in &KNOWN {
-        if let Some(area) = area::numbered(place.load(Relaxed)) {
-            area.holders.arrive(pid);
-        }
-    }
+    area::after_fork_in_child();
+    area::known_by_descriptors().for_each(area::arrive);
 }
 
 impl Searched for Socket {
