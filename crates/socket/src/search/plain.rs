@@ -9,11 +9,12 @@ use super::{Ask, Searched, Step, check, may_be_simple, run, waiting};
 use crate::lifecycle::{is_tcp, nanoseconds};
 use crate::lock::{self, Guard};
 use crate::options::rules_searches_out;
+use crate::sys::memory::mapped;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{Deadline, Woken};
-use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU32, AtomicUsize};
 use libc::c_int;
 
 /// Descriptors from this number on cannot be searched.
@@ -136,6 +137,7 @@ fn first(fd: c_int, identity: u64, place: &'static AtomicU32) -> Result<(), Errn
             if rules_searches_out(fd) {
                 return Err(libc::EOPNOTSUPP);
             }
+            sweep_in_time();
             let number = match area::claim(0) {
                 Some(number) => number,
                 None => {
@@ -185,6 +187,22 @@ fn release(place: &AtomicU32) {
         }
     }
     place.store(0, Relaxed);
+}
+
+/// So many buffers of sockets that have been closed are no matter.
+const BUFFERS: usize = 16;
+
+/// Gives the memory back that sockets which have been closed still have: nobody tells of that. Rarely enough that each first search pays for a few
+/// looks only.
+fn sweep_in_time() {
+    static SINCE: AtomicUsize = AtomicUsize::new(0);
+    let since = SINCE.fetch_add(1, Relaxed);
+    if since >= BUFFERS.max(mapped() / 2) {
+        SINCE.store(0, Relaxed);
+        if mapped() > BUFFERS {
+            sweep();
+        }
+    }
 }
 
 /// Forgets all descriptors that stand for something else by now.

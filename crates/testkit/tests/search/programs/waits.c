@@ -285,6 +285,52 @@ static void children_leave_nothing(void)
     close(listener);
 }
 
+/* KiB of memory that the process has. */
+static long resident(void)
+{
+    long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+
+    if (!file || fscanf(file, "%*d %ld", &pages) != 1)
+        perror("statm");
+    fclose(file);
+    return pages * (sysconf(_SC_PAGESIZE) >> 10);
+}
+
+/* What was peeked of a socket goes with it, although natively nobody tells that it was closed. */
+static void closed_sockets_give_memory_back(void)
+{
+    enum { many = 100 };
+    static char sent[200000];
+    struct pair pairs[many];
+    long before, most = 0;
+    char bytes[4000];
+    int room = 1 << 20;
+
+    /* Lanes need no copy. */
+    if (on_lane())
+        return;
+    before = resident();
+    for (int index = 0; index < 2 * many; index++) {
+        struct pair *p = &pairs[index % many];
+
+        *p = connect_quickly();
+        EXPECT(setsockopt(p->far, SOL_SOCKET, SO_RCVBUF, &room, sizeof room) == 0);
+        EXPECT(send_all(p->near, sent, sizeof sent));
+        settle();
+        EXPECT(viaduct_seek_recv(p->far, bytes, sizeof bytes, MSG_WAITALL, sizeof bytes) == sizeof bytes);
+        if (index < many - 1)
+            continue;
+        if (index == many - 1) {
+            most = resident() - before;
+            for (int other = 0; other < many - 1; other++)
+                close_pair(pairs[other]);
+        }
+        close_pair(*p);
+    }
+    EXPECT(most > many * 100 && resident() - before < most / 3);
+}
+
 static void *receive_some(void *argument)
 {
     struct wait *wait = argument;
@@ -436,6 +482,7 @@ int main(int argc, char **argv)
         {"arrivals_do_not_lengthen_a_wait", arrivals_do_not_lengthen_a_wait},
         {"more_than_can_be_held", more_than_can_be_held},
         {"children_leave_nothing", children_leave_nothing},
+        {"closed_sockets_give_memory_back", closed_sockets_give_memory_back},
         {"a_cancelled_receive_is_over", a_cancelled_receive_is_over},
         {"a_first_search_lets_others_wake", a_first_search_lets_others_wake},
         {"an_inbox_can_be_polled", an_inbox_can_be_polled},
