@@ -118,8 +118,12 @@ impl Front<'_> {
             if got == 0 {
                 break;
             }
-            if ask.takes() {
-                let _ = holes.take(at, at + got as u64);
+            if ask.takes() && holes.take(at, at + got as u64).is_err() {
+                // There was room for as much as was asked for, which reached up to a hole.
+                if done == 0 {
+                    return Err(libc::ENOBUFS);
+                }
+                break;
             }
             done += got;
             if got < most && to <= at {

@@ -188,8 +188,12 @@ impl<'a> Stretches<'a> {
             if got == 0 {
                 break;
             }
-            if ask.takes() {
-                self.take(&parts, at, at + got as u64);
+            if ask.takes() && !self.take(&parts, at, at + got as u64) {
+                // There was room for as much as was asked for, which reached up to a hole.
+                if done == 0 {
+                    return Err(libc::ENOBUFS);
+                }
+                break;
             }
             done += got;
         }
@@ -224,13 +228,13 @@ impl<'a> Stretches<'a> {
         copied
     }
 
-    /// Notes that `from..to` has been received, and gives back the blocks that are whole now.
-    fn take(&self, parts: &Parts, from: u64, to: u64) {
+    /// Notes that `from..to` has been received, and gives back the blocks that are whole now; false if there is no room for a hole.
+    fn take(&self, parts: &Parts, from: u64, to: u64) -> bool {
         let Ok(hole) = self.area.holes.take(from, to) else {
-            return;
+            return false;
         };
         if hole.1 <= self.area.holes.head() {
-            return;
+            return true;
         }
         let [first, second, _] = &parts.all;
         let within = match first.place {
@@ -238,6 +242,7 @@ impl<'a> Stretches<'a> {
             Place::Kernel => (self.base().saturating_add(first.len), second.ready),
         };
         give_back(self.conn, &self.lane, hole, (from, to), within);
+        true
     }
 
     /// Gives up what has been received at the front, stretch by stretch.
