@@ -25,6 +25,9 @@ const BULK: usize = 64;
 /// The least that is peeked in one go.
 const LEAST: usize = 4 << 10;
 
+/// What a search fails with whose bytes stand behind urgent data.
+const BEHIND_URGENT_DATA: Errno = libc::EOPNOTSUPP;
+
 /// A searched direction that is in the kernel; owned by the caller.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Front<'a> {
@@ -152,7 +155,15 @@ impl Front<'_> {
         if ended && self.base() == self.area.holes.head() && self.area.holes.count() == 0 && ask.offset == 0 {
             return Ok(Step::End);
         }
-        if (last || ended) && raw::poll_now(self.fd, over) & over != 0 {
+        let told = if last || ended {
+            raw::poll_now(self.fd, over | libc::POLLPRI)
+        } else {
+            0
+        };
+        if told & libc::POLLPRI != 0 && ask.offset > 0 && self.count() < end {
+            return Err(BEHIND_URGENT_DATA);
+        }
+        if told & over != 0 {
             // Whatever came before the end is there by now.
             if self.there(end) >= end {
                 return Ok(Step::Again);
@@ -272,6 +283,16 @@ impl Front<'_> {
 
     fn at_offset(&self, ask: &Ask<'_>, done: usize, at: u64, most: usize, ended: &mut bool) -> Result<usize, Errno> {
         match self.peek_at(at, ask, done, most) {
+            // The kernel counts up to urgent data only, and peeks behind it as if it were a byte of the stream.
+            Ok(got) if got > 0 && self.counted(at + got as u64) < at + got as u64 => {
+                let base = self.base();
+                self.settle(true)?;
+                // It may have stood among what had been received.
+                if self.base() == base {
+                    return self.unless_first(done, BEHIND_URGENT_DATA);
+                }
+                self.at_offset(ask, done, at, most, ended)
+            }
             Ok(got) => {
                 *ended = got == 0;
                 Ok(got)
@@ -286,7 +307,7 @@ impl Front<'_> {
         if done == 0 {
             return Err(errno);
         }
-        if errno != libc::ENOBUFS {
+        if !matches!(errno, libc::ENOBUFS | BEHIND_URGENT_DATA) {
             self.area.error.store(errno, Relaxed);
         }
         Ok(0)

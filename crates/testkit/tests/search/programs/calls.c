@@ -280,6 +280,39 @@ static void another_program_goes_on_where_it_was(void)
     }
 }
 
+/* Urgent data stands apart from the stream: a search finds bytes before it, and refuses those behind it until it is next. */
+static void searches_stop_at_urgent_data(void)
+{
+    enum { before = 60000, behind = 60000, large = 50000 };
+    static unsigned char sent[before + behind], bytes[large];
+
+    for (size_t index = 0; index < sizeof sent; index++)
+        sent[index] = pattern(index);
+    for (int round = 0; round < 8; round++) {
+        struct pair p = connect_quickly();
+        size_t len = round % 2 ? large : 10;
+        int flags = round % 4 / 2 ? MSG_WAITALL : 0, room = 1 << 20;
+
+        EXPECT(setsockopt(p.far, SOL_SOCKET, SO_RCVBUF, &room, sizeof room) == 0);
+        EXPECT(send_all(p.near, sent, before) && send(p.near, "!", 1, MSG_OOB) == 1);
+        EXPECT(send_all(p.near, sent + before, behind));
+        settle();
+        EXPECT_ERROR(viaduct_seek_recv(p.far, bytes, len, flags | (round / 4 ? MSG_DONTWAIT : 0), before + 5), EOPNOTSUPP);
+        EXPECT(viaduct_seek_recv(p.far, bytes, len, flags, 500) == (ssize_t)len && !memcmp(bytes, sent + 500, len));
+        for (size_t at = 0; at < before;) {
+            size_t most = at < 500 ? 500 - at : before - at;
+            ssize_t got = in_order(p.far, bytes, most < large ? most : large, 0);
+
+            EXPECT(got > 0 && !memcmp(bytes, sent + at, (size_t)got));
+            at += (size_t)got;
+            at += at == 500 ? len : 0;
+        }
+        EXPECT(in_order(p.far, bytes, 5, 0) == 5 && !memcmp(bytes, sent + before, 5));
+        EXPECT(viaduct_seek_recv(p.far, bytes, len, flags, 100) == (ssize_t)len && !memcmp(bytes, sent + before + 105, len));
+        close_pair(p);
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const struct check checks[] = {
@@ -289,6 +322,7 @@ int main(int argc, char **argv)
         {"messages_carry_an_offset", messages_carry_an_offset},
         {"stdio_goes_on_where_it_was", stdio_goes_on_where_it_was},
         {"another_program_goes_on_where_it_was", another_program_goes_on_where_it_was},
+        {"searches_stop_at_urgent_data", searches_stop_at_urgent_data},
     };
 
     return run_checks(checks, sizeof checks / sizeof *checks, argc, argv);
