@@ -85,7 +85,9 @@ impl Socket {
             return Ok(Woken::TimedOut);
         }
         let bound = sys::timespec(left.map_or(ns, |left| left.min(ns)));
-        match raw::poll_until(self.front.fd, events, Some(bound)) {
+        // Errors are told of at once even to who waits for nothing.
+        let fd = if events == 0 { -1 } else { self.front.fd };
+        match raw::poll_until(fd, events, Some(bound)) {
             Ok(_) => Ok(Woken::Look),
             Err(libc::EINTR) => Ok(Woken::Interrupted),
             Err(errno) => Err(errno),

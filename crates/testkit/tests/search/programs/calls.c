@@ -313,6 +313,42 @@ static void searches_stop_at_urgent_data(void)
     }
 }
 
+static void *send_four_later(void *fd)
+{
+    sleep_ms(400);
+    send(*(int *)fd, "0123", 4, 0);
+    return NULL;
+}
+
+/* That what was sent without a copy has gone is told as an error, and is none: streams go on. */
+static void completions_are_no_end(void)
+{
+    struct pair p = connect_pair();
+    struct pollfd entry = {p.far, 0, 0};
+    static char sent[20000];
+    viaduct_inbox *inbox = viaduct_inbox_open(0, 0);
+    char bytes[10];
+    int on = 1;
+    pthread_t thread;
+
+    /* There such a socket is not searched. */
+    if (under_viaduct() || setsockopt(p.far, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on))
+        return;
+    EXPECT(send(p.far, sent, sizeof sent, MSG_ZEROCOPY) == sizeof sent);
+    EXPECT(recv(p.near, sent, sizeof sent, MSG_WAITALL) == sizeof sent);
+    EXPECT(poll(&entry, 1, 2000) == 1 && entry.revents == POLLERR);
+    thread = in_thread(send_four_later, &p.near);
+    EXPECT(viaduct_seek_recv(p.far, bytes, 2, MSG_WAITALL, 2) == 2 && !memcmp(bytes, "23", 2));
+    pthread_join(thread, NULL);
+    EXPECT(viaduct_seek_recv(p.far, bytes, 10, 0, 0) == 2);
+    EXPECT(viaduct_inbox_add(inbox, p.far) >= 0);
+    /* Half of a frame. */
+    EXPECT(send(p.near, "VMSG\1\0\0\0\3\0", 10, 0) == 10);
+    EXPECT_ERROR(viaduct_msg_recv(inbox, -1, -1, bytes, sizeof bytes, 100, NULL), ETIMEDOUT);
+    viaduct_inbox_close(inbox);
+    close(p.near);
+}
+
 int main(int argc, char **argv)
 {
     static const struct check checks[] = {
@@ -323,6 +359,7 @@ int main(int argc, char **argv)
         {"stdio_goes_on_where_it_was", stdio_goes_on_where_it_was},
         {"another_program_goes_on_where_it_was", another_program_goes_on_where_it_was},
         {"searches_stop_at_urgent_data", searches_stop_at_urgent_data},
+        {"completions_are_no_end", completions_are_no_end},
     };
 
     return run_checks(checks, sizeof checks / sizeof *checks, argc, argv);
