@@ -22,6 +22,8 @@ const LARGE: usize = 48 << 10;
 const MIDDLE: usize = 8 << 10;
 /// Pieces of the present size to be peeked in one go.
 const BULK: usize = 64;
+/// So many pieces of the present size that are passed over are most likely received later, one by one.
+const PASSED: usize = 256;
 /// The least that is peeked in one go.
 const LEAST: usize = 4 << 10;
 
@@ -86,8 +88,10 @@ impl Front<'_> {
             return Err(libc::ENOBUFS);
         }
         let mut ended = false;
-        // What ends further away than is ever peeked in bulk is not looked for there at all.
-        let small = want < LARGE && !ask.shared && end.saturating_sub(self.base()) <= BUFFER as u64;
+        // What ends further away than is ever peeked in bulk is not looked for there at all, nor what lies far behind all that has been peeked.
+        let passed = end.saturating_sub(want as u64 + self.peeked.range(self.area).1.max(self.base()));
+        let near = passed <= MIDDLE.max(want.saturating_mul(PASSED)) as u64;
+        let small = want < LARGE && !ask.shared && near && end.saturating_sub(self.base()) <= BUFFER as u64;
         let short = || self.peeked.range(self.area).1 < end;
         // Counting costs less than to peek in vain, which a bulk is not after a wait.
         if ask.whole && !(small && last) && self.counted(end) < end {
@@ -203,7 +207,12 @@ impl Front<'_> {
         self.settle(true)?;
         let base = self.base();
         let reach = narrow(end.saturating_sub(base));
-        let len = want.saturating_mul(BULK).clamp(LEAST, BUFFER).max(reach);
+        // Who walks away from the front goes on, and each peek begins there: twice as far copies each byte twice at most.
+        let len = want
+            .saturating_mul(BULK)
+            .max(LEAST)
+            .max(reach.saturating_mul(2))
+            .min(BUFFER);
         peek_from(self.fd, self.area, 0);
         // Whatever interrupts the call, what the buffer held is no longer there.
         self.peeked.forget();

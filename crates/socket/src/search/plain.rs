@@ -287,3 +287,52 @@ impl Searched for Socket {
         self.front.area.error.store(errno, Relaxed);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::queued;
+    use std::io::Write as _;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd as _;
+
+    const ALL: usize = 160 << 10;
+
+    /// Peeks at a few bytes every `step`; answers up to where the stream was peeked in bulk, and how often.
+    fn walk(step: usize) -> (u64, usize) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        let fd = far.as_raw_fd();
+        raw::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, &(1 << 20)).unwrap();
+        let sent: Vec<u8> = (0..=250).cycle().take(ALL).collect();
+        near.write_all(&sent).unwrap();
+        while queued(fd) < ALL {
+            std::thread::yield_now();
+        }
+        let mut ends = std::collections::BTreeSet::new();
+        for at in (0..ALL).step_by(step) {
+            let mut bytes = [0; 4];
+            let parts = [libc::iovec {
+                iov_base: bytes.as_mut_ptr().cast(),
+                iov_len: bytes.len(),
+            }];
+            let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+            assert_eq!(seek_receive(fd, Vector::own(&parts), flags, at), Ok(4));
+            assert_eq!(sent.get(at..at + 4), Some(&bytes[..]));
+            let Front { area, peeked, .. } = socket(fd).unwrap().front;
+            ends.insert(peeked.range(area).1);
+        }
+        (ends.last().copied().unwrap(), ends.len())
+    }
+
+    #[test]
+    fn a_walk_from_header_to_header_copies_little() {
+        // Near ones come with what is between, in few peeks.
+        for step in [16, 100, 1024, 4096] {
+            assert!(walk(step).1 <= 8, "{step}: {:?}", walk(step));
+        }
+        // What is between those that are far apart is left alone.
+        assert!(walk(16 << 10).0 <= 4096, "{:?}", walk(16 << 10));
+    }
+}
