@@ -3,6 +3,7 @@
 use crate::conn::{Conn, FORKED, LEFT, Phase};
 use crate::lock::Locks;
 use crate::records::disclaim;
+use crate::search::area;
 use crate::{agent, bell, counters, epoll, forks, lone, peer_bells, sys, table, worth};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
@@ -31,6 +32,9 @@ impl Conn {
         };
         if before & LEFT == 0 {
             forks::left(self);
+            if let Some(locks) = self.locks() {
+                area::leave(locks.area.load(Acquire));
+            }
         }
         match self.locks() {
             Some(locks) if before & LEFT == 0 && alone => locks.holders.store(0, Release),
@@ -45,6 +49,7 @@ impl Conn {
             && let Some(locks) = self.locks()
         {
             locks.holders.fetch_add(1, AcqRel);
+            area::add(locks.area.load(Acquire));
         }
     }
 
@@ -112,7 +117,7 @@ impl Conn {
         if let Some(locks) = self.locks()
             && locks.holders.load(Relaxed) == 1
         {
-            crate::search::area::release(&locks.area);
+            area::release(&locks.area);
         }
         // Only now: whoever claims the words next must not have them given up by the guards above.
         self.leave();

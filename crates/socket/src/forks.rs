@@ -8,8 +8,9 @@ use crate::conn::{ASKED, BANNED, Conn, FORKED, LEFT, Phase, READY_OWED};
 use crate::lifecycle::owns_records;
 use crate::lock::Locks;
 use crate::records::{self, RECORDS, all};
+use crate::search::area;
 use crate::{epoll_share, lone, sys, table};
-use core::sync::atomic::Ordering::{AcqRel, Relaxed, SeqCst};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use core::sync::atomic::{AtomicU32, AtomicU64, fence};
 use viaduct_control::Reason;
 
@@ -32,12 +33,14 @@ fn place(conn: &Conn) -> (&'static AtomicU64, u64) {
 }
 
 /// Counts the child to come among the connection's holders. `within`: another fork has begun, which goes by what is noted already.
-fn count(conn: &Conn, within: bool) {
+fn count(conn: &Conn, within: bool, child: &mut area::Child) {
     let Some(locks) = conn.locks().filter(|_| !within || was_counted(conn)) else {
         return;
     };
     let (word, bit) = place(conn);
     locks.holders.fetch_add(1, AcqRel);
+    // In this order: who searches it first meanwhile counts the child, if we do not tell of it.
+    child.expect(locks.area.load(Acquire));
     conn.counted.store(core::ptr::from_ref(locks).cast_mut(), Relaxed);
     word.fetch_or(bit, Relaxed);
     conn.set_flag(FORKED, true);
@@ -79,10 +82,11 @@ pub(crate) fn before_fork() {
     fence(SeqCst);
     all().for_each(lone::before_fork);
     // What either process will search later, both must see.
-    crate::search::area::share();
+    area::share();
     crate::worth::share();
     let within = BEGUN.fetch_add(1, Relaxed) != 0;
-    all().for_each(|conn| count(conn, within));
+    let mut child = area::Child::default();
+    all().for_each(|conn| count(conn, within, &mut child));
 }
 
 /// There is no child after all.
@@ -100,14 +104,17 @@ fn descriptor(conn: &'static Conn) -> Option<i32> {
 
 /// In a forked child: see the module's description.
 fn go_by_counts() {
+    area::after_fork_in_child();
     for (conn, locks) in counted() {
         // A thread of the parent has closed it meanwhile, or is about to.
         if conn.id() == 0 || !was_counted(conn) || descriptor(conn).is_none() {
+            area::leave(locks.area.load(Acquire));
             locks.holders.fetch_sub(1, AcqRel);
             forget(conn);
         } else {
             // The parent is about to become another program, or to end; not this process.
             conn.set_flag(LEFT, false);
+            area::arrive(locks.area.load(Acquire));
         }
     }
     all().filter(|conn| !was_counted(conn)).for_each(forget);
@@ -151,6 +158,7 @@ pub(crate) fn after_fork_in_child() {
 /// In a process that has forked: offers are taken back, since the child may be the one to use the socket.
 pub(crate) fn after_fork_in_parent() {
     SO_FAR.fetch_add(1, Relaxed);
+    area::after_fork_in_parent();
     epoll_share::after_fork_in_parent();
     for conn in all() {
         conn.set_flag(FORKED, true);

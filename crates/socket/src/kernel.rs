@@ -186,9 +186,22 @@ pub(crate) fn take_error(fd: c_int) -> Result<(), Errno> {
     }
 }
 
-/// Kernel position of the next byte to be received. Only right while the connection is up: a reset hides whether a FIN was counted. The caller owns the receiving direction. `None` while bytes arrive
-/// faster than they can be counted.
-pub(crate) fn receive_position(fd: c_int) -> Option<u64> {
+/// The same with those behind urgent data, up to which the kernel counts unless that is taken in line. The caller owns the receiving direction.
+pub(crate) fn queued_in_all(fd: c_int) -> usize {
+    let in_line = |on: c_int| raw::setsockopt(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE, &on).is_ok();
+    let mut is_in_line: c_int = 0;
+    let known = raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE, &mut is_in_line).is_ok();
+    if !known || is_in_line != 0 || !in_line(1) {
+        return queued(fd);
+    }
+    let queued = queued(fd);
+    in_line(0);
+    queued
+}
+
+/// Kernel position of the next byte to be received, with `queued` bytes before the last that came. Only right while the connection is up: a reset
+/// hides whether a FIN was counted. The caller owns the receiving direction. `None` while bytes arrive faster than they can be counted.
+pub(crate) fn receive_position(fd: c_int, queued: fn(c_int) -> usize) -> Option<u64> {
     for _ in 0..16 {
         let before = tcp_info(fd)?;
         let waiting = queued(fd) as u64;

@@ -413,7 +413,12 @@ pub(crate) fn clear_marks(conn: &Conn, id: u64) {
 
 /// Kernel position of the next byte: the kernel's word while the connection is up, our own count once a reset hides it.
 pub(crate) fn position(conn: &Conn) -> u64 {
-    kernel::receive_position(conn.fd()).unwrap_or_else(|| conn.position())
+    let own = conn.position();
+    match kernel::receive_position(conn.fd(), kernel::queued) {
+        // There may be urgent data, which hides what stands behind it.
+        Some(position) if position != own => kernel::receive_position(conn.fd(), kernel::queued_in_all).unwrap_or(own),
+        _ => own,
+    }
 }
 
 /// Where a promotion to the lane at position `until` stands: so many raw bytes are to be received before; once there are none, the lane is

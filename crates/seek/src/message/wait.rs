@@ -268,7 +268,7 @@ pub(super) fn has_ended(fd: BorrowedFd<'_>) -> bool {
     events(fd) != 0
 }
 
-/// Which of `POLLRDHUP`, `POLLHUP` and `POLLERR` there are.
+/// Which of `POLLRDHUP` and `POLLHUP` there are. `POLLERR` alone is of messages to the program, and ends nothing.
 fn events(fd: BorrowedFd<'_>) -> libc::c_short {
     let mut entry = libc::pollfd {
         fd: fd.as_raw_fd(),
@@ -277,7 +277,7 @@ fn events(fd: BorrowedFd<'_>) -> libc::c_short {
     };
     // SAFETY: one entry.
     unsafe { poll(&raw mut entry, 1, 0) };
-    entry.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR)
+    entry.revents & (libc::POLLRDHUP | libc::POLLHUP)
 }
 
 /// Sends both, all of it, waiting for room where the socket does not. A point of cancellation.

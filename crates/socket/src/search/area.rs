@@ -1,6 +1,6 @@
 //! Where holes live: in anonymous memory that a process and its forked children share, out of the peer's reach.
 
-use super::holders::Holders;
+use super::holders::{Family, Holders, Member, Places};
 use crate::lock;
 use crate::sys::memory::Buffer;
 use crate::sys::{self, raw};
@@ -17,14 +17,17 @@ const AREAS: usize = 2048;
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Area {
+    /// The reference by which it is known; 0: it is free. [`TAKEN`]: not yet.
     used: AtomicU32,
+    /// Differs in each reference to the area.
+    turn: AtomicU32,
     /// Ownership word, where there is no record of the connection with one.
     pub(crate) owner: AtomicU32,
     /// Differs for each connection that has had the area.
     pub(crate) generation: AtomicU64,
-    /// What tells the socket from all others, and the descriptors by which it is known, where there is no record of the connection.
+    /// What tells the socket from all others, where there is no record of the connection.
     pub(crate) identity: AtomicU64,
-    pub(crate) holders: Holders,
+    pub(super) holders: Holders,
     /// Stream position of the first byte that the kernel or the lane still has.
     pub(crate) base: AtomicU64,
     /// Stream position up to which the kernel was last found to hold bytes.
@@ -42,6 +45,16 @@ pub(crate) struct Area {
     pub(crate) holes: Holes,
 }
 
+/// What processes share.
+#[derive(Debug)]
+#[repr(C)]
+struct Shared {
+    areas: [Area; AREAS],
+    /// How many areas have ever been used, so that nobody touches memory of the others.
+    reach: AtomicU32,
+    family: Family,
+}
+
 /// The front of a connection's stream as this process has peeked it. Bytes at a position never change, so it stays true however
 /// the stream moves on.
 #[derive(Debug)]
@@ -50,9 +63,17 @@ pub(crate) struct Peeked {
     generation: AtomicU64,
     from: AtomicU64,
     len: AtomicU64,
+    /// Descriptors by which this process knows the socket, where there is no record of the connection.
+    pub(super) descriptors: AtomicU32,
 }
 
-static REGION: AtomicPtr<Area> = AtomicPtr::new(core::ptr::null_mut());
+/// Bits of a reference with the number of its area, from 1; those above tell who has it from others that have had it.
+const NUMBER: u32 = (1 << 12) - 1;
+const _: () = assert!(AREAS <= NUMBER as usize);
+/// In [`Area::used`].
+const TAKEN: u32 = u32::MAX;
+
+static REGION: AtomicPtr<Shared> = AtomicPtr::new(core::ptr::null_mut());
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 static PEEKED: [Peeked; AREAS] = [const {
     Peeked {
@@ -60,131 +81,183 @@ static PEEKED: [Peeked; AREAS] = [const {
         generation: AtomicU64::new(0),
         from: AtomicU64::new(0),
         len: AtomicU64::new(0),
+        descriptors: AtomicU32::new(0),
     }
 }; AREAS];
 
 /// Makes the memory there is to share, if it has not been made. It takes none before it is used.
 pub(crate) fn share() {
-    let _ = region();
-}
-
-fn region() -> Option<*mut Area> {
-    let known = REGION.load(Acquire);
-    if !known.is_null() {
-        return Some(known);
+    if known().is_some() {
+        return;
     }
-    let fresh = raw::anonymous_shared((AREAS + 1) * size_of::<Area>())
-        .ok()?
-        .cast::<Area>();
-    // Release pairs with the acquire above. A loser's region is never used; it costs address space only.
-    Some(
-        match REGION.compare_exchange(core::ptr::null_mut(), fresh, Release, Acquire) {
-            Ok(_) => fresh,
-            Err(winner) => winner,
-        },
-    )
+    let Ok(fresh) = raw::anonymous_shared(size_of::<Shared>()) else {
+        return;
+    };
+    // Release pairs with the acquire in `known`. A loser's region is never used; it costs address space only.
+    let _ = REGION.compare_exchange(core::ptr::null_mut(), fresh.cast(), Release, Relaxed);
 }
 
-/// How many areas have ever been used. The place behind the last one counts them, so that nobody touches memory of the others.
-fn used(region: *mut Area) -> &'static AtomicU32 {
-    &sys::shared_record(region, AREAS).used
-}
-
-/// The area with a number from [`claim`]; `None` for 0.
 #[inline]
-pub(crate) fn numbered(number: u32) -> Option<&'static Area> {
-    let index = (number as usize).checked_sub(1).filter(|index| *index < AREAS)?;
+fn known() -> Option<&'static Shared> {
     let region = REGION.load(Acquire);
-    (!region.is_null()).then(|| sys::shared_record(region, index))
+    (!region.is_null()).then(|| sys::shared_record(region, 0))
+}
+
+const fn index(reference: u32) -> Option<usize> {
+    ((reference & NUMBER) as usize).checked_sub(1)
+}
+
+/// The area with a reference from [`claim`]; `None` for 0.
+#[inline]
+pub(crate) fn numbered(reference: u32) -> Option<&'static Area> {
+    known()?.areas.get(index(reference)?)
 }
 
 /// What this process has peeked of the area's connection.
-pub(crate) fn peeked(number: u32) -> Option<&'static Peeked> {
-    PEEKED.get((number as usize).checked_sub(1)?)
+pub(crate) fn peeked(reference: u32) -> Option<&'static Peeked> {
+    PEEKED.get(index(reference)?)
 }
 
-/// Takes an area nobody uses into use, for a direction without holes, and answers its number.
-pub(crate) fn claim() -> Option<u32> {
-    let region = region()?;
-    let used = used(region);
-    let known = used.load(Acquire) as usize;
-    for index in 0..(known + 1).min(AREAS) {
-        let area = sys::shared_record(region, index);
-        if area.used.load(Relaxed) == 0 && area.used.compare_exchange(0, 1, AcqRel, Relaxed).is_ok() {
-            area.holes.clear();
-            area.base.store(0, Relaxed);
-            area.identity.store(0, Relaxed);
-            area.holders.clear();
-            area.there.store(0, Relaxed);
-            area.ample.store(0, Relaxed);
-            area.waiters.store(0, Relaxed);
-            area.mark.store(0, Relaxed);
-            area.peeks_behind.store(0, Relaxed);
-            area.error.store(0, Relaxed);
-            // Processes that share the region draw from different numbers by way of their own.
-            used.fetch_max(u32::try_from(index + 1).unwrap_or(0), AcqRel);
-            let own = GENERATION.fetch_add(1, Relaxed);
-            area.generation.store(own << 32 | u64::from(lock::tid()), Relaxed);
-            return u32::try_from(index + 1).ok();
-        }
-    }
-    None
+/// Takes an area nobody uses into use, for a direction without holes that this process and so many others know, and answers its reference.
+pub(crate) fn claim(others: u32) -> Option<u32> {
+    share();
+    let shared = known()?;
+    let own = shared.family.member(|dead| forget(shared, dead));
+    take(shared, own, others).or_else(|| {
+        free_orphans(shared);
+        take(shared, own, others)
+    })
 }
 
-/// The number of the area in use for the socket with this identity.
-pub(crate) fn find(identity: u64) -> Option<u32> {
-    let region = REGION.load(Acquire);
-    if region.is_null() {
-        return None;
-    }
-    (0..used(region).load(Acquire) as usize)
-        .find(|index| {
-            let area = sys::shared_record(region, *index);
-            area.used.load(Acquire) != 0 && area.identity.load(Relaxed) == identity
-        })
-        .and_then(|index| u32::try_from(index + 1).ok())
+fn take(shared: &'static Shared, own: Member, others: u32) -> Option<u32> {
+    let reach = shared.reach.load(Acquire) as usize;
+    let free =
+        |area: &Area| area.used.load(Relaxed) == 0 && area.used.compare_exchange(0, TAKEN, AcqRel, Relaxed).is_ok();
+    let (index, area) = (1_u32..)
+        .zip(shared.areas.iter().take(reach + 1))
+        .find(|(_, area)| free(area))?;
+    area.holes.clear();
+    area.base.store(0, Relaxed);
+    area.identity.store(0, Relaxed);
+    area.holders.begin(own, others);
+    area.there.store(0, Relaxed);
+    area.ample.store(0, Relaxed);
+    area.waiters.store(0, Relaxed);
+    area.mark.store(0, Relaxed);
+    area.peeks_behind.store(0, Relaxed);
+    area.error.store(0, Relaxed);
+    // Processes that share the region draw from different numbers by way of their own.
+    let generation = GENERATION.fetch_add(1, Relaxed);
+    area.generation
+        .store(generation << 32 | u64::from(lock::tid()), Relaxed);
+    shared.reach.fetch_max(index, AcqRel);
+    let turn = area.turn.load(Relaxed).wrapping_add(1) % (TAKEN >> NUMBER.count_ones());
+    area.turn.store(turn, Relaxed);
+    let reference = turn << NUMBER.count_ones() | index;
+    area.used.store(reference, Release);
+    Some(reference)
 }
 
-/// The process is about to have a child, which will know what it knows.
-pub(crate) fn expect_child(pid: u32) {
-    each(|area| area.holders.expect_child(pid));
+/// The areas in use, with their references.
+fn all(shared: &'static Shared) -> impl Iterator<Item = (u32, &'static Area)> {
+    let reach = shared.reach.load(Acquire) as usize;
+    let used = |area: &'static Area| (area.used.load(Acquire), area);
+    let areas = shared.areas.iter().take(reach).map(used);
+    areas.filter(|(reference, _)| !matches!(*reference, 0 | TAKEN))
+}
+
+/// The reference of the area in use for the socket with this identity.
+pub(super) fn find(identity: u64) -> Option<u32> {
+    let same = |(_, area): &(u32, &Area)| area.identity.load(Relaxed) == identity;
+    all(known()?).find(same).map(|(reference, _)| reference)
+}
+
+/// The references of areas whose sockets this process knows by descriptors. Touches no others, which would be faults of each child.
+pub(super) fn known_by_descriptors() -> impl Iterator<Item = u32> {
+    let places = (1_u32..).zip(&PEEKED);
+    let ours = places.filter(|(_, peeked)| peeked.descriptors.load(Relaxed) != 0);
+    ours.filter_map(|(number, _)| Some(numbered(number)?.used.load(Acquire)))
 }
 
 /// Frees the areas of sockets that only processes knew which are no more.
-pub(crate) fn free_orphans() {
-    each(|area| {
-        if area.identity.load(Relaxed) != 0 && area.holders.are_gone() {
-            area.identity.store(0, Relaxed);
-            area.used.store(0, Release);
-        }
-    });
-}
-
-fn each(mut act: impl FnMut(&'static Area)) {
-    let region = REGION.load(Acquire);
-    if region.is_null() {
-        return;
-    }
-    for index in 0..used(region).load(Acquire) as usize {
-        let area = sys::shared_record(region, index);
-        if area.used.load(Acquire) != 0 {
-            act(area);
-        }
+fn free_orphans(shared: &'static Shared) {
+    shared.family.forget_the_dead(|dead| forget(shared, dead));
+    for (reference, area) in all(shared).filter(|(_, area)| area.holders.are_gone()) {
+        let _ = area.used.compare_exchange(reference, 0, AcqRel, Relaxed);
     }
 }
 
-/// Gives up the area whose number stands in `place`, if one does.
+fn forget(shared: &'static Shared, dead: &Places) {
+    all(shared).for_each(|(_, area)| area.holders.forget(dead));
+}
+
+/// A child that is about to be made.
+#[derive(Debug, Default)]
+pub(crate) struct Child(Option<Member>);
+
+impl Child {
+    /// It will know the socket with this area, if it is one.
+    pub(crate) fn expect(&mut self, reference: u32) {
+        if let Some(shared) = known()
+            && let Some(area) = numbered(reference)
+        {
+            let place = || shared.family.expect(|dead| forget(shared, dead));
+            area.holders.add(*self.0.get_or_insert_with(place));
+        }
+    }
+}
+
+/// In a process that has made a child, or could not.
+pub(crate) fn after_fork_in_parent() {
+    if let Some(shared) = known() {
+        shared.family.made(|dead| forget(shared, dead));
+    }
+}
+
+/// In a forked child, before it says which sockets it knows.
+pub(crate) fn after_fork_in_child() {
+    if let Some(shared) = known() {
+        shared.family.arrive();
+    }
+}
+
+/// A forked child knows the socket with this area, if it is one.
+pub(crate) fn arrive(reference: u32) {
+    if let Some(area) = numbered(reference) {
+        area.holders.arrive(Family::known());
+    }
+}
+
+/// This process knows the socket with this area, if it is one.
+pub(crate) fn add(reference: u32) {
+    if let Some(shared) = known()
+        && let Some(area) = numbered(reference)
+    {
+        area.holders.add(shared.family.member(|dead| forget(shared, dead)));
+    }
+}
+
+/// This process knows it no more.
+#[inline]
+pub(crate) fn leave(reference: u32) {
+    if let Some(area) = numbered(reference) {
+        area.holders.remove(Family::known());
+    }
+}
+
+/// Gives up the area whose reference stands in `place`, if one does.
 pub(crate) fn release(place: &AtomicU32) {
     if place.load(Relaxed) == 0 {
         return;
     }
-    let number = place.swap(0, AcqRel);
-    if let Some(peeked) = peeked(number) {
-        peeked.forget();
-        peeked.buffer.unmap();
-    }
-    if let Some(area) = numbered(number) {
-        area.used.store(0, Release);
+    let reference = place.swap(0, AcqRel);
+    // It may have been freed, and be another's, since all who knew the socket were dead.
+    if let Some(area) = numbered(reference)
+        && let Some(peeked) = peeked(reference)
+        && area.used.load(Acquire) == reference
+    {
+        peeked.give_back();
+        let _ = area.used.compare_exchange(reference, 0, AcqRel, Relaxed);
     }
 }
 
@@ -203,6 +276,12 @@ impl Peeked {
         self.generation.store(area.generation.load(Relaxed), Relaxed);
         self.from.store(from, Relaxed);
         self.len.store(len, Relaxed);
+    }
+
+    /// Its memory is not needed.
+    pub(crate) fn give_back(&self) {
+        self.forget();
+        self.buffer.unmap();
     }
 
     pub(crate) fn forget(&self) {

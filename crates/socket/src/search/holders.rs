@@ -1,93 +1,232 @@
-//! Which processes know a socket that there is no record of: a forked child knows what its parent knew.
+//! Which processes know a socket that is searched: a forked child knows what its parent knew. One that is killed tells nobody, so processes have
+//! places of their own, and those of the dead are found where room is needed.
 
-use crate::sys::raw;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use crate::lock::{self, Guard};
+use crate::sys::{listing, raw};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Processes that are told apart.
-const PROCESSES: usize = 8;
+const PROCESSES: usize = 512;
 
-/// The processes, each with the number of its descriptors. One that ends, or becomes another program and ends, is found missing.
+/// In a place: the process with this number has a child that has not come to itself.
+const EXPECTED: u32 = 1 << 31;
+
+/// Places of a family of processes, one bit each.
+pub(super) type Places = [u64; PROCESSES / 64];
+
+/// The processes of a family that know searched sockets, each by its number; 0 for none. In memory that they share.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct Family {
+    /// Owned by who gives places out or takes them back.
+    owner: AtomicU32,
+    places: [AtomicU32; PROCESSES],
+}
+
+/// One more than the place of this process; 0: none.
+static OWN: AtomicU32 = AtomicU32::new(0);
+/// In a child: the process that made it, if it has a place for it.
+static PARENT: AtomicU32 = AtomicU32::new(0);
+
+/// A place, or none where there was no room.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Member(Option<usize>);
+
+impl Family {
+    fn own(&'static self) -> Option<Guard<'static>> {
+        lock::acquire(&self.owner)
+    }
+
+    fn find(&self, content: u32) -> Option<usize> {
+        self.places.iter().position(|place| place.load(Relaxed) == content)
+    }
+
+    fn put(&self, place: usize, content: u32) {
+        if let Some(place) = self.places.get(place) {
+            place.store(content, Release);
+        }
+    }
+
+    /// A free place gets this content, if need be one of the dead, which `forget` is told to forget. Owned by the caller.
+    fn join(&self, content: u32, forget: impl Fn(&Places)) -> Member {
+        let place = self.find(0).or_else(|| {
+            self.bury(forget);
+            self.find(0)
+        });
+        if let Some(place) = place {
+            self.put(place, content);
+        }
+        Member(place)
+    }
+
+    /// This process's place.
+    pub(super) fn member(&'static self, forget: impl Fn(&Places)) -> Member {
+        let known = Self::known();
+        if known.0.is_some() {
+            return known;
+        }
+        let Some(_guard) = self.own() else {
+            return Member(None);
+        };
+        // Another thread may have been first.
+        let known = Self::known();
+        if known.0.is_some() {
+            return known;
+        }
+        let own = self.join(raw::getpid(), forget);
+        OWN.store(own.number(), Relaxed);
+        own
+    }
+
+    /// The same, if it has one.
+    pub(super) fn known() -> Member {
+        Member((OWN.load(Relaxed) as usize).checked_sub(1))
+    }
+
+    /// A place for the child that this process is about to make.
+    pub(super) fn expect(&'static self, forget: impl Fn(&Places)) -> Member {
+        let pid = raw::getpid();
+        PARENT.store(pid, Relaxed);
+        match self.own() {
+            Some(_guard) => self.join(EXPECTED | pid, forget),
+            None => Member(None),
+        }
+    }
+
+    /// In a child: takes the place that its parent has for it. Where several threads make children at a time, any of theirs.
+    pub(super) fn arrive(&'static self) -> Member {
+        let expected = EXPECTED | PARENT.swap(0, Relaxed);
+        OWN.store(0, Relaxed);
+        let pid = raw::getpid();
+        let _guard = self.own();
+        // The parent may have been faster.
+        let own = Member(self.find(pid).or_else(|| self.find(expected)));
+        if let Some(place) = own.0 {
+            self.put(place, pid);
+        }
+        OWN.store(own.number(), Relaxed);
+        own
+    }
+
+    /// In a parent: says who the child is, lest it be killed before it does. If there is none, its place is free again.
+    pub(super) fn made(&'static self, forget: impl Fn(&Places)) {
+        let expected = EXPECTED | raw::getpid();
+        if self.find(expected).is_none() {
+            return;
+        }
+        // The last is the latest, unless it has arrived, or has ended and is forgotten. Asked without the table, which the child needs.
+        let mut latest = 0;
+        let told = listing::children(|child| {
+            if self.find(child).is_none() {
+                latest = child;
+            }
+        });
+        let Some(_guard) = self.own().filter(|_| told) else {
+            return;
+        };
+        if latest != 0 && self.find(latest).is_some() {
+            // It has arrived meanwhile.
+            return;
+        }
+        if let Some(place) = self.find(expected) {
+            if latest == 0 {
+                forget(&only(place));
+            }
+            self.put(place, latest);
+        }
+    }
+
+    /// Frees the places of the dead.
+    pub(super) fn forget_the_dead(&'static self, forget: impl Fn(&Places)) {
+        if let Some(_guard) = self.own() {
+            self.bury(forget);
+        }
+    }
+
+    fn bury(&self, forget: impl Fn(&Places)) {
+        let dead = |place: &AtomicU32| {
+            let pid = place.load(Acquire);
+            pid != 0 && pid & EXPECTED == 0 && !raw::thread_alive(pid)
+        };
+        let mut all: Places = [0; _];
+        for (index, _) in self.places.iter().enumerate().filter(|(_, place)| dead(place)) {
+            for (word, one) in all.iter_mut().zip(only(index)) {
+                *word |= one;
+            }
+        }
+        forget(&all);
+        for index in (0..PROCESSES).filter(|index| all[index / 64] & bit(*index) != 0) {
+            self.put(index, 0);
+        }
+    }
+}
+
+const fn bit(place: usize) -> u64 {
+    1 << (place % 64)
+}
+
+fn only(place: usize) -> Places {
+    let mut all: Places = [0; _];
+    all[place / 64] = bit(place);
+    all
+}
+
+impl Member {
+    fn number(self) -> u32 {
+        self.0.and_then(|place| u32::try_from(place + 1).ok()).unwrap_or(0)
+    }
+}
+
+/// The processes that know one socket.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Holders {
-    /// A process in the upper half, its descriptors in the lower; 0 for none.
-    known: [AtomicU64; PROCESSES],
-    /// Children that have not told who they are, and those there was no place for: while there is one, the socket is known.
+    known: [AtomicU64; PROCESSES / 64],
+    /// Those there was no place for, or that knew it before it was searched: while there is one, the socket is known.
     unknown: AtomicU32,
 }
 
-const fn process(entry: u64) -> u32 {
-    (entry >> 32) as u32
-}
-
 impl Holders {
-    pub(super) fn clear(&self) {
-        for entry in &self.known {
-            entry.store(0, Relaxed);
+    /// This process, and so many others.
+    pub(super) fn begin(&self, own: Member, others: u32) {
+        for word in &self.known {
+            word.store(0, Relaxed);
         }
-        self.unknown.store(0, Relaxed);
+        self.unknown.store(others, Relaxed);
+        self.add(own);
     }
 
-    fn of(&self, pid: u32) -> Option<&AtomicU64> {
-        self.known.iter().find(|entry| process(entry.load(Relaxed)) == pid)
-    }
-
-    /// One more descriptor of this process.
-    pub(super) fn add(&self, pid: u32) {
-        if let Some(entry) = self.of(pid) {
-            entry.fetch_add(1, AcqRel);
-            return;
-        }
-        let fresh = u64::from(pid) << 32 | 1;
-        let taken = |entry: &AtomicU64| entry.compare_exchange(0, fresh, AcqRel, Relaxed).is_ok();
-        if self.known.iter().any(taken) {
-            return;
-        }
-        self.forget_the_dead();
-        if !self.known.iter().any(taken) {
-            self.unknown.fetch_add(1, AcqRel);
+    pub(super) fn add(&self, process: Member) {
+        match process.0 {
+            Some(place) => drop(self.known[place / 64].fetch_or(bit(place), AcqRel)),
+            None => drop(self.unknown.fetch_add(1, AcqRel)),
         }
     }
 
-    /// One descriptor less. True if nobody knows the socket any more.
-    pub(super) fn remove(&self, pid: u32) -> bool {
-        if let Some(entry) = self.of(pid)
-            && entry.fetch_sub(1, AcqRel) & u64::from(u32::MAX) == 1
-        {
-            entry.store(0, Relaxed);
+    /// A child has a place, which may not be the one that was expected to be its.
+    pub(super) fn arrive(&self, own: Member) {
+        if own.0.is_some() {
+            self.add(own);
         }
-        self.are_gone()
     }
 
-    fn forget_the_dead(&self) {
-        for entry in &self.known {
-            let known = entry.load(Acquire);
-            if known != 0 && !raw::thread_alive(process(known)) {
-                let _ = entry.compare_exchange(known, 0, AcqRel, Relaxed);
-            }
+    pub(super) fn remove(&self, process: Member) {
+        let known = |place: usize| self.known[place / 64].fetch_and(!bit(place), AcqRel) & bit(place) != 0;
+        if !process.0.is_some_and(known) {
+            let less = |unknown: u32| unknown.checked_sub(1);
+            let _ = self.unknown.fetch_update(AcqRel, Acquire, less);
+        }
+    }
+
+    pub(super) fn forget(&self, dead: &Places) {
+        for (word, dead) in self.known.iter().zip(dead).filter(|(_, dead)| **dead != 0) {
+            word.fetch_and(!dead, AcqRel);
         }
     }
 
     /// Whether no process that knows the socket is left.
     pub(super) fn are_gone(&self) -> bool {
-        self.forget_the_dead();
-        self.unknown.load(Acquire) == 0 && self.known.iter().all(|entry| entry.load(Acquire) == 0)
-    }
-
-    /// A child of this process is about to be made.
-    pub(super) fn expect_child(&self, pid: u32) {
-        if self.of(pid).is_some() {
-            self.unknown.fetch_add(1, AcqRel);
-        }
-    }
-
-    /// This process is the child of one that had announced it, and has so many descriptors: called once for each.
-    pub(super) fn arrive(&self, pid: u32) {
-        let first = self.of(pid).is_none();
-        self.add(pid);
-        if first {
-            self.unknown.fetch_sub(1, AcqRel);
-        }
+        self.unknown.load(Acquire) == 0 && self.known.iter().all(|word| word.load(Acquire) == 0)
     }
 }

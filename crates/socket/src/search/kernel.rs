@@ -22,8 +22,13 @@ const LARGE: usize = 48 << 10;
 const MIDDLE: usize = 8 << 10;
 /// Pieces of the present size to be peeked in one go.
 const BULK: usize = 64;
+/// So many pieces of the present size that are passed over are most likely received later, one by one.
+const PASSED: usize = 256;
 /// The least that is peeked in one go.
 const LEAST: usize = 4 << 10;
+
+/// What a search fails with whose bytes stand behind urgent data.
+pub(super) const BEHIND_URGENT_DATA: Errno = libc::EOPNOTSUPP;
 
 /// A searched direction that is in the kernel; owned by the caller.
 #[derive(Clone, Copy, Debug)]
@@ -83,8 +88,10 @@ impl Front<'_> {
             return Err(libc::ENOBUFS);
         }
         let mut ended = false;
-        // What ends further away than is ever peeked in bulk is not looked for there at all.
-        let small = want < LARGE && !ask.shared && end.saturating_sub(self.base()) <= BUFFER as u64;
+        // What ends further away than is ever peeked in bulk is not looked for there at all, nor what lies far behind all that has been peeked.
+        let passed = end.saturating_sub(want as u64 + self.peeked.range(self.area).1.max(self.base()));
+        let near = passed <= MIDDLE.max(want.saturating_mul(PASSED)) as u64;
+        let small = want < LARGE && !ask.shared && near && end.saturating_sub(self.base()) <= BUFFER as u64;
         let short = || self.peeked.range(self.area).1 < end;
         // Counting costs less than to peek in vain, which a bulk is not after a wait.
         if ask.whole && !(small && last) && self.counted(end) < end {
@@ -118,8 +125,12 @@ impl Front<'_> {
             if got == 0 {
                 break;
             }
-            if ask.takes() {
-                let _ = holes.take(at, at + got as u64);
+            if ask.takes() && holes.take(at, at + got as u64).is_err() {
+                // There was room for as much as was asked for, which reached up to a hole.
+                if done == 0 {
+                    return Err(libc::ENOBUFS);
+                }
+                break;
             }
             done += got;
             if got < most && to <= at {
@@ -148,7 +159,15 @@ impl Front<'_> {
         if ended && self.base() == self.area.holes.head() && self.area.holes.count() == 0 && ask.offset == 0 {
             return Ok(Step::End);
         }
-        if (last || ended) && raw::poll_now(self.fd, over) & over != 0 {
+        let told = if last || ended {
+            raw::poll_now(self.fd, over | libc::POLLPRI)
+        } else {
+            0
+        };
+        if told & libc::POLLPRI != 0 && ask.offset > 0 && self.count() < end {
+            return Err(BEHIND_URGENT_DATA);
+        }
+        if told & over != 0 {
             // Whatever came before the end is there by now.
             if self.there(end) >= end {
                 return Ok(Step::Again);
@@ -188,7 +207,12 @@ impl Front<'_> {
         self.settle(true)?;
         let base = self.base();
         let reach = narrow(end.saturating_sub(base));
-        let len = want.saturating_mul(BULK).clamp(LEAST, BUFFER).max(reach);
+        // Who walks away from the front goes on, and each peek begins there: twice as far copies each byte twice at most.
+        let len = want
+            .saturating_mul(BULK)
+            .max(LEAST)
+            .max(reach.saturating_mul(2))
+            .min(BUFFER);
         peek_from(self.fd, self.area, 0);
         // Whatever interrupts the call, what the buffer held is no longer there.
         self.peeked.forget();
@@ -268,6 +292,16 @@ impl Front<'_> {
 
     fn at_offset(&self, ask: &Ask<'_>, done: usize, at: u64, most: usize, ended: &mut bool) -> Result<usize, Errno> {
         match self.peek_at(at, ask, done, most) {
+            // The kernel counts up to urgent data only, and peeks behind it as if it were a byte of the stream.
+            Ok(got) if got > 0 && self.counted(at + got as u64) < at + got as u64 => {
+                let base = self.base();
+                self.settle(true)?;
+                // It may have stood among what had been received.
+                if self.base() == base {
+                    return self.unless_first(done, BEHIND_URGENT_DATA);
+                }
+                self.at_offset(ask, done, at, most, ended)
+            }
             Ok(got) => {
                 *ended = got == 0;
                 Ok(got)
@@ -282,7 +316,7 @@ impl Front<'_> {
         if done == 0 {
             return Err(errno);
         }
-        if errno != libc::ENOBUFS {
+        if !matches!(errno, libc::ENOBUFS | BEHIND_URGENT_DATA) {
             self.area.error.store(errno, Relaxed);
         }
         Ok(0)

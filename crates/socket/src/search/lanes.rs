@@ -7,7 +7,7 @@
 mod parts;
 
 use super::area::{Area, Peeked};
-use super::kernel::{Front, peek_at_offset, peek_from, peek_over};
+use super::kernel::{BEHIND_URGENT_DATA, Front, peek_at_offset, peek_from, peek_over};
 use super::waiting::{announce, lift_mark};
 use super::{Ask, Step, front};
 use crate::conn::{self, Conn};
@@ -162,7 +162,7 @@ impl<'a> Stretches<'a> {
             return Err(libc::ENOBUFS);
         }
         if ask.whole && !self.reaches(&parts, from, end) {
-            return self.lacking(&parts, end, last);
+            return self.lacking(&parts, ask, end, last);
         }
         let mut done = 0;
         while done < want {
@@ -188,8 +188,12 @@ impl<'a> Stretches<'a> {
             if got == 0 {
                 break;
             }
-            if ask.takes() {
-                self.take(&parts, at, at + got as u64);
+            if ask.takes() && !self.take(&parts, at, at + got as u64) {
+                // There was room for as much as was asked for, which reached up to a hole.
+                if done == 0 {
+                    return Err(libc::ENOBUFS);
+                }
+                break;
             }
             done += got;
         }
@@ -201,7 +205,7 @@ impl<'a> Stretches<'a> {
             }
             return Ok(Step::Bytes(done));
         }
-        self.lacking(&parts, from.saturating_add(1), last)
+        self.lacking(&parts, ask, from.saturating_add(1), last)
     }
 
     /// Peeks at what the kernel holds `into` bytes before.
@@ -224,13 +228,13 @@ impl<'a> Stretches<'a> {
         copied
     }
 
-    /// Notes that `from..to` has been received, and gives back the blocks that are whole now.
-    fn take(&self, parts: &Parts, from: u64, to: u64) {
+    /// Notes that `from..to` has been received, and gives back the blocks that are whole now; false if there is no room for a hole.
+    fn take(&self, parts: &Parts, from: u64, to: u64) -> bool {
         let Ok(hole) = self.area.holes.take(from, to) else {
-            return;
+            return false;
         };
         if hole.1 <= self.area.holes.head() {
-            return;
+            return true;
         }
         let [first, second, _] = &parts.all;
         let within = match first.place {
@@ -238,6 +242,7 @@ impl<'a> Stretches<'a> {
             Place::Kernel => (self.base().saturating_add(first.len), second.ready),
         };
         give_back(self.conn, &self.lane, hole, (from, to), within);
+        true
     }
 
     /// Gives up what has been received at the front, stretch by stretch.
@@ -342,7 +347,7 @@ impl<'a> Stretches<'a> {
     }
 
     /// The bytes before `end` are not all there: is that the end, too much, or just not yet?
-    fn lacking(&self, parts: &Parts, end: u64, last: bool) -> Result<Step, Errno> {
+    fn lacking(&self, parts: &Parts, ask: &Ask<'_>, end: u64, last: bool) -> Result<Step, Errno> {
         let not_yet = |until, kernel| Step::Stretches {
             lane: parts.published,
             until,
@@ -375,7 +380,11 @@ impl<'a> Stretches<'a> {
         }
         let not_yet = not_yet(parts.published.wrapping_add(1), parts.queued);
         let over = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
-        if raw::poll_now(self.conn.fd(), over) & over != 0 {
+        let told = raw::poll_now(self.conn.fd(), over | libc::POLLPRI);
+        if told & libc::POLLPRI != 0 && ask.offset > 0 && last {
+            return Err(BEHIND_URGENT_DATA);
+        }
+        if told & over != 0 {
             let now = self.parts(u64::MAX)?;
             let grown =
                 now.queued != parts.queued || now.all.map(|part| part.ready) != parts.all.map(|part| part.ready);

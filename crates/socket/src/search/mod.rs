@@ -339,7 +339,8 @@ fn begin(conn: &Conn, guard: &mut Guard<'_>) -> Result<&'static Area, Errno> {
     {
         return Err(libc::EOPNOTSUPP);
     }
-    let number = area::claim().ok_or(libc::ENOBUFS)?;
+    let others = locks.holders.load(Relaxed).saturating_sub(1);
+    let number = area::claim(others).ok_or(libc::ENOBUFS)?;
     // First of all: if this process is killed now, others that share the connection are to look for holes.
     guard.set_searched(true);
     locks.area.store(number, Release);

@@ -3,18 +3,19 @@
 //! While a socket has holes, it must be received from by these calls only; other processes or libraries that read the socket
 //! see the stream with the bytes of the holes in it. Readiness, as the kernel tells it, is right for these calls.
 
-use super::area::{self, Area};
+use super::area::{self, Area, Child};
 use super::kernel::Front;
 use super::{Ask, Searched, Step, check, may_be_simple, run, waiting};
 use crate::lifecycle::{is_tcp, nanoseconds};
 use crate::lock::{self, Guard};
 use crate::options::rules_searches_out;
 use crate::real;
+use crate::sys::memory::mapped;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{Deadline, Woken};
-use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU32, AtomicUsize};
 use libc::c_int;
 
 /// Descriptors from this number on cannot be searched.
@@ -85,7 +86,9 @@ impl Socket {
             return Ok(Woken::TimedOut);
         }
         let bound = sys::timespec(left.map_or(ns, |left| left.min(ns)));
-        match raw::poll_until(self.front.fd, events, Some(bound)) {
+        // Errors are told of at once even to who waits for nothing.
+        let fd = if events == 0 { -1 } else { self.front.fd };
+        match raw::poll_until(fd, events, Some(bound)) {
             Ok(_) => Ok(Woken::Look),
             Err(libc::EINTR) => Ok(Woken::Interrupted),
             Err(errno) => Err(errno),
@@ -126,17 +129,23 @@ fn first(fd: c_int, identity: u64, place: &'static AtomicU32) -> Result<(), Errn
     }
     release(place);
     let number = match area::find(identity) {
-        Some(number) => number,
+        Some(number) => {
+            // Another process's as yet, or another descriptor's.
+            if area::peeked(number).is_some_and(|peeked| peeked.descriptors.load(Relaxed) == 0) {
+                area::add(number);
+            }
+            number
+        }
         None => {
             if rules_searches_out(fd) {
                 return Err(libc::EOPNOTSUPP);
             }
-            let number = match area::claim() {
+            sweep_in_time();
+            let number = match area::claim(0) {
                 Some(number) => number,
                 None => {
                     sweep();
-                    area::free_orphans();
-                    area::claim().ok_or(libc::ENOBUFS)?
+                    area::claim(0).ok_or(libc::ENOBUFS)?
                 }
             };
             let area = area::numbered(number).ok_or(libc::ENOBUFS)?;
@@ -144,8 +153,8 @@ fn first(fd: c_int, identity: u64, place: &'static AtomicU32) -> Result<(), Errn
             number
         }
     };
-    if let Some(area) = area::numbered(number) {
-        area.holders.add(raw::getpid());
+    if let Some(peeked) = area::peeked(number) {
+        peeked.descriptors.fetch_add(1, Relaxed);
     }
     place.store(number, Release);
     Ok(())
@@ -169,14 +178,34 @@ static CLAIMING: AtomicU32 = AtomicU32::new(0);
 
 /// Forgets what a descriptor stood for.
 fn release(place: &AtomicU32) {
-    let Some(area) = area::numbered(place.load(Relaxed)) else {
+    let number = place.load(Relaxed);
+    let (Some(area), Some(peeked)) = (area::numbered(number), area::peeked(number)) else {
         return;
     };
-    if area.holders.remove(raw::getpid()) {
-        area.identity.store(0, Relaxed);
-        area::release(place);
+    if peeked.descriptors.fetch_sub(1, Relaxed) == 1 {
+        peeked.give_back();
+        area::leave(number);
+        if area.holders.are_gone() {
+            area::release(place);
+        }
     }
     place.store(0, Relaxed);
+}
+
+/// So many buffers of sockets that have been closed are no matter.
+const BUFFERS: usize = 16;
+
+/// Gives the memory back that sockets which have been closed still have: nobody tells of that. Rarely enough that each first search pays for a few
+/// looks only.
+fn sweep_in_time() {
+    static SINCE: AtomicUsize = AtomicUsize::new(0);
+    let since = SINCE.fetch_add(1, Relaxed);
+    if since >= BUFFERS.max(mapped() / 2) {
+        SINCE.store(0, Relaxed);
+        if mapped() > BUFFERS {
+            sweep();
+        }
+    }
 }
 
 /// Forgets all descriptors that stand for something else by now.
@@ -196,20 +225,22 @@ fn sweep() {
 fn start() {
     if STARTED.load(Relaxed) == 0 && STARTED.swap(1, Relaxed) == 0 {
         area::share();
-        sys::at_fork(|| area::expect_child(raw::getpid()), || {}, after_fork_in_child);
+        sys::at_fork(before_fork, area::after_fork_in_parent, after_fork_in_child);
     }
 }
 
-/// In a forked child: it knows each socket that its parent knew, and no thread is within [`first`].
+/// The child will know each socket that its parent knows.
+fn before_fork() {
+    let mut child = Child::default();
+    area::known_by_descriptors().for_each(|number| child.expect(number));
+}
+
+/// In a forked child: no thread is within [`first`].
 fn after_fork_in_child() {
     lock::after_fork();
     CLAIMING.store(0, Relaxed);
-    let pid = raw::getpid();
-    for place in &KNOWN {
-        if let Some(area) = area::numbered(place.load(Relaxed)) {
-            area.holders.arrive(pid);
-        }
-    }
+    area::after_fork_in_child();
+    area::known_by_descriptors().for_each(area::arrive);
 }
 
 impl Searched for Socket {
@@ -262,5 +293,54 @@ impl Searched for Socket {
 
     fn broken(&self, errno: Errno) {
         self.front.area.error.store(errno, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::queued;
+    use std::io::Write as _;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd as _;
+
+    const ALL: usize = 160 << 10;
+
+    /// Peeks at a few bytes every `step`; answers up to where the stream was peeked in bulk, and how often.
+    fn walk(step: usize) -> (u64, usize) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        let fd = far.as_raw_fd();
+        raw::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, &(1 << 20)).unwrap();
+        let sent: Vec<u8> = (0..=250).cycle().take(ALL).collect();
+        near.write_all(&sent).unwrap();
+        while queued(fd) < ALL {
+            std::thread::yield_now();
+        }
+        let mut ends = std::collections::BTreeSet::new();
+        for at in (0..ALL).step_by(step) {
+            let mut bytes = [0; 4];
+            let parts = [libc::iovec {
+                iov_base: bytes.as_mut_ptr().cast(),
+                iov_len: bytes.len(),
+            }];
+            let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+            assert_eq!(seek_receive(fd, Vector::own(&parts), flags, at), Ok(4));
+            assert_eq!(sent.get(at..at + 4), Some(&bytes[..]));
+            let Front { area, peeked, .. } = socket(fd).unwrap().front;
+            ends.insert(peeked.range(area).1);
+        }
+        (ends.last().copied().unwrap(), ends.len())
+    }
+
+    #[test]
+    fn a_walk_from_header_to_header_copies_little() {
+        // Near ones come with what is between, in few peeks.
+        for step in [16, 100, 1024, 4096] {
+            assert!(walk(step).1 <= 8, "{step}: {:?}", walk(step));
+        }
+        // What is between those that are far apart is left alone.
+        assert!(walk(16 << 10).0 <= 4096, "{:?}", walk(16 << 10));
     }
 }

@@ -93,9 +93,10 @@ impl Drop for Mark {
     }
 }
 
-/// Whether the stream has ended, so that no more than what is there will come.
+/// Whether the stream has ended, so that no more than what is there will come. `POLLERR` alone is of messages to the program, that what it sent
+/// without a copy has gone for one.
 pub(super) fn has_ended(fd: c_int) -> bool {
-    let over = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
+    let over = libc::POLLRDHUP | libc::POLLHUP;
     raw::poll_now(fd, over) & over != 0
 }
 

@@ -13,6 +13,9 @@ const NAME_AT: usize = 19;
 const STATUS: &CStr = c"/proc/thread-self/status";
 const ROOM: &[u8] = b"FDSize:";
 
+/// Where it lists the children of the calling thread, by number, each with a space behind it.
+const CHILDREN: &CStr = c"/proc/thread-self/children";
+
 /// How many descriptors the kernel's table has room for; `None` where it does not tell.
 pub(crate) fn room() -> Option<usize> {
     let fd = raw::open_file(STATUS).ok()?;
@@ -22,6 +25,31 @@ pub(crate) fn room() -> Option<usize> {
     let mut lines = status.get(..read.ok()?)?.split(|byte| *byte == b'\n');
     let room = lines.find_map(|line| line.strip_prefix(ROOM))?;
     core::str::from_utf8(room).ok()?.trim().parse().ok()
+}
+
+/// Tells `each` of the children that the calling thread has made, the latest last; false where the kernel does not tell.
+pub(crate) fn children(mut each: impl FnMut(u32)) -> bool {
+    let Ok(fd) = raw::open_file(CHILDREN) else {
+        return false;
+    };
+    let (mut part, mut at, mut number) = ([0; 1024], 0, 0_u32);
+    let told = loop {
+        match raw::pread(fd, &mut part, at) {
+            Ok(0) => break true,
+            Err(_) => break false,
+            Ok(read) => {
+                at += read.cast_signed() as libc::off_t;
+                for byte in part.iter().take(read) {
+                    match byte {
+                        b'0'..=b'9' => number = number.wrapping_mul(10).wrapping_add(u32::from(byte - b'0')),
+                        _ => each(core::mem::take(&mut number)),
+                    }
+                }
+            }
+        }
+    };
+    raw::close(fd);
+    told
 }
 
 /// The listing, part by part.
@@ -92,6 +120,17 @@ mod tests {
         assert!(room().is_some_and(|room| room > high && room.is_power_of_two()));
         raw::close(made);
         raw::close(c_int::try_from(high).unwrap());
+    }
+
+    #[test]
+    fn the_latest_child_is_listed_last() {
+        let mut made: Vec<_> = (0..300)
+            .map(|_| std::process::Command::new("true").spawn().unwrap())
+            .collect();
+        let mut listed = Vec::new();
+        assert!(children(|child| listed.push(child)));
+        assert!(listed.ends_with(&made.iter().map(std::process::Child::id).collect::<Vec<u32>>()));
+        made.iter_mut().for_each(|child| drop(child.wait()));
     }
 
     #[test]

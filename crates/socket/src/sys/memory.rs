@@ -2,8 +2,8 @@
 
 use super::{Errno, raw};
 use core::ffi::c_int;
-use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicPtr, AtomicUsize};
 use viaduct_channel::Dest;
 
 /// Bytes of a [`Buffer`].
@@ -12,6 +12,14 @@ pub(crate) const BUFFER: usize = 256 << 10;
 /// Buffers that are not needed just now: to map one and touch its pages takes longer than to search a short connection. Few, since they
 /// stay.
 static SPARE: [AtomicPtr<u8>; 4] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 4];
+
+/// Buffers that are mapped, of [`SPARE`] or not.
+static MAPPED: AtomicUsize = AtomicUsize::new(0);
+
+/// How many buffers take memory.
+pub(crate) fn mapped() -> usize {
+    MAPPED.load(Relaxed)
+}
 
 /// A buffer of [`BUFFER`] bytes that is mapped when it is first needed. One user at a time.
 #[derive(Debug)]
@@ -40,6 +48,7 @@ impl Buffer {
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as usize;
         // SAFETY: a new mapping where the kernel likes.
         let fresh = unsafe { raw::call(libc::SYS_mmap, [0, BUFFER, protection, flags, usize::MAX, 0]) }.ok()?;
+        MAPPED.fetch_add(1, Relaxed);
         let fresh = core::ptr::with_exposed_provenance_mut(fresh);
         self.0.store(fresh, Release);
         Some(fresh)
@@ -56,6 +65,7 @@ impl Buffer {
         if !at.is_null() && !SPARE.iter().any(free) {
             // SAFETY: the mapping made by `map`, of which nobody keeps an address.
             let _ = unsafe { raw::call(libc::SYS_munmap, [at.expose_provenance(), BUFFER, 0, 0, 0, 0]) };
+            MAPPED.fetch_sub(1, Relaxed);
         }
     }
 

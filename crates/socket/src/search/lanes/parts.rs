@@ -96,7 +96,7 @@ impl Stretches<'_> {
                         len: ready,
                         ..Part::open(Place::Lane, ready)
                     };
-                    let queued = kernel::queued(self.conn.fd()) as u64;
+                    let queued = self.raw_bytes();
                     return Ok(Parts {
                         all: [rest, Part::open(Place::Kernel, queued), Part::NONE],
                         published,
@@ -112,12 +112,21 @@ impl Stretches<'_> {
                 Source::Raw => {
                     self.conn.pay_ready(self.guard);
                     let published = self.lane.published();
-                    let queued = kernel::queued(self.conn.fd()) as u64;
+                    let queued = self.raw_bytes();
                     if self.incoming.source() == Source::Raw {
                         return Ok(one(Part::open(Place::Kernel, queued), published, queued));
                     }
                 }
             }
+        }
+    }
+
+    /// Bytes that the kernel holds, all raw. Behind urgent data it counts none until the first of them has been received.
+    fn raw_bytes(&self) -> u64 {
+        let fd = self.conn.fd();
+        match kernel::queued(fd) as u64 {
+            0 if kernel::is_at_mark(fd) && raw::poll_now(fd, libc::POLLIN) != 0 => 1,
+            queued => queued,
         }
     }
 

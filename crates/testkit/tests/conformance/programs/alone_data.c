@@ -361,6 +361,30 @@ static void urgent_data(void)
     close_pair(p);
 }
 
+/* What comes before it is the first that the connection carries, and unread; it is received before or after that. */
+static void urgent_data_behind_the_first_bytes(void)
+{
+    enum { length = 60000 };
+    static char all[length], bytes[length];
+
+    for (int index = 0; index < length; index++)
+        all[index] = (char)(index * 7);
+    for (int round = 0; round < 4; round++) {
+        struct pair p = connect_quickly();
+        int some = round % 2 ? length : 2, first = round / 2, room = 1 << 20;
+        char byte = 0;
+
+        EXPECT(setsockopt(p.far, SOL_SOCKET, SO_RCVBUF, &room, sizeof room) == 0);
+        EXPECT(send_all(p.near, all, some) && send(p.near, "!", 1, MSG_OOB) == 1 && send_all(p.near, all, some));
+        sleep_ms(20);
+        EXPECT(!first || (recv(p.far, &byte, 1, MSG_OOB) == 1 && byte == '!'));
+        EXPECT(receive_all(p.far, bytes, some) && !memcmp(bytes, all, some));
+        EXPECT(first || (recv(p.far, &byte, 1, MSG_OOB) == 1 && byte == '!'));
+        EXPECT(receive_all(p.far, bytes, some) && !memcmp(bytes, all, some));
+        close_pair(p);
+    }
+}
+
 static void options_and_addresses(void)
 {
     struct pair p = make_pair();
@@ -435,5 +459,5 @@ static void small_buffers_fill_soon(void)
 MAIN(ALONE(peek_shows_what_comes), ALONE(waitall_waits), ALONE(dontwait_does_not_wait), ALONE(trunc_throws_away),
      ALONE(vectors), ALONE(messages), ALONE(several_messages), ALONE(fortified_calls), ALONE(counts_of_waiting_bytes),
      ALONE(nothing_is_sent_and_received), ALONE(much_both_ways), ALONE(files_are_sent), ALONE(splices),
-     ALONE(vectors_with_flags), ALONE(text_is_printed), ALONE(urgent_data), ALONE(small_buffers_fill_soon),
+     ALONE(vectors_with_flags), ALONE(text_is_printed), ALONE(urgent_data), ALONE(urgent_data_behind_the_first_bytes), ALONE(small_buffers_fill_soon),
      ALONE(options_and_addresses), ALONE(threads_share_a_socket))

@@ -280,6 +280,75 @@ static void another_program_goes_on_where_it_was(void)
     }
 }
 
+/* Urgent data stands apart from the stream: a search finds bytes before it, and refuses those behind it until it is next. */
+static void searches_stop_at_urgent_data(void)
+{
+    enum { before = 60000, behind = 60000, large = 50000 };
+    static unsigned char sent[before + behind], bytes[large];
+
+    for (size_t index = 0; index < sizeof sent; index++)
+        sent[index] = pattern(index);
+    for (int round = 0; round < 8; round++) {
+        struct pair p = connect_quickly();
+        size_t len = round % 2 ? large : 10;
+        int flags = round % 4 / 2 ? MSG_WAITALL : 0, room = 1 << 20;
+
+        EXPECT(setsockopt(p.far, SOL_SOCKET, SO_RCVBUF, &room, sizeof room) == 0);
+        EXPECT(send_all(p.near, sent, before) && send(p.near, "!", 1, MSG_OOB) == 1);
+        EXPECT(send_all(p.near, sent + before, behind));
+        settle();
+        EXPECT_ERROR(viaduct_seek_recv(p.far, bytes, len, flags | (round / 4 ? MSG_DONTWAIT : 0), before + 5), EOPNOTSUPP);
+        EXPECT(viaduct_seek_recv(p.far, bytes, len, flags, 500) == (ssize_t)len && !memcmp(bytes, sent + 500, len));
+        for (size_t at = 0; at < before;) {
+            size_t most = at < 500 ? 500 - at : before - at;
+            ssize_t got = in_order(p.far, bytes, most < large ? most : large, 0);
+
+            EXPECT(got > 0 && !memcmp(bytes, sent + at, (size_t)got));
+            at += (size_t)got;
+            at += at == 500 ? len : 0;
+        }
+        EXPECT(in_order(p.far, bytes, 5, MSG_WAITALL) == 5 && !memcmp(bytes, sent + before, 5));
+        EXPECT(viaduct_seek_recv(p.far, bytes, len, flags, 100) == (ssize_t)len && !memcmp(bytes, sent + before + 105, len));
+        close_pair(p);
+    }
+}
+
+static void *send_four_later(void *fd)
+{
+    sleep_ms(400);
+    send(*(int *)fd, "0123", 4, 0);
+    return NULL;
+}
+
+/* That what was sent without a copy has gone is told as an error, and is none: streams go on. */
+static void completions_are_no_end(void)
+{
+    struct pair p = connect_pair();
+    struct pollfd entry = {p.far, 0, 0};
+    static char sent[20000];
+    viaduct_inbox *inbox = viaduct_inbox_open(0, 0);
+    char bytes[10];
+    int on = 1;
+    pthread_t thread;
+
+    /* There such a socket is not searched. */
+    if (under_viaduct() || setsockopt(p.far, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on))
+        return;
+    EXPECT(send(p.far, sent, sizeof sent, MSG_ZEROCOPY) == sizeof sent);
+    EXPECT(recv(p.near, sent, sizeof sent, MSG_WAITALL) == sizeof sent);
+    EXPECT(poll(&entry, 1, 2000) == 1 && entry.revents == POLLERR);
+    thread = in_thread(send_four_later, &p.near);
+    EXPECT(viaduct_seek_recv(p.far, bytes, 2, MSG_WAITALL, 2) == 2 && !memcmp(bytes, "23", 2));
+    pthread_join(thread, NULL);
+    EXPECT(viaduct_seek_recv(p.far, bytes, 10, 0, 0) == 2);
+    EXPECT(viaduct_inbox_add(inbox, p.far) >= 0);
+    /* Half of a frame. */
+    EXPECT(send(p.near, "VMSG\1\0\0\0\3\0", 10, 0) == 10);
+    EXPECT_ERROR(viaduct_msg_recv(inbox, -1, -1, bytes, sizeof bytes, 100, NULL), ETIMEDOUT);
+    viaduct_inbox_close(inbox);
+    close(p.near);
+}
+
 int main(int argc, char **argv)
 {
     static const struct check checks[] = {
@@ -289,6 +358,8 @@ int main(int argc, char **argv)
         {"messages_carry_an_offset", messages_carry_an_offset},
         {"stdio_goes_on_where_it_was", stdio_goes_on_where_it_was},
         {"another_program_goes_on_where_it_was", another_program_goes_on_where_it_was},
+        {"searches_stop_at_urgent_data", searches_stop_at_urgent_data},
+        {"completions_are_no_end", completions_are_no_end},
     };
 
     return run_checks(checks, sizeof checks / sizeof *checks, argc, argv);

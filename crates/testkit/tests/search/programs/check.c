@@ -36,23 +36,6 @@ void settle(void)
     sleep_ms(3);
 }
 
-struct pair connect_quickly(void)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    socklen_t len = sizeof address;
-    int listener = socket(AF_INET, SOCK_STREAM, 0);
-    struct pair p = {socket(AF_INET, SOCK_STREAM, 0), -1};
-
-    if (bind(listener, (struct sockaddr *)&address, len) || listen(listener, 1) ||
-        getsockname(listener, (struct sockaddr *)&address, &len) ||
-        connect(p.near, (struct sockaddr *)&address, len) || (p.far = accept(listener, NULL, NULL)) < 0) {
-        perror("connect_quickly");
-        exit(1);
-    }
-    close(listener);
-    return p;
-}
-
 void reset(int fd)
 {
     struct linger linger = {.l_onoff = 1, .l_linger = 0};

@@ -44,8 +44,6 @@ ssize_t in_order(int fd, void *bytes, size_t count, int flags);
 long waiting(int fd);
 /* What has been sent is there. */
 void settle(void);
-/* A connection that no lane has had the time for. */
-struct pair connect_quickly(void);
 /* Closes it without an end of its stream. */
 void reset(int fd);
 /* Until the thread waits in the kernel: no if it has ended instead, or has not done so for some seconds. */

@@ -395,6 +395,39 @@ static void a_larger_buffer_reaches_further(void)
     }
 }
 
+static void *send_much(void *fd)
+{
+    static char sent[4 << 20];
+
+    send_all(*(int *)fd, sent, sizeof sent);
+    return NULL;
+}
+
+/* A buffer that is full of what has been received, but for a little, has room for what is not. */
+static void received_bytes_take_no_room(void)
+{
+    static char bytes[60000];
+    struct pair p = connect_quickly();
+    int room = 120000, full = 0, before;
+    pthread_t thread;
+
+    EXPECT(setsockopt(p.far, SOL_SOCKET, SO_RCVBUF, &room, sizeof room) == 0);
+    thread = in_thread(send_much, &p.near);
+    do {
+        before = full;
+        sleep_ms(50);
+        EXPECT(ioctl(p.far, FIONREAD, &full) == 0);
+    } while (full == 0 || full != before);
+    while (waiting(p.far) > 20000 && full > 0) {
+        EXPECT(viaduct_seek_recv(p.far, bytes, 4000, MSG_WAITALL, 0) == 4000);
+        full -= 4000;
+    }
+    EXPECT(viaduct_seek_recv(p.far, bytes, sizeof bytes, MSG_WAITALL, 10000) == sizeof bytes);
+    shutdown(p.far, SHUT_RDWR);
+    pthread_join(thread, NULL);
+    close_pair(p);
+}
+
 int main(int argc, char **argv)
 {
     static const struct check checks[] = {
@@ -407,6 +440,7 @@ int main(int argc, char **argv)
         {"killed_holders_damage_holes", killed_holders_damage_holes},
         {"only_so_many_sockets_can_be_searched", only_so_many_sockets_can_be_searched},
         {"a_larger_buffer_reaches_further", a_larger_buffer_reaches_further},
+        {"received_bytes_take_no_room", received_bytes_take_no_room},
     };
 
     signal(SIGPIPE, SIG_IGN);
