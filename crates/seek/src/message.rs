@@ -28,7 +28,7 @@ mod wait;
 use crate::cancel::Kept;
 use queue::Message;
 use source::{Place, Source};
-use wait::{Taken, Turn, Waiter};
+use wait::{Call, Taken, Turn, Waiter};
 
 /// Bytes before each payload.
 pub const FRAME: usize = 12;
@@ -380,8 +380,10 @@ impl Inbox {
         if let Ok(news) = &taken.news {
             sources.note(news);
         }
-        if taken.for_others {
-            self.waiter.call_others();
+        match taken.call {
+            Call::None => {}
+            Call::Followers => self.waiter.call_followers(),
+            Call::All => self.waiter.call_others(),
         }
         taken.news.map(drop).map_err(|error| match error.kind() {
             io::ErrorKind::Interrupted => Error::Interrupted,

@@ -58,17 +58,21 @@ pub(crate) fn add(conn: &Conn, word: usize, amount: u64) {
 /// The slot of a connection that has none yet.
 #[cold]
 fn begin_slot(conn: &Conn) -> Option<&'static Slot> {
-    if !conn.flag(FORKED) || lifecycle::is_confined() {
+    if !conn.flag(FORKED) || conn.is_early() || conn.index() >= SLOTS || lifecycle::is_confined() {
         return None;
     }
-    begin_inherited();
+    start();
+    if STARTED.load(Acquire) == SETTLED && words().is_some() {
+        publish(conn);
+    }
     slot_of(conn)
 }
 
-/// A forked child begins its region when it first uses a connection that it has inherited, or before it cannot any more.
+/// Begins what connections that this process has inherited will need, since it cannot later.
 pub(crate) fn begin_inherited() {
-    if STARTED.load(Relaxed) == 0 && records::all().any(|conn| conn.flag(FORKED)) {
-        start();
+    let inherited = |conn: &&Conn| conn.flag(FORKED) && slot_of(conn).is_none() && !conn.is_early();
+    for conn in records::all().filter(inherited) {
+        begin_slot(conn);
     }
 }
 
@@ -119,7 +123,9 @@ fn make() {
     REGION_FD.store(fd, Relaxed);
     POPULATED.store(0, Relaxed);
     REGION.store(Box::leak(Box::new(mapping)), Release);
-    records::all().filter(|conn| !conn.is_early()).for_each(publish);
+    // What has been inherited is most often not used.
+    let own = |conn: &&Conn| !conn.is_early() && !conn.flag(FORKED);
+    records::all().filter(own).for_each(publish);
 }
 
 /// [`layout::BARRED`].

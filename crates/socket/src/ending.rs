@@ -4,7 +4,7 @@ use crate::conn::{Conn, FORKED, LEFT, Phase};
 use crate::lock::Locks;
 use crate::records::disclaim;
 use crate::search::area;
-use crate::{agent, bell, counters, epoll, forks, lone, peer_bells, sys, table, worth};
+use crate::{agent, bell, counters, epoll, forks, lifecycle, lone, peer_bells, sys, table, worth};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 impl Conn {
@@ -32,8 +32,12 @@ impl Conn {
         };
         if before & LEFT == 0 {
             forks::left(self);
-            if let Some(locks) = self.locks() {
-                area::leave(locks.area.load(Acquire));
+            // Before a child has come to itself, the place is its parent's.
+            if let Some(locks) = self.locks()
+                && let reference @ 1.. = locks.area.load(Acquire)
+                && lifecycle::owns_records()
+            {
+                area::leave(reference);
             }
         }
         match self.locks() {

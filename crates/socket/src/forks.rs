@@ -39,7 +39,8 @@ fn count(conn: &Conn, within: bool, child: &mut area::Child) {
     };
     let (word, bit) = place(conn);
     locks.holders.fetch_add(1, AcqRel);
-    // In this order: who searches it first meanwhile counts the child, if we do not tell of it.
+    // In this order, see `search::begin`: whoever searches it first meanwhile counts the child, if we do not.
+    fence(SeqCst);
     child.expect(locks.area.load(Acquire));
     conn.counted.store(core::ptr::from_ref(locks).cast_mut(), Relaxed);
     word.fetch_or(bit, Relaxed);

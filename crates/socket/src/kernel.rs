@@ -199,6 +199,15 @@ pub(crate) fn queued_in_all(fd: c_int) -> usize {
     queued
 }
 
+/// The same at less cost where no urgent data is told of.
+pub(crate) fn queued_surely(fd: c_int) -> usize {
+    if raw::poll_now(fd, libc::POLLPRI) == 0 {
+        queued(fd)
+    } else {
+        queued_in_all(fd)
+    }
+}
+
 /// Kernel position of the next byte to be received, with `queued` bytes before the last that came. Only right while the connection is up: a reset
 /// hides whether a FIN was counted. The caller owns the receiving direction. `None` while bytes arrive faster than they can be counted.
 pub(crate) fn receive_position(fd: c_int, queued: fn(c_int) -> usize) -> Option<u64> {

@@ -373,6 +373,9 @@ pub(crate) fn is_confined() -> bool {
 
 /// The process is about to forbid itself system calls: what would take some later, and can be done without, is done now or never.
 pub fn confining() {
+    if lodgers::is_one() {
+        return;
+    }
     counters::begin_inherited();
     CONFINED.store(true, Relaxed);
 }

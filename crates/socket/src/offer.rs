@@ -163,7 +163,7 @@ impl Conn {
             && self.direct_receives.load(SeqCst) == 0
             && let Some(segment) = self.segment(receive)
             && let Some(locks) = self.locks()
-            && let Some(position) = kernel::receive_position(self.fd(), kernel::queued_in_all)
+            && let Some(position) = kernel::receive_position(self.fd(), kernel::queued_surely)
         {
             locks.position.store(position, Relaxed);
             self.know_raw(0);

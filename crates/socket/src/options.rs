@@ -82,7 +82,7 @@ fn changes_receives(fd: c_int) -> bool {
 
 /// Whether the program has shown how it receives.
 fn has_received(conn: &Conn) -> bool {
-    kernel::receive_position(conn.fd(), kernel::queued_in_all).is_some_and(|position| position != 0)
+    kernel::receive_position(conn.fd(), kernel::queued_surely).is_some_and(|position| position != 0)
 }
 
 fn is_stamped(fd: c_int) -> bool {

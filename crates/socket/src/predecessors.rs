@@ -5,6 +5,8 @@ use crate::conn::{self, Conn};
 use crate::lifecycle::{duplicated, fresh, is_confined, is_tcp, start};
 use crate::sys::{self, raw};
 use crate::{lodgers, records, table};
+use core::sync::atomic::AtomicU8;
+use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_control::Reason;
 
@@ -31,13 +33,27 @@ pub fn inherited() {
     }
 }
 
+/// Whether the program was started with system calls forbidden; which, is not known.
+fn is_started_confined() -> bool {
+    static KNOWN: AtomicU8 = AtomicU8::new(UNKNOWN);
+    const UNKNOWN: u8 = 0;
+    const FREE: u8 = 1;
+    const CONFINED: u8 = 2;
+    if KNOWN.load(Relaxed) == UNKNOWN {
+        let status = std::fs::read("/proc/self/status").unwrap_or_default();
+        let is_free = status.split(|byte| *byte == b'\n').any(|line| line == b"Seccomp:\t0");
+        KNOWN.store(if is_free { FREE } else { CONFINED }, Relaxed);
+    }
+    KNOWN.load(Relaxed) == CONFINED
+}
+
 /// `fd` is new here. Where it is one more descriptor of a socket that is known, `may_be` says so of a descriptor of that.
 fn came(fd: c_int, may_be: impl Fn(c_int) -> bool) {
     if fd < 0 || lodgers::has_own_table() {
         return;
     }
     fresh(fd);
-    if is_confined() || !is_tcp(fd) {
+    if is_confined() || is_started_confined() || !is_tcp(fd) {
         return;
     }
     let cookie = |fd: c_int| {

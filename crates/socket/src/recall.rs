@@ -4,7 +4,7 @@
 use crate::conn::{self, Conn, Phase};
 use crate::marks::{self, Marks};
 use crate::sys::{self, Errno, raw};
-use crate::{kernel, receive, records, send};
+use crate::{kernel, receive, receive_raw, records, send};
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU64};
 use viaduct_channel::{Receiver, Returns, Segment};
@@ -96,7 +96,7 @@ pub(crate) fn begin(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>) {
 
 /// Whether there is room for all that would have to be given back, as far as can be told now: part of it would only put the rest out of order.
 fn fits(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>) -> bool {
-    has_room(segment, incoming, incoming.to_give_back(|| receive::position(conn)))
+    has_room(segment, incoming, incoming.to_give_back(|| receive_raw::position(conn)))
 }
 
 /// Whether the peer has begun with its part.
@@ -138,7 +138,7 @@ fn give_back_raw(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>, until:
     let mut bytes = [0; PART];
     let mut moved = false;
     loop {
-        let left = until.saturating_sub(receive::position(conn));
+        let left = until.saturating_sub(receive_raw::position(conn));
         let Some(part) = bytes.get_mut(..usize::try_from(left).unwrap_or(PART).min(PART)) else {
             return moved;
         };

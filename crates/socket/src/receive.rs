@@ -5,7 +5,7 @@ use crate::direct::DirectCall;
 use crate::lock::Guard;
 use crate::marks::{Marks, keep_error, look_past_bells};
 use crate::peek::Peek;
-use crate::receive_raw::{before_lane, behind_urgent_data, end_of_raw, low_water, raw_receive};
+use crate::receive_raw::{before_lane, behind_urgent_data, end_of_raw, low_water, position, raw_receive};
 use crate::receive_wait::{END, wait_for_bytes};
 use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};
@@ -408,16 +408,6 @@ pub(crate) fn look(conn: &Conn, id: u64) -> Result<Found, Errno> {
 pub(crate) fn clear_marks(conn: &Conn, id: u64) {
     if let Err(errno) = look(conn, id) {
         conn.set_error(errno);
-    }
-}
-
-/// Kernel position of the next byte: the kernel's word while the connection is up, our own count once a reset hides it.
-pub(crate) fn position(conn: &Conn) -> u64 {
-    let own = conn.position();
-    match kernel::receive_position(conn.fd(), kernel::queued) {
-        // There may be urgent data, which hides what stands behind it.
-        Some(position) if position != own => kernel::receive_position(conn.fd(), kernel::queued_in_all).unwrap_or(own),
-        _ => own,
     }
 }
 

@@ -74,6 +74,16 @@ pub(crate) fn behind_urgent_data(conn: &Conn, vector: Vector<'_>, skip: usize, f
     })
 }
 
+/// Kernel position of the next byte: the kernel's word while the connection is up, our own count once a reset hides it.
+pub(crate) fn position(conn: &Conn) -> u64 {
+    let own = conn.position();
+    match kernel::receive_position(conn.fd(), kernel::queued) {
+        // There may be urgent data, which hides what stands behind it.
+        Some(position) if position != own => kernel::receive_position(conn.fd(), kernel::queued_in_all).unwrap_or(own),
+        _ => own,
+    }
+}
+
 /// Receives raw bytes before a promotion at `until`; `None` once there are none left.
 pub(crate) fn before_lane(
     conn: &Conn,

@@ -6,8 +6,8 @@
 use core::ffi::c_int;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::time::Duration;
 
 // As `libc` declares them, a cancelled thread may not unwind through them.
@@ -27,6 +27,12 @@ fn check(result: c_int) -> io::Result<c_int> {
 const WAIT: c_int = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
 const WAKE: c_int = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
 
+/// Number of the calling thread.
+fn own_number() -> u32 {
+    // SAFETY: no pointers.
+    unsafe { libc::gettid() }.cast_unsigned()
+}
+
 /// Takes a descriptor that has just been made.
 fn own(fd: c_int) -> io::Result<OwnedFd> {
     let fd = check(fd)?;
@@ -42,7 +48,8 @@ fn own(fd: c_int) -> io::Result<OwnedFd> {
 pub(super) struct Waiter {
     set: OwnedFd,
     bell: OwnedFd,
-    watched: AtomicBool,
+    /// Number of the thread that watches; 0: none.
+    watcher: AtomicU32,
     followers: AtomicU32,
     /// How often the followers have been called.
     calls: AtomicU32,
@@ -61,8 +68,18 @@ pub(super) enum Turn {
 pub(super) struct Taken {
     /// The sources that have news. An error of the kind `Interrupted`: a signal was caught.
     pub(super) news: io::Result<Vec<usize>>,
-    /// Whether others are to be called, once the news are noted.
-    pub(super) for_others: bool,
+    /// Who is to be called, once the news are noted.
+    pub(super) call: Call,
+}
+
+/// Which other threads are to look again.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Call {
+    None,
+    /// Those that follow.
+    Followers,
+    /// And the one that watches.
+    All,
 }
 
 /// Names the event counter in the set, as no source is.
@@ -80,7 +97,7 @@ impl Waiter {
         let waiter = Self {
             set,
             bell,
-            watched: AtomicBool::new(false),
+            watcher: AtomicU32::new(0),
             followers: AtomicU32::new(0),
             calls: AtomicU32::new(0),
         };
@@ -126,12 +143,21 @@ impl Waiter {
     pub(super) fn call_others(&self) {
         self.call_followers();
         // An edge that has been taken wakes nobody. Should the ring be taken too, who takes it rings again.
-        if self.watched.load(Acquire) {
+        if self.watcher_elsewhere().is_some() {
             self.ring();
         }
     }
 
-    fn call_followers(&self) {
+    /// The thread that watches, if it is another one that lives. One that has jumped out of its watch is the caller, or will wait again.
+    fn watcher_elsewhere(&self) -> Option<u32> {
+        let watcher = Some(self.watcher.load(Acquire)).filter(|thread| *thread != 0 && *thread != own_number())?;
+        // SAFETY: no pointers, and no signal.
+        let found = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), watcher, 0) };
+        (found == 0).then_some(watcher)
+    }
+
+    /// Has those that follow look again: one of them is to watch. The caller holds the lock of the sources.
+    pub(super) fn call_followers(&self) {
         if self.followers.load(Acquire) > 0 {
             self.calls.fetch_add(1, Release);
             // SAFETY: the word outlives the call.
@@ -152,10 +178,11 @@ impl Waiter {
 
     /// How the caller, who has just looked and holds the lock of the sources, is to wait. It does in any case.
     pub(super) fn turn(&self) -> Turn {
-        if self.watched.swap(true, AcqRel) {
+        if self.watcher_elsewhere().is_some() {
             self.followers.fetch_add(1, AcqRel);
             Turn::Follow(self.calls.load(Acquire))
         } else {
+            self.watcher.store(own_number(), Release);
             Turn::Watch
         }
     }
@@ -167,10 +194,11 @@ impl Waiter {
             Turn::Watch => {
                 let ms = c_int::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX);
                 let taken = self.poll(ms);
-                self.watched.store(false, Release);
-                // Another is to watch.
+                let _ = self.watcher.compare_exchange(own_number(), 0, AcqRel, Relaxed);
+                // What was rung for this thread is nobody else's.
+                let has_news = taken.news.as_ref().is_ok_and(|sources| !sources.is_empty());
                 Taken {
-                    for_others: true,
+                    call: if has_news { Call::All } else { Call::Followers },
                     ..taken
                 }
             }
@@ -190,17 +218,14 @@ impl Waiter {
                     (-1, ErrorKind::Interrupted) => Err(error),
                     _ => Ok(Vec::new()),
                 };
-                Taken {
-                    news,
-                    for_others: false,
-                }
+                Taken { news, call: Call::None }
             }
         }
     }
 
     fn poll(&self, mut ms: c_int) -> Taken {
         const ROOM: c_int = 16;
-        let (mut sources, mut for_others) = (Vec::new(), false);
+        let (mut sources, mut call) = (Vec::new(), Call::None);
         loop {
             let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
             // SAFETY: room for as many events.
@@ -210,13 +235,12 @@ impl Waiter {
                 // What has been taken is told.
                 Err(_) if ms == 0 && !sources.is_empty() => 0,
                 Err(error) => {
-                    return Taken {
-                        news: Err(error),
-                        for_others,
-                    };
+                    return Taken { news: Err(error), call };
                 }
             };
-            for_others |= count > 0;
+            if count > 0 {
+                call = Call::All;
+            }
             let names = events
                 .iter()
                 .take(usize::try_from(count).unwrap_or(0))
@@ -229,7 +253,7 @@ impl Waiter {
             if count < ROOM {
                 return Taken {
                     news: Ok(sources),
-                    for_others,
+                    call,
                 };
             }
             ms = 0;

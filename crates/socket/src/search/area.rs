@@ -118,28 +118,27 @@ pub(crate) fn peeked(reference: u32) -> Option<&'static Peeked> {
     PEEKED.get(index(reference)?)
 }
 
-/// Takes an area nobody uses into use, for a direction without holes that this process and so many others know, and answers its reference.
-pub(crate) fn claim(others: u32) -> Option<u32> {
+/// Takes an area nobody uses into use, for a direction without holes that this process knows, and answers its reference.
+pub(crate) fn claim() -> Option<u32> {
     share();
     let shared = known()?;
     let own = shared.family.member(|dead| forget(shared, dead));
-    take(shared, own, others).or_else(|| {
+    take(shared, own).or_else(|| {
         free_orphans(shared);
-        take(shared, own, others)
+        take(shared, own)
     })
 }
 
-fn take(shared: &'static Shared, own: Member, others: u32) -> Option<u32> {
-    let reach = shared.reach.load(Acquire) as usize;
+fn take(shared: &'static Shared, own: Member) -> Option<u32> {
     let free =
         |area: &Area| area.used.load(Relaxed) == 0 && area.used.compare_exchange(0, TAKEN, AcqRel, Relaxed).is_ok();
-    let (index, area) = (1_u32..)
-        .zip(shared.areas.iter().take(reach + 1))
-        .find(|(_, area)| free(area))?;
+    let (index, area) = (1_u32..).zip(&shared.areas).find(|(_, area)| free(area))?;
+    // At once: should this process be killed now, others are to find those behind.
+    shared.reach.fetch_max(index, AcqRel);
     area.holes.clear();
     area.base.store(0, Relaxed);
     area.identity.store(0, Relaxed);
-    area.holders.begin(own, others);
+    area.holders.begin(own);
     area.there.store(0, Relaxed);
     area.ample.store(0, Relaxed);
     area.waiters.store(0, Relaxed);
@@ -150,7 +149,6 @@ fn take(shared: &'static Shared, own: Member, others: u32) -> Option<u32> {
     let generation = GENERATION.fetch_add(1, Relaxed);
     area.generation
         .store(generation << 32 | u64::from(lock::tid()), Relaxed);
-    shared.reach.fetch_max(index, AcqRel);
     let turn = area.turn.load(Relaxed).wrapping_add(1) % (TAKEN >> NUMBER.count_ones());
     area.turn.store(turn, Relaxed);
     let reference = turn << NUMBER.count_ones() | index;
@@ -234,6 +232,13 @@ pub(crate) fn add(reference: u32) {
         && let Some(area) = numbered(reference)
     {
         area.holders.add(shared.family.member(|dead| forget(shared, dead)));
+    }
+}
+
+/// So many others, who have no places, know the socket with this area.
+pub(crate) fn add_unknown(reference: u32, others: u32) {
+    if let Some(area) = numbered(reference) {
+        area.holders.add_unknown(others);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Which processes know a socket that is searched: a forked child knows what its parent knew. One that is killed tells nobody, so processes have
 //! places of their own, and those of the dead are found where room is needed.
 
+use crate::lifecycle::is_confined;
 use crate::lock::{self, Guard};
 use crate::sys::{listing, raw};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -26,7 +27,9 @@ pub(crate) struct Family {
 
 /// One more than the place of this process; 0: none.
 static OWN: AtomicU32 = AtomicU32::new(0);
-/// In a child: the process that made it, if it has a place for it.
+/// The process whose place that is: a child that was made unseen has none.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+/// The process that makes a child, if it has a place for it. In the child: its parent.
 static PARENT: AtomicU32 = AtomicU32::new(0);
 
 /// A place, or none where there was no room.
@@ -75,13 +78,14 @@ impl Family {
             return known;
         }
         let own = self.join(raw::getpid(), forget);
-        OWN.store(own.number(), Relaxed);
+        own.is_this_process();
         own
     }
 
     /// The same, if it has one.
     pub(super) fn known() -> Member {
-        Member((OWN.load(Relaxed) as usize).checked_sub(1))
+        let own = (OWN.load(Relaxed) as usize).checked_sub(1);
+        Member(own.filter(|_| OWNER.load(Relaxed) == raw::getpid()))
     }
 
     /// A place for the child that this process is about to make.
@@ -96,23 +100,28 @@ impl Family {
 
     /// In a child: takes the place that its parent has for it. Where several threads make children at a time, any of theirs.
     pub(super) fn arrive(&'static self) -> Member {
-        let expected = EXPECTED | PARENT.swap(0, Relaxed);
         OWN.store(0, Relaxed);
-        let pid = raw::getpid();
+        let parent = PARENT.swap(0, Relaxed);
+        if parent == 0 {
+            // Nothing that it knows is searched.
+            return Member(None);
+        }
+        let (pid, expected) = (raw::getpid(), EXPECTED | parent);
         let _guard = self.own();
         // The parent may have been faster.
         let own = Member(self.find(pid).or_else(|| self.find(expected)));
         if let Some(place) = own.0 {
             self.put(place, pid);
         }
-        OWN.store(own.number(), Relaxed);
+        own.is_this_process();
         own
     }
 
     /// In a parent: says who the child is, lest it be killed before it does. If there is none, its place is free again.
     pub(super) fn made(&'static self, forget: impl Fn(&Places)) {
-        let expected = EXPECTED | raw::getpid();
-        if self.find(expected).is_none() {
+        let parent = PARENT.swap(0, Relaxed);
+        let expected = EXPECTED | parent;
+        if parent == 0 || is_confined() || self.find(expected).is_none() {
             return;
         }
         // The last is the latest, unless it has arrived, or has ended and is forgotten. Asked without the table, which the child needs.
@@ -173,6 +182,11 @@ fn only(place: usize) -> Places {
 }
 
 impl Member {
+    fn is_this_process(self) {
+        OWNER.store(raw::getpid(), Relaxed);
+        OWN.store(self.number(), Relaxed);
+    }
+
     fn number(self) -> u32 {
         self.0.and_then(|place| u32::try_from(place + 1).ok()).unwrap_or(0)
     }
@@ -188,12 +202,12 @@ pub(crate) struct Holders {
 }
 
 impl Holders {
-    /// This process, and so many others.
-    pub(super) fn begin(&self, own: Member, others: u32) {
+    /// This process alone.
+    pub(super) fn begin(&self, own: Member) {
         for word in &self.known {
             word.store(0, Relaxed);
         }
-        self.unknown.store(others, Relaxed);
+        self.unknown.store(0, Relaxed);
         self.add(own);
     }
 
@@ -209,6 +223,11 @@ impl Holders {
         if own.0.is_some() {
             self.add(own);
         }
+    }
+
+    /// So many others that have no place.
+    pub(super) fn add_unknown(&self, others: u32) {
+        self.unknown.fetch_add(others, AcqRel);
     }
 
     pub(super) fn remove(&self, process: Member) {

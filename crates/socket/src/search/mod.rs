@@ -339,14 +339,15 @@ fn begin(conn: &Conn, guard: &mut Guard<'_>) -> Result<&'static Area, Errno> {
     {
         return Err(libc::EOPNOTSUPP);
     }
-    let others = locks.holders.load(Relaxed).saturating_sub(1);
-    let number = area::claim(others).ok_or(libc::ENOBUFS)?;
+    let number = area::claim().ok_or(libc::ENOBUFS)?;
     // First of all: if this process is killed now, others that share the connection are to look for holes.
     guard.set_searched(true);
     locks.area.store(number, Release);
     conn.set_flag(conn::SEARCHED, true);
     // Pairs with `DirectCall::receive`: either its second look finds the flag, or we find the call.
     fence(SeqCst);
+    // Only now: whoever makes a child counts it in either.
+    area::add_unknown(number, locks.holders.load(Relaxed).saturating_sub(1));
     area::numbered(number).ok_or(libc::ENOBUFS)
 }
 

@@ -55,11 +55,18 @@ pub fn readable(fd: c_int) -> Result<usize, Errno> {
 #[derive(Debug)]
 struct Socket {
     front: Front<'static>,
+    identity: u64,
 }
 
 impl Socket {
     fn own(&self) -> Result<Guard<'static>, Errno> {
-        lock::acquire(&self.front.area.owner).ok_or(libc::EAGAIN)
+        let guard = lock::acquire(&self.front.area.owner).ok_or(libc::EAGAIN)?;
+        // Another thread may have closed the descriptor, and the area be another socket's by now.
+        if self.front.area.identity.load(Relaxed) == self.identity {
+            Ok(guard)
+        } else {
+            Err(libc::EBADF)
+        }
     }
 
     /// Takes all that a call asks for, where that is simple.
@@ -108,6 +115,7 @@ fn socket(fd: c_int) -> Result<Socket, Errno> {
         let (area, peeked) = (area::numbered(number)?, area::peeked(number)?);
         (area.identity.load(Relaxed) == identity).then_some(Socket {
             front: Front { fd, area, peeked },
+            identity,
         })
     };
     if let Some(known) = front(number) {
@@ -127,7 +135,7 @@ fn first(fd: c_int, identity: u64, place: &'static AtomicU32) -> Result<(), Errn
         // Another thread was first.
         return Ok(());
     }
-    release(place);
+    release(place, lock::acquire).ok_or(libc::EAGAIN)?;
     let number = match area::find(identity) {
         Some(number) => {
             // Another process's as yet, or another descriptor's.
@@ -141,11 +149,11 @@ fn first(fd: c_int, identity: u64, place: &'static AtomicU32) -> Result<(), Errn
                 return Err(libc::EOPNOTSUPP);
             }
             sweep_in_time();
-            let number = match area::claim(0) {
+            let number = match area::claim() {
                 Some(number) => number,
                 None => {
                     sweep();
-                    area::claim(0).ok_or(libc::ENOBUFS)?
+                    area::claim().ok_or(libc::ENOBUFS)?
                 }
             };
             let area = area::numbered(number).ok_or(libc::ENOBUFS)?;
@@ -176,20 +184,24 @@ pub(super) fn check_socket(fd: c_int) -> Result<(), Errno> {
 
 static CLAIMING: AtomicU32 = AtomicU32::new(0);
 
-/// Forgets what a descriptor stood for.
-fn release(place: &AtomicU32) {
+/// Forgets what a descriptor stood for; `None` if somebody in a call on it has what is kept, and `own` does not wait.
+fn release(place: &AtomicU32, own: fn(&'static AtomicU32) -> Option<Guard<'static>>) -> Option<()> {
     let number = place.load(Relaxed);
     let (Some(area), Some(peeked)) = (area::numbered(number), area::peeked(number)) else {
-        return;
+        return Some(());
     };
+    let _guard = own(&area.owner)?;
     if peeked.descriptors.fetch_sub(1, Relaxed) == 1 {
         peeked.give_back();
         area::leave(number);
         if area.holders.are_gone() {
+            // Whoever still waits for it is not to take another's for it.
+            area.identity.store(0, Relaxed);
             area::release(place);
         }
     }
     place.store(0, Relaxed);
+    Some(())
 }
 
 /// So many buffers of sockets that have been closed are no matter.
@@ -216,7 +228,7 @@ fn sweep() {
             continue;
         };
         if c_int::try_from(fd).ok().and_then(|fd| raw::inode(fd).ok()) != Some(known) {
-            release(place);
+            let _ = release(place, lock::try_acquire);
         }
     }
 }
@@ -283,7 +295,7 @@ impl Searched for Socket {
         };
         let woken = waiting::sleep(waiting, |events, ns| self.sleep(events, ns, deadline))?;
         // Another thread may have closed the descriptor, and its number stand for another socket by now.
-        match raw::inode(self.front.fd)? == self.front.area.identity.load(Relaxed) {
+        match raw::inode(self.front.fd)? == self.identity {
             true => Ok(woken),
             false => Err(libc::EBADF),
         }

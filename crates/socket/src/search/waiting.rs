@@ -88,7 +88,11 @@ impl Mark {
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        self.area.waiters.fetch_sub(1, AcqRel);
+        // The area may be another socket's by now, which counts anew.
+        let _ = self
+            .area
+            .waiters
+            .fetch_update(AcqRel, Relaxed, |waiters| waiters.checked_sub(1));
         lift_mark(self.fd, self.area);
     }
 }
