@@ -30,7 +30,7 @@ enum Place {
     /// Its load has not begun.
     Awaited,
     Taken(Load),
-    /// Its load has ended, or will never begin; so many times as long as it ran itself did it take.
+    /// Its load is done, or will never begin; so many times as long as it ran itself did it take.
     Left {
         slowed: f64,
     },
@@ -41,7 +41,7 @@ enum Place {
 struct Load {
     server: u32,
     client: u32,
-    /// Readable once the client has ended.
+    /// Readable once the client has done its work.
     end: OwnedFd,
     begun: Instant,
     ran: Duration,
@@ -59,7 +59,7 @@ impl Load {
         }
     }
 
-    /// Lets it run for a turn, or until its client ends. True if it has ended.
+    /// Lets it run for a turn, or until its client is done. True if it is.
     fn turn(&mut self) -> bool {
         let start = Instant::now();
         self.signal(Signal::CONT);
@@ -161,10 +161,18 @@ impl Seat<'_> {
     /// The kernel gives no descriptor for the client.
     pub(crate) fn take(&self, server: u32, client: u32) -> Result<()> {
         let pid = process(client).context("a process without a number")?;
+        self.take_until(server, client, pidfd_open(pid, PidfdFlags::empty())?)
+    }
+
+    /// The same for a client that goes on when it is done: `end` is readable from then on.
+    ///
+    /// # Errors
+    /// The process that lets stopped ones go on is gone.
+    pub(crate) fn take_until(&self, server: u32, client: u32, end: OwnedFd) -> Result<()> {
         let load = Load {
             server,
             client,
-            end: pidfd_open(pid, PidfdFlags::empty())?,
+            end,
             begun: Instant::now(),
             ran: Duration::ZERO,
         };
@@ -178,11 +186,13 @@ impl Seat<'_> {
         Ok(())
     }
 
-    /// How many times as long as it ran itself the load took, once it has ended.
+    /// How many times as long as it ran itself the load took, once it is done; `None` if it has not begun.
     pub(crate) fn slowed(&self) -> Option<f64> {
         match self.alternation.places().get(self.number) {
             Some(Place::Left { slowed }) => Some(*slowed),
-            _ => None,
+            // Done as its turn ended.
+            Some(Place::Taken(load)) => Some(load.slowed()),
+            Some(Place::Awaited) | None => None,
         }
     }
 

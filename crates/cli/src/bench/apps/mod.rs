@@ -198,7 +198,7 @@ fn at_once(plain: Run<'_>, accelerated: Run<'_>, work: Work, first: usize) -> Re
             ..run
         };
         let measured = half.measure(work)?;
-        let slowed = seat.slowed().context("the load has ended out of its turn")?;
+        let slowed = seat.slowed().context("the load has never begun")?;
         Ok(Measurement {
             value: measured.value * slowed,
             // Waits for turns are in them.

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, pipe};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -275,7 +275,7 @@ impl Run<'_> {
             .arg("--question")
             .arg("get key\\r\\n");
         let before = self.cpu_s(&server);
-        let (client, found) = loaded(client)?;
+        let (client, found) = self.loaded(client, Some(&server))?;
         let proof = self.proof(&server, &client);
         let cpu_s = client.cpu_s() + self.cpu_s(&server) - before;
         Ok(Measurement {
@@ -334,7 +334,7 @@ impl Run<'_> {
             .args(&format!("--connections {connections} --answer {MESSAGE} --question"))
             .arg("q".repeat(MESSAGE))
             .arg(address.trim());
-        let (client, found) = loaded(client)?;
+        let (client, found) = self.loaded(client, None)?;
         sleep(SETTLE);
         Ok((server, client, found))
     }
@@ -397,18 +397,23 @@ impl Run<'_> {
             details: BTreeMap::from([("set_up_s", took)]),
         })
     }
-}
 
-/// Starts the benchmark's own load and waits until it has measured; it keeps its connections open.
-fn loaded(client: Launch<'_>) -> Result<(Program, LoadResult)> {
-    let mut client = client.spawn_piped()?;
-    let mut said = String::new();
-    BufReader::new(client.output().context("no pipe")?).read_line(&mut said)?;
-    if said.is_empty() {
-        client.finish(PATIENCE)?;
-        bail!("the load said nothing");
+    /// Starts the benchmark's own load, of this server if it is to take turns, and waits until it has measured; it keeps its connections open.
+    fn loaded(self, client: Launch<'_>, server: Option<&Program>) -> Result<(Program, LoadResult)> {
+        let mut client = client.spawn_piped()?;
+        let (end, done) = pipe()?;
+        if let Some((seat, server)) = self.seat.zip(server) {
+            seat.take_until(server.pid(), client.pid(), end.into())?;
+        }
+        let mut said = String::new();
+        BufReader::new(client.output().context("no pipe")?).read_line(&mut said)?;
+        drop(done);
+        if said.is_empty() {
+            client.finish(PATIENCE)?;
+            bail!("the load said nothing");
+        }
+        Ok((client, serde_json::from_str(&said)?))
     }
-    Ok((client, serde_json::from_str(&said)?))
 }
 
 #[derive(Clone, Copy, Debug)]

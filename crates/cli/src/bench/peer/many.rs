@@ -129,10 +129,13 @@ fn echo_all(stream: &mut TcpStream) -> bool {
     }
 }
 
+/// Also through a stop: who takes turns with others is stopped again and again.
 fn wait(poll: &mut Poll, events: &mut Events, limit: Option<Duration>) -> io::Result<()> {
-    match poll.poll(events, limit) {
-        Err(error) if error.kind() != ErrorKind::Interrupted => Err(error),
-        _ => Ok(()),
+    loop {
+        match poll.poll(events, limit) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            result => return result,
+        }
     }
 }
 
