@@ -67,6 +67,15 @@ struct Held {
     frame: Cell<usize>,
 }
 
+/// Who waits for a word looks so often at once,
+const GLANCES: u32 = 64;
+/// and until it has looked so often gives the core up in between. Most words are free by then.
+const YIELDS: u32 = 4096;
+/// An owner that takes longer does not run: it has been stopped, or is of a lower priority than the waiter, whose yields do not let it run then.
+const NAP_NS: u64 = 100_000;
+/// One look in so many asks whether the owner still is.
+const ASK_EVERY: u32 = 64;
+
 /// Threads of this process that have a name.
 static NAMED: AtomicU32 = AtomicU32::new(0);
 
@@ -330,7 +339,7 @@ pub(crate) fn acquire_contended(word: &'static AtomicU32) -> Option<Awaited> {
             return None;
         }
         // At once if it was a thread of this number.
-        let ask = rounds % 1024 == 1023 || owner & NUMBER == name & NUMBER;
+        let ask = rounds % ASK_EVERY == ASK_EVERY - 1 || owner & NUMBER == name & NUMBER;
         if (owner == 0 || ask && !lives(owner))
             && let Some(guard) = take(own, word, seen, idle)
         {
@@ -340,10 +349,10 @@ pub(crate) fn acquire_contended(word: &'static AtomicU32) -> Option<Awaited> {
             });
         }
         rounds = rounds.wrapping_add(1);
-        if rounds < 64 {
-            core::hint::spin_loop();
-        } else {
-            raw::sched_yield();
+        match rounds {
+            ..GLANCES => core::hint::spin_loop(),
+            ..YIELDS => raw::sched_yield(),
+            _ => raw::nap(NAP_NS),
         }
     }
 }
@@ -502,6 +511,29 @@ mod tests {
         acquire(word).unwrap().keep();
         let own = &thread::this().locks;
         assert_eq!((word.load(Relaxed), own.count.get()), (own.name(), 0));
+    }
+
+    #[test]
+    fn who_waits_for_an_owner_that_does_not_run_does_not_run_either() {
+        // The first figure is the thread's processor time (Documentation/scheduler/sched-stats.rst).
+        let cpu_ns = || {
+            let figures = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+            let spent = figures.split(' ').next().unwrap();
+            spent.parse::<u64>().unwrap()
+        };
+        let word = word();
+        let owner = acquire(word).unwrap();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                let before = cpu_ns();
+                drop(acquire(word).unwrap());
+                cpu_ns() - before
+            });
+            std::thread::sleep(std::time::Duration::from_millis(500));
+            drop(owner);
+            let spent = waiter.join().unwrap();
+            assert!(spent < 250_000_000, "{spent} ns of processor time in half a second");
+        });
     }
 
     #[test]
