@@ -227,7 +227,7 @@ pub(crate) fn after_fork_in_parent() {
 /// In a forked child, before it says which sockets it knows.
 pub(crate) fn after_fork_in_child() {
     if let Some(shared) = known() {
-        shared.family.arrive();
+        shared.family.arrive(|dead| forget(shared, dead));
     }
 }
 

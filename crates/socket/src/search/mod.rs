@@ -25,6 +25,7 @@ use crate::{agent, announce, counters, lifecycle, predecessors, receive, table};
 use area::Area;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::fence;
+pub(crate) use holders::Forking;
 use kernel::Front;
 use lanes::Stretches;
 use libc::c_int;
