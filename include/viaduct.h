@@ -75,6 +75,9 @@ int viaduct_inbox_fd(const viaduct_inbox *inbox);
  * EINTR, ENOTCONN (all sources have ended), EINVAL, EFAULT. Of one source, which info->source tells: EBADMSG (not a message), EOVERFLOW (longer than
  * the inbox takes), EPROTO (the stream ended within it), ENOBUFS (no more of it can be kept: receive others of its messages first), and
  * what its socket reports. With VIADUCT_ANY for the source, each is told once, and the others go on. `info` may be NULL.
+ *
+ * A signal handler that leaves the call by siglongjmp, instead of having it fail with EINTR, leaves the thread's cancellation disabled
+ * (pthread_setcancelstate), and the inbox locked if the call did not wait.
  */
 ssize_t viaduct_msg_recv(viaduct_inbox *inbox, int64_t tag, int source, void *buf, size_t len, int timeout_ms,
                          struct viaduct_msg *info);

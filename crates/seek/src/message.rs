@@ -413,7 +413,7 @@ impl Inbox {
         }
         let next = until.into_iter().chain(sources.due).min();
         let limit = next.map(|next| next.saturating_duration_since(now));
-        Ok(Step::Wait(self.waiter.turn(), limit))
+        Ok(Step::Wait(self.waiter.turn(now), limit))
     }
 
     fn look(&self, sources: &mut Sources, wanted: Match, place: &mut Place<'_>) -> Result<Option<Envelope>, Error> {

@@ -107,15 +107,16 @@ fn descriptor(conn: &'static Conn) -> Option<i32> {
 fn go_by_counts() {
     area::after_fork_in_child();
     for (conn, locks) in counted() {
+        let area = locks.area.load(Acquire);
+        area::arrive(area);
         // A thread of the parent has closed it meanwhile, or is about to.
         if conn.id() == 0 || !was_counted(conn) || descriptor(conn).is_none() {
-            area::leave(locks.area.load(Acquire));
+            area::leave(area);
             locks.holders.fetch_sub(1, AcqRel);
             forget(conn);
         } else {
             // The parent is about to become another program, or to end; not this process.
             conn.set_flag(LEFT, false);
-            area::arrive(locks.area.load(Acquire));
         }
     }
     all().filter(|conn| !was_counted(conn)).for_each(forget);

@@ -29,7 +29,7 @@ pub(crate) struct Locks {
     /// Threads that sleep in a receive or a poll until a mark comes, see [`crate::asleep`].
     pub(crate) sleepers: [AtomicU32; asleep::NAMES],
     pub(crate) more_sleepers: AtomicU32,
-    /// One more than the number of the [`Area`](crate::search::area::Area) with the holes of the receiving direction; 0 for none.
+    /// The reference of the [`Area`](crate::search::area::Area) with the holes of the receiving direction; 0 for none.
     pub(crate) area: AtomicU32,
     /// See [`crate::conn::Conn::position`].
     pub(crate) position: AtomicU64,

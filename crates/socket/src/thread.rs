@@ -1,5 +1,6 @@
 //! What the library keeps for each thread and looks up at every call, in one block: to find a block takes a shared library a function call.
 
+use crate::search::Forking;
 use crate::{direct, epoll_set, lifecycle, lock, sys};
 use core::cell::Cell;
 
@@ -12,6 +13,7 @@ pub(crate) struct Thread {
     watched: Cell<bool>,
     pub(crate) locks: lock::Own,
     pub(crate) calls: direct::Calls,
+    pub(crate) forking: Forking,
 }
 
 const _: () = assert!(core::mem::offset_of!(Thread, locks) <= 32);
@@ -23,6 +25,7 @@ thread_local! {
             calls: direct::Calls::new(),
             asleep: epoll_set::Asleep::new(),
             watched: Cell::new(false),
+            forking: Forking::none(),
         }
     };
 }

@@ -1,5 +1,7 @@
 //! Peers that write anything anywhere while a connection is searched, and what holds until they do.
 
+#[path = "../../../fuzz/support/old.rs"]
+mod old;
 #[path = "support/hostile.rs"]
 mod support;
 
@@ -32,6 +34,19 @@ fn searches_do_what_a_list_does_and_end_whatever_a_peer_writes() {
         for round in 0..600 {
             support::run(&script(&mut state, 20 + round % 100));
         }
+    });
+}
+
+/// Before Linux 6.9, what is passed over is copied.
+#[test]
+fn searches_do_the_same_where_the_kernel_does_not_peek_at_offsets() {
+    in_time(|| {
+        old::refuse_peek_offsets();
+        let mut state = 3;
+        for round in 0..300 {
+            support::run(&script(&mut state, 20 + round % 100));
+        }
+        replay("search", support::run);
     });
 }
 

@@ -5,7 +5,8 @@
 //! the head reaches is gone. Offsets count unread bytes only, as if the bytes of holes had never been there.
 //!
 //! The holes are a treap in a fixed array: a search tree by position that is also a heap by a number drawn from each place's
-//! index, so that its depth is logarithmic. Each node knows the bytes of the holes below it, which makes finding the byte at an
+//! index and from a seed, so that its depth is logarithmic. The peer has a say in the order in which holes are made; it knows no seed, so it
+//! makes the tree no deeper. Each node knows the bytes of the holes below it, which makes finding the byte at an
 //! offset a walk down. All of it is atomic words, zero is the empty set, and nothing is a pointer: the value may lie in memory
 //! that processes share. One user at a time; who shares it sees to that. A user killed midway leaves [`Holes::is_intact`]
 //! false: walks still end, but what they find means nothing.
@@ -48,6 +49,8 @@ pub struct Holes {
     /// Nodes that have ever been in use.
     used: AtomicU32,
     count: AtomicU32,
+    /// Changes with [`clear`](Self::clear) only: a node keeps its place among the others for as long as it is one.
+    seed: AtomicU64,
     nodes: [Node; HOLES],
 }
 
@@ -57,12 +60,12 @@ impl Default for Holes {
     }
 }
 
-/// A number that looks random, the same for the same node.
-const fn priority(node: u32) -> u32 {
-    let mut z = node.wrapping_mul(0x9e37_79b9);
-    z = (z ^ (z >> 16)).wrapping_mul(0x85eb_ca6b);
-    z = (z ^ (z >> 13)).wrapping_mul(0xc2b2_ae35);
-    z ^ (z >> 16)
+/// A number that looks random, the same for the same node and seed.
+const fn priority(seed: u64, node: u32) -> u64 {
+    let mut z = seed.wrapping_add((node as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 impl Holes {
@@ -76,6 +79,7 @@ impl Holes {
             free: AtomicU32::new(0),
             used: AtomicU32::new(0),
             count: AtomicU32::new(0),
+            seed: AtomicU64::new(0),
             nodes: [const {
                 Node {
                     from: AtomicU64::new(0),
@@ -88,10 +92,11 @@ impl Holes {
         }
     }
 
-    /// Forgets everything; the head is at 0 again.
-    pub fn clear(&self) {
+    /// Forgets everything; the head is at 0 again. `seed`: a number that the peer cannot know.
+    pub fn clear(&self, seed: u64) {
         self.head.store(0, Relaxed);
         self.first.store(0, Relaxed);
+        self.seed.store(seed, Relaxed);
         for word in [&self.root, &self.free, &self.used, &self.count, &self.changing] {
             word.store(0, Relaxed);
         }
@@ -389,7 +394,8 @@ impl Holes {
         let (Some(first), Some(second), Some(deep)) = (self.node(left), self.node(right), deep.checked_sub(1)) else {
             return left | right;
         };
-        if priority(left) > priority(right) {
+        let seed = self.seed.load(Relaxed);
+        if priority(seed, left) > priority(seed, right) {
             let below = self.join(first.right.load(Relaxed), right, deep);
             first.right.store(below, Relaxed);
             self.sum_up(first);
@@ -416,8 +422,9 @@ mod tests {
     }
 
     /// The deepest that the tree of `count` holes made in this order ever is, if each makes way for another `again` times.
-    fn deepest(count: u64, again: u64, order: impl Fn(u64) -> u64) -> u32 {
+    fn deepest(seed: u64, count: u64, again: u64, order: impl Fn(u64) -> u64) -> u32 {
         let holes = Holes::new();
+        holes.clear(seed);
         let mut most = 0;
         for index in 0..count {
             let at = 10 * (1 + order(index));
@@ -456,10 +463,34 @@ mod tests {
                 ("bit by bit", &|index| index * (count / 2) % count),
             ];
             for (name, order) in orders {
-                let deep = deepest(count, 3 * count, order);
+                let deep = deepest(0, count, 3 * count, order);
                 assert!(deep <= bound, "{count} holes {name}: {deep} deep");
             }
         }
         assert!(3 * HOLES.ilog2() + 6 < DEEPEST);
+    }
+
+    /// An order in which whoever knows the seed has so many holes made that the tree is a list.
+    fn order_against(seed: u64, count: u64) -> impl Fn(u64) -> u64 {
+        let mut numbers: Vec<u32> = (1..).take(usize::try_from(count).unwrap()).collect();
+        numbers.sort_unstable_by_key(|number| priority(seed, *number));
+        let mut ranks = vec![0; numbers.len()];
+        for (rank, number) in numbers.iter().enumerate() {
+            ranks[*number as usize - 1] = rank as u64;
+        }
+        move |index| ranks[usize::try_from(index).unwrap()]
+    }
+
+    #[test]
+    fn a_peer_that_does_not_know_the_seed_makes_no_deep_tree() {
+        const MOST: u64 = HOLES as u64;
+        let few = u64::from(DEEPEST) - 1;
+        for known in 0..20 {
+            let order = order_against(known, few);
+            assert_eq!(u64::from(deepest(known, few, 0, order)), few, "else it proves nothing");
+            let order = order_against(known, MOST);
+            let deep = deepest(!known, MOST, MOST, &order);
+            assert!(deep <= 3 * MOST.ilog2() + 6, "seed {known}: {deep} deep");
+        }
     }
 }

@@ -161,7 +161,7 @@ fn millions_of_operations_agree() {
         if over && unread == 0 {
             // All has been received: the one hole that is left is at the head, so there is none.
             assert_eq!((head, holes.count(), holes.bytes()), (end, 0, 0));
-            holes.clear();
+            holes.clear(step);
             (head, end, over) = (0, 0, false);
             ended += 1;
             continue;
@@ -250,7 +250,7 @@ fn a_full_set_changes_nothing_and_recovers() {
     assert_eq!(holes.take(0, 1), Ok((0, 4)));
     assert_eq!(holes.count(), HOLES - 2);
     holes.take(far, far + 1).unwrap();
-    holes.clear();
+    holes.clear(1);
     assert_eq!(
         (holes.count(), holes.bytes(), holes.head(), holes.position(7)),
         (0, 0, 0, 7)

@@ -21,12 +21,15 @@ pub(super) fn checks() -> impl Iterator<Item = Check> {
     })
 }
 
+/// How long a machine is given to connect to itself: one that drops such packets never does.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// Tries it on a connection to itself.
 fn helps(listener: &TcpListener) -> io::Result<bool> {
-    let mut sender = TcpStream::connect(listener.local_addr()?)?;
+    let mut sender = TcpStream::connect_timeout(&listener.local_addr()?, PATIENCE)?;
     let (receiver, _) = listener.accept()?;
     sender.write_all(b"ab")?;
-    receiver.set_read_timeout(Some(Duration::from_secs(1)))?;
+    receiver.set_read_timeout(Some(PATIENCE))?;
     viaduct::peeks_at_offsets(&receiver)
 }
 
@@ -51,6 +54,18 @@ fn check(name: &'static str, helps: io::Result<bool>) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Instant;
+
+    #[test]
+    fn a_machine_that_does_not_connect_to_itself_is_given_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        // The queue of those that have not been accepted is full, and the kernel drops what comes.
+        rustix::net::listen(&listener, 0).unwrap();
+        let _first = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let began = Instant::now();
+        assert_eq!(helps(&listener).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert!(began.elapsed() < 10 * PATIENCE);
+    }
 
     #[test]
     fn what_follows_is_told() {

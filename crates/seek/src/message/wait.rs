@@ -6,9 +6,9 @@
 use core::ffi::c_int;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::time::{Duration, Instant};
 
 // As `libc` declares them, a cancelled thread may not unwind through them.
 unsafe extern "C-unwind" {
@@ -50,6 +50,9 @@ pub(super) struct Waiter {
     bell: OwnedFd,
     /// Number of the thread that watches; 0: none.
     watcher: AtomicU32,
+    /// When it has watched for as long as any does, in milliseconds after `began`: it may have jumped out, and not come back.
+    watched_until: AtomicU64,
+    began: Instant,
     followers: AtomicU32,
     /// How often the followers have been called.
     calls: AtomicU32,
@@ -98,6 +101,8 @@ impl Waiter {
             set,
             bell,
             watcher: AtomicU32::new(0),
+            watched_until: AtomicU64::new(0),
+            began: Instant::now(),
             followers: AtomicU32::new(0),
             calls: AtomicU32::new(0),
         };
@@ -143,17 +148,27 @@ impl Waiter {
     pub(super) fn call_others(&self) {
         self.call_followers();
         // An edge that has been taken wakes nobody. Should the ring be taken too, who takes it rings again.
-        if self.watcher_elsewhere().is_some() {
+        if self.is_watched_elsewhere(Instant::now()) {
             self.ring();
         }
     }
 
-    /// The thread that watches, if it is another one that lives. One that has jumped out of its watch is the caller, or will wait again.
-    fn watcher_elsewhere(&self) -> Option<u32> {
-        let watcher = Some(self.watcher.load(Acquire)).filter(|thread| *thread != 0 && *thread != own_number())?;
+    fn milliseconds(&self, at: Instant) -> u64 {
+        let since = at.saturating_duration_since(self.began).as_millis();
+        u64::try_from(since).unwrap_or(u64::MAX)
+    }
+
+    /// Whether another thread watches. One that has left its watch by a jump is the caller, has ended, or has had its time; one that is late
+    /// looks by itself.
+    fn is_watched_elsewhere(&self, now: Instant) -> bool {
+        let watcher = self.watcher.load(Acquire);
+        let is_over = self.milliseconds(now) > self.watched_until.load(Relaxed);
+        if watcher == 0 || watcher == own_number() || is_over {
+            return false;
+        }
         // SAFETY: no pointers, and no signal.
         let found = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), watcher, 0) };
-        (found == 0).then_some(watcher)
+        found == 0
     }
 
     /// Has those that follow look again: one of them is to watch. The caller holds the lock of the sources.
@@ -177,11 +192,13 @@ impl Waiter {
     }
 
     /// How the caller, who has just looked and holds the lock of the sources, is to wait. It does in any case.
-    pub(super) fn turn(&self) -> Turn {
-        if self.watcher_elsewhere().is_some() {
+    pub(super) fn turn(&self, now: Instant) -> Turn {
+        if self.is_watched_elsewhere(now) {
             self.followers.fetch_add(1, AcqRel);
             Turn::Follow(self.calls.load(Acquire))
         } else {
+            let until = now.checked_add(LONGEST).unwrap_or(now);
+            self.watched_until.store(self.milliseconds(until), Relaxed);
             self.watcher.store(own_number(), Release);
             Turn::Watch
         }

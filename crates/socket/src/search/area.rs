@@ -52,6 +52,8 @@ struct Shared {
     areas: [Area; AREAS],
     /// How many areas have ever been used, so that nobody touches memory of the others.
     reach: AtomicU32,
+    /// What the trees of holes are drawn by; 0 until the first is needed.
+    seed: AtomicU64,
     family: Family,
 }
 
@@ -135,7 +137,10 @@ fn take(shared: &'static Shared, own: Member) -> Option<u32> {
     let (index, area) = (1_u32..).zip(&shared.areas).find(|(_, area)| free(area))?;
     // At once: should this process be killed now, others are to find those behind.
     shared.reach.fetch_max(index, AcqRel);
-    area.holes.clear();
+    // Processes that share the region draw from different numbers by way of their own.
+    let generation = GENERATION.fetch_add(1, Relaxed) << 32 | u64::from(lock::tid());
+    area.generation.store(generation, Relaxed);
+    area.holes.clear(seed(shared) ^ generation);
     area.base.store(0, Relaxed);
     area.identity.store(0, Relaxed);
     area.holders.begin(own);
@@ -145,15 +150,22 @@ fn take(shared: &'static Shared, own: Member) -> Option<u32> {
     area.mark.store(0, Relaxed);
     area.peeks_behind.store(0, Relaxed);
     area.error.store(0, Relaxed);
-    // Processes that share the region draw from different numbers by way of their own.
-    let generation = GENERATION.fetch_add(1, Relaxed);
-    area.generation
-        .store(generation << 32 | u64::from(lock::tid()), Relaxed);
     let turn = area.turn.load(Relaxed).wrapping_add(1) % (TAKEN >> NUMBER.count_ones());
     area.turn.store(turn, Relaxed);
     let reference = turn << NUMBER.count_ones() | index;
     area.used.store(reference, Release);
     Some(reference)
+}
+
+/// A number that no peer knows. Drawn once: some programs forbid themselves system calls later.
+fn seed(shared: &Shared) -> u64 {
+    let drawn = shared.seed.load(Relaxed);
+    if drawn != 0 {
+        return drawn;
+    }
+    let fresh = sys::random() | 1;
+    shared.seed.store(fresh, Relaxed);
+    fresh
 }
 
 /// The areas in use, with their references.
@@ -215,7 +227,7 @@ pub(crate) fn after_fork_in_parent() {
 /// In a forked child, before it says which sockets it knows.
 pub(crate) fn after_fork_in_child() {
     if let Some(shared) = known() {
-        shared.family.arrive();
+        shared.family.arrive(|dead| forget(shared, dead));
     }
 }
 

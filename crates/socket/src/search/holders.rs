@@ -3,15 +3,24 @@
 
 use crate::lifecycle::is_confined;
 use crate::lock::{self, Guard};
-use crate::sys::{listing, raw};
+use crate::sys::{coarse_now_ns, listing, raw};
+use crate::thread;
+use core::cell::Cell;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 /// Processes that are told apart.
 const PROCESSES: usize = 512;
 
+/// Bits of a place with the number of its process: none is larger (`PID_MAX_LIMIT`, linux/threads.h).
+const NUMBER: u32 = (1 << SEEN) - 1;
 /// In a place: the process with this number has a child that has not come to itself.
 const EXPECTED: u32 = 1 << 31;
+/// The first of the bits between with the second, from 1 to [`CYCLE`], in which that process was found dead; 0: it was not.
+const SEEN: u32 = 22;
+const CYCLE: u32 = (EXPECTED >> SEEN) - 1;
+/// Seconds that its child has from then on to come to itself.
+const PATIENCE: u32 = 10;
 
 /// Places of a family of processes, one bit each.
 pub(super) type Places = [u64; PROCESSES / 64];
@@ -29,8 +38,38 @@ pub(crate) struct Family {
 static OWN: AtomicU32 = AtomicU32::new(0);
 /// The process whose place that is: a child that was made unseen has none.
 static OWNER: AtomicU32 = AtomicU32::new(0);
-/// The process that makes a child, if it has a place for it. In the child: its parent.
-static PARENT: AtomicU32 = AtomicU32::new(0);
+/// Whether this process's parent had a place for it.
+static EXPECTED_HERE: AtomicBool = AtomicBool::new(false);
+/// Whether this process, or one it descends from, was forked into another namespace of processes, in which numbers mean others.
+static APART: AtomicBool = AtomicBool::new(false);
+
+/// What a thread knows of the child that it makes. The child has a copy.
+#[derive(Debug)]
+pub(crate) struct Forking {
+    /// One more than the place for it; 0: none.
+    place: Cell<u32>,
+    /// What stands there.
+    content: Cell<u32>,
+    /// Number of the thread's latest child before it; 0: none.
+    before: Cell<u32>,
+}
+
+impl Forking {
+    pub(crate) const fn none() -> Self {
+        Self {
+            place: Cell::new(0),
+            content: Cell::new(0),
+            before: Cell::new(0),
+        }
+    }
+}
+
+/// Number of the calling thread's latest child, 0 if it has none; `None` where that is not told.
+fn latest_child() -> Option<u32> {
+    let mut latest = 0;
+    let told = !is_confined() && listing::children(|child| latest = child);
+    told.then_some(latest)
+}
 
 /// A place, or none where there was no room.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +82,10 @@ impl Family {
 
     fn find(&self, content: u32) -> Option<usize> {
         self.places.iter().position(|place| place.load(Relaxed) == content)
+    }
+
+    fn content(&self, place: usize) -> u32 {
+        self.places.get(place).map_or(0, |place| place.load(Acquire))
     }
 
     fn put(&self, place: usize, content: u32) {
@@ -66,7 +109,7 @@ impl Family {
     /// This process's place.
     pub(super) fn member(&'static self, forget: impl Fn(&Places)) -> Member {
         let known = Self::known();
-        if known.0.is_some() {
+        if known.0.is_some() || APART.load(Relaxed) {
             return known;
         }
         let Some(_guard) = self.own() else {
@@ -88,80 +131,92 @@ impl Family {
         Member(own.filter(|_| OWNER.load(Relaxed) == raw::getpid()))
     }
 
-    /// A place for the child that this process is about to make.
+    /// A place for the child that this thread is about to make.
     pub(super) fn expect(&'static self, forget: impl Fn(&Places)) -> Member {
-        let pid = raw::getpid();
-        PARENT.store(pid, Relaxed);
-        match self.own() {
-            Some(_guard) => self.join(EXPECTED | pid, forget),
+        let (forking, content) = (&thread::this().forking, EXPECTED | raw::getpid());
+        forking.before.set(latest_child().unwrap_or(0));
+        let place = match self.own().filter(|_| !APART.load(Relaxed)) {
+            Some(_guard) => self.join(content, forget),
             None => Member(None),
-        }
+        };
+        forking.content.set(content);
+        forking.place.set(place.number());
+        place
     }
 
-    /// In a child: takes the place that its parent has for it. Where several threads make children at a time, any of theirs.
-    pub(super) fn arrive(&'static self) -> Member {
+    /// In a child: takes the place that its parent has for it, or another if the parent took it for dead.
+    pub(super) fn arrive(&'static self, forget: impl Fn(&Places)) {
+        let forking = &thread::this().forking;
+        let expected = (forking.place.take() as usize).checked_sub(1);
         OWN.store(0, Relaxed);
-        let parent = PARENT.swap(0, Relaxed);
-        if parent == 0 {
-            // Nothing that it knows is searched.
-            return Member(None);
+        EXPECTED_HERE.store(expected.is_some(), Relaxed);
+        if !is_confined() && raw::getppid() == 0 {
+            // The parent is in another namespace, and the only one to know by which number this is a process there.
+            APART.store(true, Relaxed);
         }
-        let (pid, expected) = (raw::getpid(), EXPECTED | parent);
+        let Some(place) = expected.filter(|_| !APART.load(Relaxed)) else {
+            // Or nothing that it knows is searched.
+            return;
+        };
+        let pid = raw::getpid();
         let _guard = self.own();
-        // The parent may have been faster.
-        let own = Member(self.find(pid).or_else(|| self.find(expected)));
-        if let Some(place) = own.0 {
+        let content = self.content(place);
+        let own = if content == pid || content & (EXPECTED | NUMBER) == forking.content.get() {
             self.put(place, pid);
-        }
+            Member(Some(place))
+        } else {
+            self.join(pid, forget)
+        };
         own.is_this_process();
-        own
     }
 
     /// In a parent: says who the child is, lest it be killed before it does. If there is none, its place is free again.
     pub(super) fn made(&'static self, forget: impl Fn(&Places)) {
-        let parent = PARENT.swap(0, Relaxed);
-        let expected = EXPECTED | parent;
-        if parent == 0 || is_confined() || self.find(expected).is_none() {
-            return;
-        }
-        // The last is the latest, unless it has arrived, or has ended and is forgotten. Asked without the table, which the child needs.
-        let mut latest = 0;
-        let told = listing::children(|child| {
-            if self.find(child).is_none() {
-                latest = child;
-            }
-        });
-        let Some(_guard) = self.own().filter(|_| told) else {
+        let forking = &thread::this().forking;
+        let expected = (forking.place.take() as usize).checked_sub(1);
+        let has_not_arrived = |place: &usize| self.content(*place) == forking.content.get();
+        // Asked without the table, which the child needs.
+        let Some(place) = expected.filter(has_not_arrived) else {
             return;
         };
-        if latest != 0 && self.find(latest).is_some() {
-            // It has arrived meanwhile.
+        let Some(latest) = latest_child() else { return };
+        let Some(_guard) = self.own().filter(|_| has_not_arrived(&place)) else {
             return;
-        }
-        if let Some(place) = self.find(expected) {
-            if latest == 0 {
-                forget(&only(place));
-            }
+        };
+        // No new one: it could not be made, or has ended and is forgotten.
+        if latest == forking.before.get() || self.find(latest).is_some() {
+            forget(&only(place));
+            self.put(place, 0);
+        } else {
             self.put(place, latest);
         }
     }
 
     /// Frees the places of the dead.
     pub(super) fn forget_the_dead(&'static self, forget: impl Fn(&Places)) {
-        if let Some(_guard) = self.own() {
+        if let Some(_guard) = self.own().filter(|_| !APART.load(Relaxed)) {
             self.bury(forget);
         }
     }
 
     fn bury(&self, forget: impl Fn(&Places)) {
-        let dead = |place: &AtomicU32| {
-            let pid = place.load(Acquire);
-            pid != 0 && pid & EXPECTED == 0 && !raw::thread_alive(pid)
-        };
+        let seconds = coarse_now_ns() / 1_000_000_000;
+        self.bury_at(u32::try_from(seconds % u64::from(CYCLE)).unwrap_or(0) + 1, forget);
+    }
+
+    /// `second`: as [`SEEN`] has it.
+    fn bury_at(&self, second: u32, forget: impl Fn(&Places)) {
         let mut all: Places = [0; _];
-        for (index, _) in self.places.iter().enumerate().filter(|(_, place)| dead(place)) {
-            for (word, one) in all.iter_mut().zip(only(index)) {
-                *word |= one;
+        for index in 0..PROCESSES {
+            let content = self.content(index);
+            let (number, seen) = (content & NUMBER, content >> SEEN & CYCLE);
+            if number == 0 || raw::thread_alive(number) {
+                continue;
+            }
+            if content & EXPECTED != 0 && seen == 0 {
+                self.put(index, content | second << SEEN);
+            } else if content & EXPECTED == 0 || (second + CYCLE - seen) % CYCLE >= PATIENCE {
+                all[index / 64] |= bit(index);
             }
         }
         forget(&all);
@@ -218,9 +273,9 @@ impl Holders {
         }
     }
 
-    /// A child has a place, which may not be the one that was expected to be its.
+    /// A child knows it. Unless its parent had no place for it and counted it among the unknown, it counts itself, in the place that it has.
     pub(super) fn arrive(&self, own: Member) {
-        if own.0.is_some() {
+        if EXPECTED_HERE.load(Relaxed) {
             self.add(own);
         }
     }
@@ -247,5 +302,86 @@ impl Holders {
     /// Whether no process that knows the socket is left.
     pub(super) fn are_gone(&self) -> bool {
         self.unknown.load(Acquire) == 0 && self.known.iter().all(|word| word.load(Acquire) == 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+    use std::sync::Barrier;
+
+    const NONE: Places = [0; _];
+
+    fn family() -> &'static Family {
+        Box::leak(Box::new(Family {
+            owner: AtomicU32::new(0),
+            places: [const { AtomicU32::new(0) }; PROCESSES],
+        }))
+    }
+
+    fn contents(family: &Family) -> Vec<u32> {
+        let all = family.places.iter().map(|place| place.load(Relaxed));
+        all.filter(|content| *content != 0).collect()
+    }
+
+    #[test]
+    fn an_older_child_gets_no_place_of_one_that_could_not_be_made() {
+        let mut older = Command::new("sleep").arg("60").spawn().unwrap();
+        let (family, forgotten) = (family(), Cell::new(None));
+        let place = family.expect(|_| ()).0.unwrap();
+        family.made(|places| forgotten.set(Some(*places)));
+        assert_eq!(contents(family), [0_u32; 0]);
+        assert_eq!(forgotten.get(), Some(only(place)));
+        older.kill().unwrap();
+        older.wait().unwrap();
+    }
+
+    #[test]
+    fn a_child_that_has_been_made_gets_its_place() {
+        let family = family();
+        assert!(family.expect(|_| ()).0.is_some());
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        family.made(|_| unreachable!("there is a child"));
+        assert_eq!(contents(family), [child.id()]);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        family.bury(|_| ());
+        assert_eq!(contents(family), [0_u32; 0]);
+    }
+
+    #[test]
+    fn threads_make_children_at_a_time() {
+        let (family, both) = (family(), Barrier::new(2));
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    family.expect(|_| ());
+                    both.wait();
+                    family.made(|_| ());
+                });
+            }
+        });
+        assert_eq!(contents(family), [0_u32; 0]);
+    }
+
+    #[test]
+    fn a_dead_parents_child_is_waited_for_a_while() {
+        for seen in [100, CYCLE - 3] {
+            let (family, forgotten) = (family(), Cell::new(NONE));
+            let mut parent = Command::new("true").spawn().unwrap();
+            let living = EXPECTED | raw::getpid();
+            family.put(2, living);
+            family.put(3, EXPECTED | parent.id());
+            parent.wait().unwrap();
+            let bury = |later: u32| {
+                family.bury_at((seen + later - 1) % CYCLE + 1, |places| forgotten.set(*places));
+            };
+            bury(0);
+            bury(PATIENCE - 1);
+            assert_eq!((contents(family).len(), forgotten.get()), (2, NONE));
+            bury(PATIENCE);
+            assert_eq!((contents(family), forgotten.get()), (vec![living], only(3)));
+        }
     }
 }

@@ -25,6 +25,7 @@ use crate::{agent, announce, counters, lifecycle, predecessors, receive, table};
 use area::Area;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::fence;
+pub(crate) use holders::Forking;
 use kernel::Front;
 use lanes::Stretches;
 use libc::c_int;
@@ -319,11 +320,11 @@ impl Conn {
 }
 
 fn front(conn: &Conn) -> Option<Front<'static>> {
-    let number = conn.locks()?.area.load(Relaxed);
+    let reference = conn.locks()?.area.load(Relaxed);
     Some(Front {
         fd: conn.fd(),
-        area: area::numbered(number)?,
-        peeked: area::peeked(number)?,
+        area: area::numbered(reference)?,
+        peeked: area::peeked(reference)?,
     })
 }
 
@@ -339,16 +340,16 @@ fn begin(conn: &Conn, guard: &mut Guard<'_>) -> Result<&'static Area, Errno> {
     {
         return Err(libc::EOPNOTSUPP);
     }
-    let number = area::claim().ok_or(libc::ENOBUFS)?;
+    let reference = area::claim().ok_or(libc::ENOBUFS)?;
     // First of all: if this process is killed now, others that share the connection are to look for holes.
     guard.set_searched(true);
-    locks.area.store(number, Release);
+    locks.area.store(reference, Release);
     conn.set_flag(conn::SEARCHED, true);
     // Pairs with `DirectCall::receive`: either its second look finds the flag, or we find the call.
     fence(SeqCst);
     // Only now: whoever makes a child counts it in either.
-    area::add_unknown(number, locks.holders.load(Relaxed).saturating_sub(1));
-    area::numbered(number).ok_or(libc::ENOBUFS)
+    area::add_unknown(reference, locks.holders.load(Relaxed).saturating_sub(1));
+    area::numbered(reference).ok_or(libc::ENOBUFS)
 }
 
 /// The connection gets a lane: who peeks for marks begins at the front. Both directions are owned.

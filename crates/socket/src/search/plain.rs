@@ -21,7 +21,7 @@ use libc::c_int;
 /// Descriptors from this number on cannot be searched.
 const DESCRIPTORS: usize = 1 << 16;
 
-/// One more than the number of each descriptor's area; 0 for none.
+/// The reference of each descriptor's area; 0 for none.
 static KNOWN: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 static STARTED: AtomicU32 = AtomicU32::new(0);
 
@@ -110,15 +110,15 @@ fn socket(fd: c_int) -> Result<Socket, Errno> {
         .ok()
         .and_then(|index| KNOWN.get(index))
         .ok_or(libc::EBADF)?;
-    let number = place.load(Acquire);
-    let front = |number| {
-        let (area, peeked) = (area::numbered(number)?, area::peeked(number)?);
+    let reference = place.load(Acquire);
+    let front = |reference| {
+        let (area, peeked) = (area::numbered(reference)?, area::peeked(reference)?);
         (area.identity.load(Relaxed) == identity).then_some(Socket {
             front: Front { fd, area, peeked },
             identity,
         })
     };
-    if let Some(known) = front(number) {
+    if let Some(known) = front(reference) {
         return Ok(known);
     }
     first(fd, identity, place)?;
@@ -136,35 +136,35 @@ fn first(fd: c_int, identity: u64, place: &'static AtomicU32) -> Result<(), Errn
         return Ok(());
     }
     release(place, lock::acquire).ok_or(libc::EAGAIN)?;
-    let number = match area::find(identity) {
-        Some(number) => {
+    let reference = match area::find(identity) {
+        Some(reference) => {
             // Another process's as yet, or another descriptor's.
-            if area::peeked(number).is_some_and(|peeked| peeked.descriptors.load(Relaxed) == 0) {
-                area::add(number);
+            if area::peeked(reference).is_some_and(|peeked| peeked.descriptors.load(Relaxed) == 0) {
+                area::add(reference);
             }
-            number
+            reference
         }
         None => {
             if rules_searches_out(fd) {
                 return Err(libc::EOPNOTSUPP);
             }
             sweep_in_time();
-            let number = match area::claim() {
-                Some(number) => number,
+            let reference = match area::claim() {
+                Some(reference) => reference,
                 None => {
                     sweep();
                     area::claim().ok_or(libc::ENOBUFS)?
                 }
             };
-            let area = area::numbered(number).ok_or(libc::ENOBUFS)?;
+            let area = area::numbered(reference).ok_or(libc::ENOBUFS)?;
             area.identity.store(identity, Relaxed);
-            number
+            reference
         }
     };
-    if let Some(peeked) = area::peeked(number) {
+    if let Some(peeked) = area::peeked(reference) {
         peeked.descriptors.fetch_add(1, Relaxed);
     }
-    place.store(number, Release);
+    place.store(reference, Release);
     Ok(())
 }
 
@@ -186,14 +186,14 @@ static CLAIMING: AtomicU32 = AtomicU32::new(0);
 
 /// Forgets what a descriptor stood for; `None` if somebody in a call on it has what is kept, and `own` does not wait.
 fn release(place: &AtomicU32, own: fn(&'static AtomicU32) -> Option<Guard<'static>>) -> Option<()> {
-    let number = place.load(Relaxed);
-    let (Some(area), Some(peeked)) = (area::numbered(number), area::peeked(number)) else {
+    let reference = place.load(Relaxed);
+    let (Some(area), Some(peeked)) = (area::numbered(reference), area::peeked(reference)) else {
         return Some(());
     };
     let _guard = own(&area.owner)?;
     if peeked.descriptors.fetch_sub(1, Relaxed) == 1 {
         peeked.give_back();
-        area::leave(number);
+        area::leave(reference);
         if area.holders.are_gone() {
             // Whoever still waits for it is not to take another's for it.
             area.identity.store(0, Relaxed);
@@ -244,7 +244,7 @@ fn start() {
 /// The child will know each socket that its parent knows.
 fn before_fork() {
     let mut child = Child::default();
-    area::known_by_descriptors().for_each(|number| child.expect(number));
+    area::known_by_descriptors().for_each(|reference| child.expect(reference));
 }
 
 /// In a forked child: no thread is within [`first`].

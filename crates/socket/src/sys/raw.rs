@@ -152,6 +152,12 @@ pub fn getpid() -> u32 {
     unsafe { call(libc::SYS_getpid, [0; 6]) }.map_or(1, |pid| pid as u32)
 }
 
+/// `getppid`: 0 if the parent is in another namespace of processes, where this one cannot see it.
+pub fn getppid() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { call(libc::SYS_getppid, [0; 6]) }.map_or(1, |pid| pid as u32)
+}
+
 /// Whether the thread `tid` exists, as far as this process may see. That of a process which was killed does until its parent has asked for it.
 pub fn thread_exists(tid: u32) -> bool {
     // SAFETY: signal 0 sends nothing.

@@ -3,6 +3,15 @@
 
 char failure[512];
 
+int can_check(int has, const char *what)
+{
+    if (!has && getenv("VIADUCT_TEST_REQUIRE"))
+        snprintf(failure, sizeof failure, "needs %s", what);
+    else if (!has)
+        printf("# skipped: needs %s\n", what);
+    return has;
+}
+
 int under_viaduct(void)
 {
     const char *preloaded = getenv("LD_PRELOAD");

@@ -34,6 +34,8 @@ struct check {
     void (*run)(void);
 };
 
+/* Whether the machine has what a check needs. If not it says so, and fails where everything is required. */
+int can_check(int has, const char *what);
 /* Natively the ordinary calls do not mind holes. */
 int under_viaduct(void);
 /* Under Viaduct, where connections get lanes. */
