@@ -2,6 +2,7 @@
 
 use core::ffi::CStr;
 use core::fmt;
+use core::mem::ManuallyDrop;
 use core::ops::Range;
 use core::ptr::{self, NonNull};
 use core::slice;
@@ -120,19 +121,17 @@ impl Mapping {
     /// `false` when the system has none. Touches nothing outside the mapping.
     #[must_use]
     pub fn populate(&self, range: Range<usize>) -> bool {
-        let page = rustix::param::page_size();
-        let from = range.start.min(self.len) / page * page;
+        let from = range.start.min(self.len);
         let to = range.end.min(self.len);
-        if from >= to {
-            return true;
-        }
-        // SAFETY: the range lies in the mapping; taking memory changes no contents.
-        let done = unsafe {
-            let from = self.base.as_ptr().add(from).cast();
-            rustix::mm::madvise(from, to - range.start.min(to) / page * page, Advice::LinuxPopulateWrite)
-        };
-        // Before Linux 5.14 the advice is unknown, and memory is taken at the first touch.
-        matches!(done, Ok(()) | Err(Errno::INVAL))
+        // SAFETY: the range lies in the mapping.
+        from >= to || unsafe { take_memory(self.base.as_ptr().add(from), to - from) }
+    }
+
+    /// Leaves it mapped for good.
+    pub fn leak(self) -> &'static [AtomicU64] {
+        let mapping = ManuallyDrop::new(self);
+        // SAFETY: as in `words`, for a mapping that is never unmapped.
+        unsafe { slice::from_raw_parts(mapping.base.as_ptr().cast(), mapping.len / size_of::<AtomicU64>()) }
     }
 
     /// Gives the memory of a range of bytes back, whole pages of it; the bytes are zeros when they are next touched, whoever has
@@ -164,6 +163,26 @@ impl Mapping {
     pub(crate) const fn base(&self) -> NonNull<u8> {
         self.base
     }
+}
+
+/// Takes memory for words of a mapping now, as [`Mapping::populate`] does. `false` when the system has none.
+#[must_use]
+pub fn populate(words: &[AtomicU64]) -> bool {
+    // SAFETY: all of it is mapped.
+    words.is_empty() || unsafe { take_memory(words.as_ptr().cast(), size_of_val(words)) }
+}
+
+/// Takes memory for the pages of a range; `false` when the system has none.
+///
+/// # Safety
+/// The range is mapped.
+unsafe fn take_memory(start: *const u8, len: usize) -> bool {
+    let before = start.addr() % rustix::param::page_size();
+    let from = start.wrapping_sub(before).cast_mut().cast();
+    // SAFETY: whole pages of which parts are mapped; taking memory changes no contents.
+    let done = unsafe { rustix::mm::madvise(from, before + len, Advice::LinuxPopulateWrite) };
+    // Before Linux 5.14 the advice is unknown, and memory is taken at the first touch.
+    matches!(done, Ok(()) | Err(Errno::INVAL))
 }
 
 impl Drop for Mapping {
