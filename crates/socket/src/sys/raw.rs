@@ -459,9 +459,19 @@ pub fn epoll_now(set: c_int, events: &mut [libc::epoll_event]) -> Result<usize, 
 
 /// Zeroed memory that children share which are made from now on; what nobody touches costs nothing.
 pub fn anonymous_shared(len: usize) -> Result<*mut u8, Errno> {
-    let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+    let access = (libc::PROT_READ | libc::PROT_WRITE) as usize;
     let flags = (libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as usize;
-    // SAFETY: a new mapping where the kernel likes.
-    unsafe { call(libc::SYS_mmap, [0, len, protection, flags, usize::MAX, 0]) }
-        .map(core::ptr::with_exposed_provenance_mut)
+    let is_locked = viaduct_channel::is_locked();
+    // What nobody may touch yet the kernel does not fill.
+    let first = if is_locked { libc::PROT_NONE as usize } else { access };
+    // SAFETY: a new mapping where the kernel likes, and changes of it while nobody uses it.
+    let fresh = unsafe {
+        let fresh = call(libc::SYS_mmap, [0, len, first, flags, usize::MAX, 0])?;
+        if is_locked {
+            call(libc::SYS_munlock, [fresh, len, 0, 0, 0, 0])?;
+            call(libc::SYS_mprotect, [fresh, len, access, 0, 0, 0])?;
+        }
+        fresh
+    };
+    Ok(core::ptr::with_exposed_provenance_mut(fresh))
 }
