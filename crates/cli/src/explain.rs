@@ -324,10 +324,7 @@ impl View {
                 [(sharer, _)] => format!(", shared with process {}", sharer.pid),
                 _ => format!(", shared with {} other processes", others.len()),
             };
-            let name = format!(
-                "{} ({}) descriptor {}{shared}",
-                other.program, other.pid, peer.state.fd
-            );
+            let name = format!("{} ({}) descriptor {}{shared}", other.program, other.pid, peer.state.fd);
             if other.instance != process.instance {
                 return Some(format!(
                     "{name}, under Viaduct in another runtime directory; start both with the same `--dir`"

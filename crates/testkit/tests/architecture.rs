@@ -257,7 +257,11 @@ fn the_channel_has_no_atomics_that_loom_does_not_see() {
 
 /// Whether what follows the attribute is there for tests alone.
 fn is_for_tests(line: &str) -> bool {
-    let attributes = ["#[cfg(test)]", "#[cfg(all(test, not(loom)))]", "#[cfg(any(test, loom))]"];
+    let attributes = [
+        "#[cfg(test)]",
+        "#[cfg(all(test, not(loom)))]",
+        "#[cfg(any(test, loom))]",
+    ];
     attributes.contains(&line.trim())
 }
 

@@ -156,7 +156,9 @@ fn lanes_of_a_program_that_locks_its_memory_take_what_they_use() {
         .spawn();
     let ended = || program.output().ends_with('\n') || !program.errors().is_empty();
     assert!(wait_until(PATIENCE, ended));
-    let rows = instance.wait_for_status(PATIENCE, |rows| rows.iter().filter(|row| row.path == "shm").count() == 8);
+    let rows = instance.wait_for_status(PATIENCE, |rows| {
+        rows.iter().filter(|row| row.path == "shm").count() == 8
+    });
     assert!(rows.is_ok(), "{}: {rows:#?}", program.errors());
     let kib = segments_kib(&program);
     // Both ends map them.

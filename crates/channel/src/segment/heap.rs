@@ -24,8 +24,7 @@ unsafe impl Sync for Heap {}
 
 impl Heap {
     pub(super) fn new(geometry: Geometry) -> Self {
-        let layout =
-            Layout::from_size_align(geometry.segment_len(), HEADER_BYTES).unwrap_or(Layout::new::<Header>());
+        let layout = Layout::from_size_align(geometry.segment_len(), HEADER_BYTES).unwrap_or(Layout::new::<Header>());
         // SAFETY: the layout is not of size zero.
         let base = unsafe { alloc::alloc_zeroed(layout) };
         let Some(base) = NonNull::new(base) else {
