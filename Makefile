@@ -21,21 +21,24 @@ ZSHDIR := $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 FISHDIR := $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 UNITDIR ?= $(DESTDIR)$(PREFIX)/lib/systemd/system
 
-.PHONY: help build generate test quick-test test-suites compatibility soak demo bench fmt lint doc install uninstall clean setup
+.PHONY: help rust build generate test quick-test test-suites compatibility soak demo bench fmt lint doc install uninstall clean setup
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
-build: ## release binaries in target/release: viaduct, viaductd, libviaduct_preload.so, libviaduct.so
+rust:
+	@CARGO=$(CARGO) scripts/need-rust
+
+build: rust ## release binaries in target/release: viaduct, viaductd, libviaduct_preload.so, libviaduct.so
 	$(CARGO) build --workspace --release --locked
 
 setup: ## install the programs the tests and the demo use (Debian, as root)
 	scripts/setup
 
-test: setup ## set up this machine and run every test; CI runs exactly this
+test: rust setup ## set up this machine and run every test; CI runs exactly this
 	scripts/test
 
-quick-test: ## formatting, lints, unit tests and doc tests only
+quick-test: rust ## formatting, lints, unit tests and doc tests only
 	scripts/test --quick
 
 test-suites: setup build ## suites that others wrote, all of them: the same tests must pass natively and under Viaduct
@@ -51,7 +54,7 @@ soak: setup build ## half an hour of mixed load with random faults, as root
 	VIADUCT_TEST_REQUIRE=1 VIADUCT_SOAK_SECONDS=$${VIADUCT_SOAK_SECONDS:-1800} \
 		$(CARGO) test --package viaduct-testkit --locked --test apps soak -- --nocapture
 
-demo: ## Redis and its own benchmark, plain and accelerated in turn, with proof of the path
+demo: rust ## Redis and its own benchmark, plain and accelerated in turn, with proof of the path
 	scripts/setup demo
 	$(CARGO) build --workspace --release --locked
 	$(CARGO) run --quiet --release --locked --package viaduct-testkit --example demo
@@ -63,14 +66,14 @@ bench: build ## every experiment of `viaduct bench`, with all rivals
 	$(RELEASE)/viaduct bench seek
 	$(RELEASE)/viaduct bench apps
 
-fmt: ## format the source
+fmt: rust ## format the source
 	$(CARGO) fmt --all
 
-lint: ## what CI demands of formatting and lints
+lint: rust ## what CI demands of formatting and lints
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
-doc: ## API documentation in target/doc
+doc: rust ## API documentation in target/doc
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
 # All that is installed. Under sudo, or where there is no cargo, what is there is installed as it is: whoever built it has the compiler.

@@ -41,7 +41,7 @@ mod violation;
 pub use buffer::{Dest, Source, Stores};
 pub use geometry::Geometry;
 #[cfg(not(loom))]
-pub use mapping::{MapError, Mapping};
+pub use mapping::{MapError, Mapping, is_locked, populate, set_locked};
 pub use receiver::Receiver;
 #[cfg(not(loom))]
 pub use returns::Returns;

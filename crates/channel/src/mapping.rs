@@ -2,17 +2,19 @@
 
 use core::ffi::CStr;
 use core::fmt;
+use core::mem::ManuallyDrop;
 use core::ops::Range;
 use core::ptr::{self, NonNull};
 use core::slice;
+use core::sync::atomic::Ordering::Relaxed;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicU32, AtomicU64};
 
 /// A shared, writable mapping of a memfd. Everyone who has the descriptor may write
 /// to it at any time.
@@ -96,16 +98,30 @@ impl Mapping {
     }
 
     fn map(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let is_locked = is_locked();
+        // What nobody may touch yet the kernel does not fill.
+        let access = if is_locked {
+            ProtFlags::empty()
+        } else {
+            ProtFlags::READ | ProtFlags::WRITE
+        };
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
         let base = unsafe { rustix::mm::mmap(ptr::null_mut(), len, access, MapFlags::SHARED, fd, 0)? };
+        let mapping = Self {
+            base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?,
+            len,
+        };
+        if is_locked {
+            // SAFETY: the whole mapping, which nobody uses yet.
+            unsafe {
+                rustix::mm::munlock(base, len)?;
+                rustix::mm::mprotect(base, len, MprotectFlags::READ | MprotectFlags::WRITE)?;
+            }
+        }
         // A core dump of the program would take all of its memory.
         // SAFETY: the whole mapping, whose contents the advice does not change.
         let _ = unsafe { rustix::mm::madvise(base, len, Advice::LinuxDontDump) };
-        match NonNull::new(base.cast()) {
-            Some(base) => Ok(Self { base, len }),
-            None => Err(Errno::NOMEM),
-        }
+        Ok(mapping)
     }
 
     /// The mapped bytes as words; a remainder of less than a word is left out.
@@ -120,19 +136,17 @@ impl Mapping {
     /// `false` when the system has none. Touches nothing outside the mapping.
     #[must_use]
     pub fn populate(&self, range: Range<usize>) -> bool {
-        let page = rustix::param::page_size();
-        let from = range.start.min(self.len) / page * page;
+        let from = range.start.min(self.len);
         let to = range.end.min(self.len);
-        if from >= to {
-            return true;
-        }
-        // SAFETY: the range lies in the mapping; taking memory changes no contents.
-        let done = unsafe {
-            let from = self.base.as_ptr().add(from).cast();
-            rustix::mm::madvise(from, to - range.start.min(to) / page * page, Advice::LinuxPopulateWrite)
-        };
-        // Before Linux 5.14 the advice is unknown, and memory is taken at the first touch.
-        matches!(done, Ok(()) | Err(Errno::INVAL))
+        // SAFETY: the range lies in the mapping.
+        from >= to || unsafe { take_memory(self.base.as_ptr().add(from), to - from) }
+    }
+
+    /// Leaves it mapped for good.
+    pub fn leak(self) -> &'static [AtomicU64] {
+        let mapping = ManuallyDrop::new(self);
+        // SAFETY: as in `words`, for a mapping that is never unmapped.
+        unsafe { slice::from_raw_parts(mapping.base.as_ptr().cast(), mapping.len / size_of::<AtomicU64>()) }
     }
 
     /// Gives the memory of a range of bytes back, whole pages of it; the bytes are zeros when they are next touched, whoever has
@@ -164,6 +178,40 @@ impl Mapping {
     pub(crate) const fn base(&self) -> NonNull<u8> {
         self.base
     }
+}
+
+/// Whether the kernel locks, and so fills, all that the process maps.
+static LOCKED: AtomicU32 = AtomicU32::new(0);
+
+/// Says whether the process has the kernel lock all that it maps from now on (`mlockall`), and answers what was said before. Mappings of ours are to
+/// be left out: most of each is never used.
+pub fn set_locked(on: bool) -> bool {
+    LOCKED.swap(on.into(), Relaxed) != 0
+}
+
+/// Whether it has.
+pub fn is_locked() -> bool {
+    LOCKED.load(Relaxed) != 0
+}
+
+/// Takes memory for words of a mapping now, as [`Mapping::populate`] does. `false` when the system has none.
+#[must_use]
+pub fn populate(words: &[AtomicU64]) -> bool {
+    // SAFETY: all of it is mapped.
+    words.is_empty() || unsafe { take_memory(words.as_ptr().cast(), size_of_val(words)) }
+}
+
+/// Takes memory for the pages of a range; `false` when the system has none.
+///
+/// # Safety
+/// The range is mapped.
+unsafe fn take_memory(start: *const u8, len: usize) -> bool {
+    let before = start.addr() % rustix::param::page_size();
+    let from = start.wrapping_sub(before).cast_mut().cast();
+    // SAFETY: whole pages of which parts are mapped; taking memory changes no contents.
+    let done = unsafe { rustix::mm::madvise(from, before + len, Advice::LinuxPopulateWrite) };
+    // Before Linux 5.14 the advice is unknown, and memory is taken at the first touch.
+    matches!(done, Ok(()) | Err(Errno::INVAL))
 }
 
 impl Drop for Mapping {

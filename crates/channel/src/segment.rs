@@ -1,5 +1,8 @@
 //! Segments: creation, mapping, and the handles on their lanes.
 
+#[cfg_attr(loom, path = "segment/watched.rs")]
+mod heap;
+
 #[cfg(not(loom))]
 pub use mapped::SegmentError;
 
@@ -403,116 +406,4 @@ mod mapped {
     }
 
     impl core::error::Error for SegmentError {}
-}
-
-#[cfg(not(loom))]
-mod heap {
-    use core::ptr::NonNull;
-    use std::alloc::{self, Layout};
-
-    use crate::geometry::Geometry;
-    use crate::layout::{HEADER_BYTES, Header};
-
-    /// A segment's memory without a memfd.
-    #[derive(Debug)]
-    pub(super) struct Heap {
-        base: NonNull<u8>,
-        layout: Layout,
-        /// Blocks of each lane that may be populated.
-        #[cfg(test)]
-        pub(super) limit: crate::sync::AtomicU64,
-    }
-
-    // SAFETY: as for a mapping, the memory is not tied to a thread, and is only reached
-    // through atomics and raw copies.
-    unsafe impl Send for Heap {}
-    // SAFETY: as above.
-    unsafe impl Sync for Heap {}
-
-    impl Heap {
-        pub(super) fn new(geometry: Geometry) -> Self {
-            let layout =
-                Layout::from_size_align(geometry.segment_len(), HEADER_BYTES).unwrap_or(Layout::new::<Header>());
-            // SAFETY: the layout is not of size zero.
-            let base = unsafe { alloc::alloc_zeroed(layout) };
-            let Some(base) = NonNull::new(base) else {
-                alloc::handle_alloc_error(layout)
-            };
-            Self {
-                base,
-                layout,
-                #[cfg(test)]
-                limit: crate::sync::AtomicU64::new(u64::MAX),
-            }
-        }
-
-        pub(super) const fn base(&self) -> NonNull<u8> {
-            self.base
-        }
-
-        pub(super) fn header(&self) -> &Header {
-            // SAFETY: the memory is longer than a header, aligned for it, zeroed when it
-            // was made, lives as long as `self`, and a header is atomics throughout.
-            unsafe { self.base.cast().as_ref() }
-        }
-
-        #[cfg(not(test))]
-        pub(super) fn populate(&self, _lane: usize, _first: usize, _count: usize) -> bool {
-            true
-        }
-
-        #[cfg(test)]
-        pub(super) fn populate(&self, _lane: usize, first: usize, count: usize) -> bool {
-            (first + count) as u64 <= self.limit.load(core::sync::atomic::Ordering::Relaxed)
-        }
-    }
-
-    impl Drop for Heap {
-        fn drop(&mut self) {
-            // SAFETY: allocated in `new` with this layout.
-            unsafe { alloc::dealloc(self.base.as_ptr(), self.layout) };
-        }
-    }
-}
-
-#[cfg(loom)]
-mod heap {
-    use crate::geometry::Geometry;
-    use crate::layout::Header;
-    use crate::numbers::Large;
-    use crate::sync::PlainU8;
-
-    /// A segment's memory made of what loom watches.
-    pub(super) struct Heap {
-        header: Header,
-        large: [Large; 2],
-        pools: [Vec<PlainU8>; 2],
-    }
-
-    impl Heap {
-        pub(super) fn new(geometry: Geometry) -> Self {
-            let pool = || (0..geometry.capacity()).map(|_| PlainU8::default()).collect();
-            Self {
-                header: Header::default(),
-                large: Default::default(),
-                pools: [pool(), pool()],
-            }
-        }
-
-        pub(super) fn header(&self) -> &Header {
-            &self.header
-        }
-
-        pub(super) fn large(&self, lane: usize) -> &Large {
-            &self.large[lane]
-        }
-
-        pub(super) fn pool(&self, lane: usize) -> &[PlainU8] {
-            &self.pools[lane]
-        }
-
-        pub(super) fn populate(&self, _lane: usize, _first: usize, _count: usize) -> bool {
-            true
-        }
-    }
 }

@@ -214,4 +214,9 @@ fn populating_takes_memory_in_the_mapping_only() {
     assert_eq!(taken(&fd), 2 * 4096);
     assert!(mapping.populate(2 << 20..3 << 20));
     assert_eq!(taken(&fd), 2 * 4096);
+    let words = mapping.leak();
+    assert!(viaduct_channel::populate(&words[1030..1031]));
+    assert_eq!(taken(&fd), 3 * 4096);
+    assert!(viaduct_channel::populate(&[]));
+    assert_eq!(taken(&fd), 3 * 4096);
 }

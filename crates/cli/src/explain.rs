@@ -1,6 +1,6 @@
 //! `viaduct explain`: why a connection is or is not accelerated.
 
-use crate::counters::{self, End, Process, why};
+use crate::counters::{self, End, Process, is_on, why};
 use crate::daemon::{self, Answer};
 use crate::presence::{self, Presence};
 use crate::proc::{self, Descriptors};
@@ -9,12 +9,13 @@ use crate::tcp_tables::{Ends, TcpTables};
 use crate::terminal::{self, Style, bytes, duration, styled};
 use crate::{config, doctor};
 use anyhow::{Result, bail};
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use viaduct_control::Reason;
+use viaduct_control::{Reason, counters as layout};
 
 /// Say why a connection is or is not accelerated, and what to do
 ///
@@ -285,32 +286,45 @@ impl View {
         Ok(())
     }
 
-    /// The peer of `end` where it is known, and the program that has it.
-    fn known_peer<'a>(&'a self, process: &Process, end: &End) -> Option<(&'a Process, &'a End)> {
+    /// The peer of `end` in each program that has it where that is known: forked processes share one. First who has carried most by it, which
+    /// goes on with it most likely.
+    fn known_peers<'a>(&'a self, process: &Process, end: &End) -> Vec<(&'a Process, &'a End)> {
         let ends = self
             .processes
             .iter()
             .flat_map(|other| other.ends.iter().map(move |peer| (other, peer)));
-        ends.filter(|(_, peer)| (peer.local, peer.remote) == (end.remote, end.local))
+        let mut peers: Vec<_> = ends
+            .filter(|(_, peer)| (peer.local, peer.remote) == (end.remote, end.local))
             .filter(|(other, peer)| !(std::ptr::eq(*other, process) && peer.slot == end.slot))
-            .find(|(other, peer)| match (peer.netns_cookie, end.netns_cookie) {
+            .filter(|(other, peer)| match (peer.netns_cookie, end.netns_cookie) {
                 (Some(theirs), Some(own)) => theirs == own,
                 // Only what has been offered has a cookie.
                 _ => other.netns == process.netns,
             })
+            .collect();
+        peers.sort_by_key(|(_, peer)| {
+            let carried = peer.bytes_sent.saturating_add(peer.bytes_received);
+            Reverse((carried, is_on(peer.state, layout::Path::Shm)))
+        });
+        peers
     }
 
     /// Why the peer of `end` stays on TCP of itself, if it does.
     fn hindered_peer(&self, process: &Process, end: &End) -> Option<Reason> {
-        let (other, peer) = self.known_peer(process, end)?;
+        let (other, peer) = self.known_peers(process, end).first().copied()?;
         let waits = |reason: &Reason| matches!(reason, Reason::Accelerated | Reason::NotYet | Reason::Offered);
         why(peer.state).filter(|reason| other.instance == process.instance && !waits(reason))
     }
 
     /// What can be said of the peer of `end`.
     fn other_end(&self, process: &Process, end: &End) -> Option<String> {
-        if let Some((other, peer)) = self.known_peer(process, end) {
-            let name = format!("{} ({}) descriptor {}", other.program, other.pid, peer.state.fd);
+        if let [(other, peer), others @ ..] = self.known_peers(process, end).as_slice() {
+            let shared = match others {
+                [] => String::new(),
+                [(sharer, _)] => format!(", shared with process {}", sharer.pid),
+                _ => format!(", shared with {} other processes", others.len()),
+            };
+            let name = format!("{} ({}) descriptor {}{shared}", other.program, other.pid, peer.state.fd);
             if other.instance != process.instance {
                 return Some(format!(
                     "{name}, under Viaduct in another runtime directory; start both with the same `--dir`"

@@ -50,7 +50,7 @@ pub enum SpinPolicy {
     Auto,
     /// Sleep at once.
     Never,
-    /// Poll until something comes.
+    /// For 100 us in each wait, whoever else wants the processor, then sleep.
     Always,
 }
 

@@ -93,6 +93,8 @@ pub unsafe extern "C-unwind" fn syscall(
                 cloning(*place::<u64>(a), || real::syscall(number, a, b, c, d, e, f))
             }
             libc::SYS_prctl => process::prctl(fd, b as c_ulong, c as c_ulong, d as c_ulong, e as c_ulong).into(),
+            libc::SYS_mlockall => process::mlockall(fd).into(),
+            libc::SYS_munlockall => process::munlockall().into(),
             libc::SYS_seccomp => {
                 lifecycle::confining();
                 real::syscall(number, a, b, c, d, e, f)

@@ -28,7 +28,7 @@ pub unsafe extern "C-unwind" fn setsockopt(
             -1
         }
         _ => {
-            let result = direct();
+            let result = options::undisturbed(conn, (level, name), direct);
             if result == 0 {
                 options::was_set(conn, level, name, number);
             }
@@ -65,7 +65,7 @@ pub unsafe extern "C-unwind" fn getsockopt(
             sys::set_errno(errno);
             -1
         }
-        _ => direct(),
+        _ => options::undisturbed(conn, (level, name), direct),
     }
 }
 

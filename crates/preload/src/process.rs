@@ -191,6 +191,18 @@ pub unsafe extern "C-unwind" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: 
     unsafe { real::prctl(option, a, b, c, d) }
 }
 
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn mlockall(flags: c_int) -> c_int {
+    // SAFETY: no pointers.
+    lifecycle::locking(flags & libc::MCL_FUTURE != 0, || unsafe { real::mlockall(flags) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn munlockall() -> c_int {
+    // SAFETY: no arguments.
+    lifecycle::locking(false, || unsafe { real::munlockall() })
+}
+
 /// Runs when the library is loaded.
 extern "C" fn loaded() {
     viaduct_socket::remember_environment();

@@ -119,13 +119,26 @@ unsafe fn select_with(
     } else {
         return Err(direct());
     };
-    let mut entries: Vec<pollfd> = fds()
-        .map(|fd| pollfd {
-            fd,
-            events: sets.asked(fd as usize),
-            revents: 0,
-        })
-        .collect();
+    select_by_poll(sets, Wait { timeout_ns: left, mask }, direct)
+}
+
+/// The same where lanes are concerned. Not inlined, so that other calls use less of the stack.
+#[inline(never)]
+fn select_by_poll(sets: &Sets, how: Wait, direct: impl Fn() -> c_int) -> Result<c_int, c_int> {
+    let count = sets.descriptors().count();
+    let mut small = [poll::NONE; poll::ENTRIES];
+    match small.get_mut(..count) {
+        Some(entries) => select_among(entries, sets, how, direct),
+        None => select_among(&mut vec![poll::NONE; count], sets, how, direct),
+    }
+}
+
+/// The same with an entry for each descriptor.
+fn select_among(entries: &mut [pollfd], sets: &Sets, how: Wait, direct: impl Fn() -> c_int) -> Result<c_int, c_int> {
+    for (entry, fd) in entries.iter_mut().zip(sets.descriptors()) {
+        entry.fd = fd as c_int;
+        entry.events = sets.asked(fd);
+    }
     if entries.iter().any(|entry| !sys::is_open(entry.fd)) {
         // The kernel says EBADF and leaves the sets alone.
         return Err(direct());
@@ -134,12 +147,12 @@ unsafe fn select_with(
         let mut sets_of = COUNTS.iter().enumerate();
         sets_of.any(|(set, counts)| entry.revents & counts != 0 && sets.has(set, entry.fd as usize))
     };
-    if let Err(errno) = poll::poll_until(&mut entries, Wait { timeout_ns: left, mask }, counts) {
+    if let Err(errno) = poll::poll_until(entries, how, counts) {
         sys::set_errno(errno);
         return Ok(-1);
     }
     let mut count = 0;
-    for entry in &entries {
+    for entry in entries {
         let fd = entry.fd as usize;
         for (set, counts) in COUNTS.iter().enumerate() {
             if sets.has(set, fd) {

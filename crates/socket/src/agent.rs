@@ -267,7 +267,7 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<bool,
     }
     let mut offer = Offer {
         offer: conn.id(),
-        cookie: 0,
+        cookie: raw::cookie(conn.fd()).unwrap_or(0),
         netns: 0,
         bell: 0,
         local,
@@ -275,7 +275,6 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<bool,
         ticket_sequence: 0,
         flags: 0,
     };
-    let _ = raw::getsockopt(conn.fd(), libc::SOL_SOCKET, libc::SO_COOKIE, &mut offer.cookie);
     // SO_NETNS_COOKIE; the C library's headers have no name for it yet.
     let _ = raw::getsockopt(conn.fd(), libc::SOL_SOCKET, 71, &mut offer.netns);
     counters::addresses(conn, &offer);

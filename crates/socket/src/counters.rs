@@ -10,7 +10,11 @@ use std::os::fd::IntoRawFd;
 use viaduct_channel::Mapping;
 use viaduct_control::counters::{self as layout, HEADER_WORDS, REGION_WORDS, SLOT_WORDS, SLOTS, slot};
 
-static REGION: AtomicPtr<Mapping> = AtomicPtr::new(core::ptr::null_mut());
+type Region = [AtomicU64; REGION_WORDS];
+
+/// The region, which stays mapped; null for none. Nothing of it is on the heap: a forked child begins its own in the middle of a send, and the
+/// heap may have been another thread's when it was forked.
+static REGION: AtomicPtr<Region> = AtomicPtr::new(core::ptr::null_mut());
 static REGION_FD: AtomicI32 = AtomicI32::new(-1);
 /// Slots whose memory is known to exist.
 static POPULATED: AtomicUsize = AtomicUsize::new(0);
@@ -20,9 +24,9 @@ static STARTED: AtomicU32 = AtomicU32::new(0);
 /// Slots populated in one step: four pages' worth.
 const STEP: usize = 64;
 
-fn words() -> Option<&'static [AtomicU64]> {
-    // Acquire pairs with the release in `start`.
-    sys::leaked_record(REGION.load(Acquire)).map(Mapping::words)
+fn words() -> Option<&'static Region> {
+    // Acquire pairs with the release in `make`.
+    sys::leaked_record(REGION.load(Acquire))
 }
 
 /// What is shown of one connection.
@@ -55,23 +59,19 @@ pub(crate) fn add(conn: &Conn, word: usize, amount: u64) {
     }
 }
 
-/// The slot of a connection that has none yet.
+/// The slot of a connection that has none yet: one that was inherited gets its own when it is first used.
 #[cold]
 fn begin_slot(conn: &Conn) -> Option<&'static Slot> {
-    if !conn.flag(FORKED) || conn.is_early() || conn.index() >= SLOTS || lifecycle::is_confined() {
+    if !conn.flag(FORKED) || conn.is_early() || lifecycle::is_confined() {
         return None;
     }
     start();
-    if STARTED.load(Acquire) == SETTLED && words().is_some() {
-        publish(conn);
-    }
-    slot_of(conn)
+    publish(conn)
 }
 
 /// Begins what connections that this process has inherited will need, since it cannot later.
 pub(crate) fn begin_inherited() {
-    let inherited = |conn: &&Conn| conn.flag(FORKED) && slot_of(conn).is_none() && !conn.is_early();
-    for conn in records::all().filter(inherited) {
+    for conn in records::all().filter(|conn| slot_of(conn).is_none()) {
         begin_slot(conn);
     }
 }
@@ -103,7 +103,9 @@ fn make() {
     if !mapping.populate(0..HEADER_WORDS * 8) {
         return;
     }
-    let words = mapping.words();
+    let Ok(words): Result<&'static Region, _> = mapping.leak().try_into() else {
+        return;
+    };
     let put = |index: usize, value: u64| {
         if let Some(word) = words.get(index) {
             word.store(value, Relaxed);
@@ -121,11 +123,10 @@ fn make() {
     put(layout::MAGIC_WORD, layout::MAGIC);
     let fd = crate::agent::hide(fd.into_raw_fd());
     REGION_FD.store(fd, Relaxed);
-    POPULATED.store(0, Relaxed);
-    REGION.store(Box::leak(Box::new(mapping)), Release);
+    REGION.store(core::ptr::from_ref(words).cast_mut(), Release);
     // What has been inherited is most often not used.
     let own = |conn: &&Conn| !conn.is_early() && !conn.flag(FORKED);
-    records::all().filter(own).for_each(publish);
+    records::all().filter(own).for_each(show);
 }
 
 /// [`layout::BARRED`].
@@ -159,23 +160,25 @@ pub(crate) fn open(conn: &Conn) {
     if STARTED.load(Relaxed) == 0 {
         start();
     } else {
-        publish(conn);
+        show(conn);
     }
 }
 
-fn publish(conn: &Conn) {
+/// Shows a connection, or counts it among those for which there is no room.
+fn show(conn: &Conn) {
+    if publish(conn).is_none() {
+        add_total(layout::UNSHOWN, 1);
+    }
+}
+
+/// The slot of `conn`, begun; `None` if there is no region, or no room.
+fn publish(conn: &Conn) -> Option<&'static Slot> {
     let index = conn.index();
     if index >= SLOTS || !populate(index) {
-        add_total(layout::UNSHOWN, 1);
-        return;
+        return None;
     }
     let base = layout::slot_base(index);
-    let Some(words): Option<&'static Slot> = words()
-        .and_then(|words| words.get(base..base + SLOT_WORDS))
-        .and_then(|words| words.try_into().ok())
-    else {
-        return;
-    };
+    let words: &'static Slot = words()?.get(base..base + SLOT_WORDS)?.try_into().ok()?;
     let (plain, more) = words.split_at(slot::SLEEPS);
     clear(plain);
     if words[slot::SLEEPS].load(Relaxed) | words[slot::LOCAL + 2].load(Relaxed) != 0 {
@@ -191,6 +194,7 @@ fn publish(conn: &Conn) {
     {
         used.fetch_max(slots, Relaxed);
     }
+    Some(words)
 }
 
 fn clear(words: &[AtomicU64]) {
@@ -204,12 +208,11 @@ fn populate(index: usize) -> bool {
 #[cold]
 fn populate_more(index: usize) -> bool {
     let have = POPULATED.load(Relaxed);
-    let Some(mapping) = sys::leaked_record(REGION.load(Acquire)) else {
-        return false;
-    };
     let want = (index / STEP + 1) * STEP;
-    let range = layout::slot_base(have) * 8..(layout::slot_base(want) * 8).min(mapping.len());
-    let done = mapping.populate(range);
+    let range = layout::slot_base(have)..layout::slot_base(want).min(REGION_WORDS);
+    let done = words()
+        .and_then(|words| words.get(range))
+        .is_some_and(viaduct_channel::populate);
     if done {
         POPULATED.fetch_max(want, Relaxed);
     }
@@ -237,6 +240,7 @@ pub(crate) fn close(conn: &Conn) {
 /// In a forked child: the region is the parent's; the child begins its own with the first connection that it makes or uses.
 pub(crate) fn after_fork() {
     REGION.store(core::ptr::null_mut(), Relaxed);
+    POPULATED.store(0, Relaxed);
     for conn in records::all() {
         conn.counters.store(core::ptr::null_mut(), Relaxed);
     }
@@ -283,8 +287,7 @@ mod tests {
             conn.reset(0, 0);
             conn.id.store(conn.next_id(records::RECORDS / 8), Release);
             ensure();
-            publish(conn);
-            slot_of(conn).unwrap()
+            publish(conn).unwrap()
         };
         let address = Address {
             ip: [7; 16],

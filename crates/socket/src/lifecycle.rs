@@ -380,6 +380,16 @@ pub fn confining() {
     CONFINED.store(true, Relaxed);
 }
 
+/// The program locks its memory, or unlocks it, by `call`; `later`: what it maps from now on, too.
+pub fn locking(later: bool, call: impl FnOnce() -> c_int) -> c_int {
+    let before = viaduct_channel::set_locked(later);
+    let result = call();
+    if result != 0 {
+        viaduct_channel::set_locked(before);
+    }
+    result
+}
+
 /// The library is loaded. What threads need later is asked of the C library now: they may need it in a signal handler.
 pub fn prepare() {
     thread::this().watch();
@@ -407,6 +417,8 @@ fn after_fork_in_parent() {
 fn after_fork_in_child() {
     PROCESS.store(raw::getpid(), Relaxed);
     lodgers::after_fork();
+    // What the parent locks its children do not.
+    viaduct_channel::set_locked(false);
     lock::after_fork();
     asleep::after_fork();
     agent::after_fork();

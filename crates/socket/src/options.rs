@@ -80,9 +80,10 @@ fn changes_receives(fd: c_int) -> bool {
     all.any(|(name, usual)| is_unusual(fd, (libc::SOL_SOCKET, name, usual)))
 }
 
-/// Whether the program has shown how it receives.
+/// Whether the program has shown how it receives. While urgent data waits, which hides bytes from counts, it has not.
 fn has_received(conn: &Conn) -> bool {
-    kernel::receive_position(conn.fd(), kernel::queued_surely).is_some_and(|position| position != 0)
+    raw::poll_now(conn.fd(), libc::POLLPRI) == 0
+        && kernel::receive_position(conn.fd(), kernel::queued).is_some_and(|position| position != 0)
 }
 
 fn is_stamped(fd: c_int) -> bool {
@@ -219,6 +220,14 @@ pub fn getting(conn: &'static Conn, level: c_int, name: c_int) -> Verdict {
     }
 }
 
+/// Makes the program's own call about an option, and not amidst a count of ours that takes urgent data in line for a moment: it would undo what is
+/// set, and show what is not.
+pub fn undisturbed(conn: &'static Conn, (level, name): (c_int, c_int), call: impl FnOnce() -> c_int) -> c_int {
+    let is_ours_too = (level, name) == (libc::SOL_SOCKET, libc::SO_OOBINLINE);
+    let _guard = is_ours_too.then(|| conn.own_receive(conn.id())).flatten();
+    call()
+}
+
 /// The kernel has taken an option, whose first integer is `value`.
 pub fn was_set(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_int>) {
     match (level, name) {
@@ -320,4 +329,39 @@ pub fn unsent_bytes(conn: &'static Conn) -> Option<c_int> {
     (conn.phase() == Phase::Attached)
         .then(|| crate::send::unsent_bytes(conn, conn.id()))
         .flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::AtomicBool;
+
+    #[test]
+    fn what_is_set_amidst_counts_stays_set() {
+        let option = (libc::SOL_SOCKET, libc::SO_OOBINLINE);
+        let (conn, _ends) = crate::records::on_the_heap();
+        let over = AtomicBool::new(false);
+        let set = |on: c_int| {
+            let direct = || raw::setsockopt(conn.fd(), option.0, option.1, &on).map_or(-1, |()| 0);
+            assert_eq!(undisturbed(conn, option, direct), 0);
+        };
+        let lost = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Relaxed) {
+                    let _guard = conn.own_receive(conn.id());
+                    kernel::queued_in_all(conn.fd());
+                }
+            });
+            let lost = (0..2000).filter(|_| {
+                set(1);
+                let lost = !is_unusual(conn.fd(), (option.0, option.1, 0));
+                set(0);
+                lost
+            });
+            let lost = lost.count();
+            over.store(true, Relaxed);
+            lost
+        });
+        assert_eq!(lost, 0);
+    }
 }

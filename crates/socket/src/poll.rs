@@ -13,7 +13,14 @@ use viaduct_stream::Outgoing;
 const IN: i16 = POLLIN | POLLRDNORM;
 const OUT: i16 = POLLOUT | POLLWRNORM;
 /// Entries handled without the heap.
-const ENTRIES: usize = 128;
+pub const ENTRIES: usize = 128;
+
+/// One that stands for nothing.
+pub const NONE: pollfd = pollfd {
+    fd: -1,
+    events: 0,
+    revents: 0,
+};
 
 /// How to wait.
 #[derive(Clone, Copy, Debug)]
@@ -82,11 +89,6 @@ fn with_proof<R>(conn: &'static Conn, body: impl FnOnce(&Guard<'static>) -> R) -
 /// # Errors
 /// As `poll`.
 pub fn poll(entries: &mut [pollfd], how: Wait) -> Result<usize, sys::Errno> {
-    const NONE: pollfd = pollfd {
-        fd: -1,
-        events: 0,
-        revents: 0,
-    };
     let mut small = [NONE; ENTRIES + 1];
     match small.get_mut(..=entries.len()) {
         Some(shadow) => wait_loop(entries, shadow, how),

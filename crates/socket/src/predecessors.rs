@@ -56,15 +56,9 @@ fn came(fd: c_int, may_be: impl Fn(c_int) -> bool) {
     if is_confined() || is_started_confined() || !is_tcp(fd) {
         return;
     }
-    let cookie = |fd: c_int| {
-        let mut cookie = 0_u64;
-        raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut cookie)
-            .ok()
-            .map(|_| cookie)
-    };
-    let own = cookie(fd);
-    let known = table::sockets().filter(|known| may_be(*known));
-    match own.and_then(|own| known.into_iter().find(|known| cookie(*known) == Some(own))) {
+    let mut known = table::sockets().filter(|known| may_be(*known));
+    let same = raw::cookie(fd).and_then(|own| known.find(|known| raw::cookie(*known) == Some(own)));
+    match same {
         Some(known) => duplicated(known, fd),
         None if sys::addresses(fd).is_some() => {
             adopted(fd);
@@ -74,11 +68,8 @@ fn came(fd: c_int, may_be: impl Fn(c_int) -> bool) {
     }
 }
 
-/// A record for a connected socket whose opening was not seen.
+/// A record for a connected socket whose opening was not seen. Not of a lodger with descriptors of its own.
 pub(crate) fn adopted(fd: c_int) -> Option<&'static Conn> {
-    if lodgers::has_own_table() {
-        return None;
-    }
     start();
     let conn = records::begin(fd, conn::EARLY | conn::BANNED)?;
     if conn.is_early() {

@@ -151,6 +151,8 @@ real! {
     pidfd_getfd(process: c_int, fd: c_int, flags: c_uint) -> c_int;
     sockatmark(fd: c_int) -> c_int;
     prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int;
+    mlockall(flags: c_int) -> c_int;
+    munlockall() -> c_int;
     _Fork() -> pid_t;
     clone(start: *const c_void, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent: *mut c_void, tls: *mut c_void, child: *mut c_void) -> c_int;
     pthread_cancel(thread: libc::pthread_t) -> c_int;

@@ -3,7 +3,7 @@
 //! A thread keeps a budget of twice what the waits take that polling ends, and halves it where fewer than every third is one. Between
 //! short bursts it gives the core up: where both ends were put on one core, that is what lets the peer run at all. A yield that took long let somebody else run;
 //! when that happens again and again without anything arriving, there are more runnable threads than cores and the waiter sleeps. One that took
-//! as long as a turn of a busy program ends polling for a while.
+//! as long as a turn of a busy program ends polling for a while. `--spin always` goes by none of this: each wait polls for the longest budget.
 
 use crate::policy;
 use crate::sys::{self, raw};

@@ -255,11 +255,81 @@ fn the_channel_has_no_atomics_that_loom_does_not_see() {
     assert!(wrong.is_empty(), "use crate::sync: {wrong:#?}");
 }
 
-/// Lines before the file's own tests.
+/// Whether what follows the attribute is there for tests alone.
+fn is_for_tests(line: &str) -> bool {
+    let attributes = [
+        "#[cfg(test)]",
+        "#[cfg(all(test, not(loom)))]",
+        "#[cfg(any(test, loom))]",
+    ];
+    attributes.contains(&line.trim())
+}
+
+/// Lines of a file, what is there for tests alone left out, wherever that stands and as rustfmt lays it out.
 fn length(text: &str) -> usize {
-    text.lines()
-        .take_while(|line| !matches!(line.trim(), "#[cfg(test)]" | "#[cfg(all(test, not(loom)))]"))
-        .count()
+    let column = |line: &str| line.len() - line.trim_start().len();
+    let mut lines = text.lines();
+    let mut length = 0;
+    while let Some(line) = lines.next() {
+        if !is_for_tests(line) {
+            length += 1;
+            continue;
+        }
+        let mut is_block = false;
+        let ends = |next: &str| {
+            let code = next.trim();
+            if code.is_empty() || code.starts_with("#[") || code.starts_with("//") {
+                return false;
+            }
+            let is_beside = column(next) == column(line);
+            is_block |= is_beside && code.ends_with(['{', '(', '[']);
+            is_beside && code.ends_with([';', ',', '}']) || !is_block && code.ends_with(';')
+        };
+        lines.by_ref().any(ends);
+    }
+    length
+}
+
+#[test]
+fn what_is_there_for_tests_does_not_count_wherever_it_stands() {
+    let text = "use a::{
+    b,
+};
+#[cfg(test)]
+use c::{
+    d,
+};
+struct E {
+    f: u8,
+    #[cfg(test)]
+    /// Words.
+    g: u8,
+}
+#[cfg(all(test, not(loom)))]
+mod tests {
+    fn h(
+        i: u8,
+    ) {}
+
+    #[test]
+    fn j() {
+        h(0);
+    }
+}
+#[cfg(test)]
+fn k(
+    l: u8,
+) -> u8 {
+    l
+}
+#[cfg(test)]
+const M: u8 =
+    0;
+fn n() {}
+";
+    let counted: Vec<_> = text.lines().take(3).chain(text.lines().skip(7).take(2)).collect();
+    assert_eq!(length(text), counted.len() + 2);
+    assert_eq!(length(&counted.join("\n")), counted.len());
 }
 
 #[test]

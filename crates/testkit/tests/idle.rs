@@ -127,6 +127,44 @@ fn burst_and_idle(way: &str) {
     server.finish(PATIENCE).success();
 }
 
+/// Locks all its memory, then exchanges messages on several connections, in one process.
+const LOCKED: &str = "import ctypes, socket, time
+if ctypes.CDLL(None).mlockall(3):
+    raise SystemExit('not locked')
+listener = socket.create_server(('127.0.0.1', 0))
+pairs = []
+for n in range(4):
+    near = socket.create_connection(listener.getsockname())
+    pairs.append((near, listener.accept()[0]))
+for n in range(1000):
+    for near, far in pairs:
+        near.sendall(b'x')
+        far.sendall(far.recv(1))
+        near.recv(1)
+print('done', flush=True)
+time.sleep(100)
+";
+
+#[test]
+fn lanes_of_a_program_that_locks_its_memory_take_what_they_use() {
+    if !can_run(true, &["python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let program = Launch::new(Mode::Accelerated(&instance), "python3", ["-c", LOCKED])
+        .options("--offer now")
+        .spawn();
+    let ended = || program.output().ends_with('\n') || !program.errors().is_empty();
+    assert!(wait_until(PATIENCE, ended));
+    let rows = instance.wait_for_status(PATIENCE, |rows| {
+        rows.iter().filter(|row| row.path == "shm").count() == 8
+    });
+    assert!(rows.is_ok(), "{}: {rows:#?}", program.errors());
+    let kib = segments_kib(&program);
+    // Both ends map them.
+    assert!(kib <= 8 * IDLE_KIB, "{kib} KiB");
+}
+
 #[test]
 fn blocking_calls_give_it_back() {
     burst_and_idle("block");

@@ -151,8 +151,8 @@ fn a_viaductd_started_by_hand_serves_the_configured_directory() {
     assert!(found);
 }
 
-/// Serves one connection in three ways, as told by the first byte: by itself in a forked child (f), by a program that it becomes (x), and by a
-/// process that it is passed to (p).
+/// Serves one connection in four ways, as told by the first byte: by itself in a forked child (f), likewise and keeps it (k), by a program that it
+/// becomes (x), and by a process that it is passed to (p).
 const SERVE: &str = "import os, socket, sys
 near, far = socket.socketpair()
 if os.fork() == 0:
@@ -165,6 +165,7 @@ if os.fork() == 0:
     sys.exit()
 far.close()
 listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+kept = []
 while True:
     c = listener.accept()[0]
     for _ in range(64):
@@ -181,7 +182,10 @@ while True:
         while d := c.recv(100):
             c.sendall(d)
         sys.exit()
-    c.close()
+    if way == b'k':
+        kept.append(c)
+    else:
+        c.close()
 ";
 
 /// Has its connection served as told by its second argument.
@@ -218,6 +222,7 @@ fn whoever_goes_on_with_a_connection_is_shown() {
     let server = start(SERVE, &[&port.to_string()]).listening(port);
     for (way, path, reason) in [
         ("f", "shm", "accelerated"),
+        ("k", "shm", "accelerated"),
         ("x", "tcp", "passed-on"),
         ("p", "tcp", "passed-on"),
     ] {
@@ -235,7 +240,15 @@ fn whoever_goes_on_with_a_connection_is_shown() {
         let served: Vec<_> = rows.iter().filter(is_served).collect();
         assert_eq!(served.len(), 1, "{way}: {served:#?}");
         let text = explain(&instance, client.pid());
-        if way == "f" {
+        if way == "k" {
+            let shared = format!(
+                "Other end: python3 ({}) descriptor {}, shared with process {}",
+                served[0].pid,
+                served[0].fd,
+                server.pid()
+            );
+            assert!(text.contains(&shared), "{text}");
+        } else if way == "f" {
             for path in ["tcp", "shm"] {
                 instance.move_connection(served[0].pid, served[0].fd, path).unwrap();
                 let moved = instance.wait_for_status(PATIENCE, |rows| {

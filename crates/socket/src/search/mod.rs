@@ -21,7 +21,7 @@ use crate::options::rules_searches_out;
 use crate::sys::{self, Errno};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, announce, counters, lifecycle, predecessors, receive, table};
+use crate::{agent, announce, counters, lifecycle, lodgers, predecessors, receive, table};
 use area::Area;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::fence;
@@ -447,6 +447,9 @@ pub fn connection(fd: c_int) -> Result<&'static Conn, Errno> {
     match table::connection(fd) {
         Some(conn) if !conn.is_early() => return Ok(conn),
         _ => plain::check_socket(fd)?,
+    }
+    if lodgers::has_own_table() {
+        return Err(libc::ENOBUFS);
     }
     predecessors::adopted(fd).ok_or(libc::ENOBUFS)
 }

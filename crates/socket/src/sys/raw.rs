@@ -296,6 +296,13 @@ pub fn peer_pid(fd: c_int) -> Option<u32> {
     u32::try_from(peer.pid).ok().filter(|pid| *pid != 0)
 }
 
+/// A socket's number, which no other has or will have (`SO_COOKIE`).
+pub fn cookie(fd: c_int) -> Option<u64> {
+    let mut cookie = 0_u64;
+    getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut cookie).ok()?;
+    Some(cookie)
+}
+
 /// Breaks a connection, for everybody who holds it: the next call of any of them, and the peer's, fails with `ECONNRESET`.
 pub fn disconnect(fd: c_int) -> Result<(), Errno> {
     let nowhere = libc::sockaddr {
@@ -456,11 +463,21 @@ pub fn epoll_now(set: c_int, events: &mut [libc::epoll_event]) -> Result<usize, 
     unsafe { call(libc::SYS_epoll_pwait, [fd_arg(set), place, events.len(), 0, 0, 8]) }
 }
 
-/// Asks that pages of a shared mapping exist, so that touching them cannot fault fatally.
+/// Zeroed memory that children share which are made from now on; what nobody touches costs nothing.
 pub fn anonymous_shared(len: usize) -> Result<*mut u8, Errno> {
-    let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+    let access = (libc::PROT_READ | libc::PROT_WRITE) as usize;
     let flags = (libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as usize;
-    // SAFETY: a new mapping where the kernel likes.
-    unsafe { call(libc::SYS_mmap, [0, len, protection, flags, usize::MAX, 0]) }
-        .map(core::ptr::with_exposed_provenance_mut)
+    let is_locked = viaduct_channel::is_locked();
+    // What nobody may touch yet the kernel does not fill.
+    let first = if is_locked { libc::PROT_NONE as usize } else { access };
+    // SAFETY: a new mapping where the kernel likes, and changes of it while nobody uses it.
+    let fresh = unsafe {
+        let fresh = call(libc::SYS_mmap, [0, len, first, flags, usize::MAX, 0])?;
+        if is_locked {
+            call(libc::SYS_munlock, [fresh, len, 0, 0, 0, 0])?;
+            call(libc::SYS_mprotect, [fresh, len, access, 0, 0, 0])?;
+        }
+        fresh
+    };
+    Ok(core::ptr::with_exposed_provenance_mut(fresh))
 }
