@@ -8,9 +8,13 @@ const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
 const UNLESS: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
 const ANSWER: u32 = libc::BPF_RET | libc::BPF_K;
 
-const fn instruction(code: u32, k: u32, unless: u8) -> sock_filter {
+fn narrow<From, To: TryFrom<From>>(number: From) -> To {
+    To::try_from(number).ok().expect("small, and not below 0")
+}
+
+fn instruction(code: u32, k: u32, unless: u8) -> sock_filter {
     sock_filter {
-        code: code as u16,
+        code: narrow(code),
         jt: 0,
         jf: unless,
         k,
@@ -19,21 +23,21 @@ const fn instruction(code: u32, k: u32, unless: u8) -> sock_filter {
 
 /// From now on the kernel refuses to set peek offsets for the calling thread, and for those that it begins.
 pub(crate) fn refuse_peek_offsets() {
-    let call = offset_of!(libc::seccomp_data, nr) as u32;
+    let call = narrow(offset_of!(libc::seccomp_data, nr));
     // The lower halves of its second and third argument.
-    let arguments = offset_of!(libc::seccomp_data, args) as u32;
+    let arguments: u32 = narrow(offset_of!(libc::seccomp_data, args));
     let mut rules = [
         instruction(LOAD, call, 0),
-        instruction(UNLESS, libc::SYS_setsockopt as u32, 5),
+        instruction(UNLESS, narrow(libc::SYS_setsockopt), 5),
         instruction(LOAD, arguments + 8, 0),
-        instruction(UNLESS, libc::SOL_SOCKET as u32, 3),
+        instruction(UNLESS, narrow(libc::SOL_SOCKET), 3),
         instruction(LOAD, arguments + 16, 0),
-        instruction(UNLESS, libc::SO_PEEK_OFF as u32, 1),
-        instruction(ANSWER, libc::SECCOMP_RET_ERRNO | libc::EOPNOTSUPP as u32, 0),
+        instruction(UNLESS, narrow(libc::SO_PEEK_OFF), 1),
+        instruction(ANSWER, libc::SECCOMP_RET_ERRNO | libc::EOPNOTSUPP.cast_unsigned(), 0),
         instruction(ANSWER, libc::SECCOMP_RET_ALLOW, 0),
     ];
     let program = sock_fprog {
-        len: rules.len() as u16,
+        len: narrow(rules.len()),
         filter: rules.as_mut_ptr(),
     };
     // SAFETY: the filter outlives the calls, which only read it.

@@ -50,9 +50,11 @@ pub(crate) struct Forking {
     place: Cell<u32>,
     /// What stands there.
     content: Cell<u32>,
-    /// Number of the thread's latest child before it; 0: none.
+    /// Number of the thread's latest child before it; 0: none. [`UNTOLD`]: it cannot be asked for.
     before: Cell<u32>,
 }
+
+const UNTOLD: u32 = u32::MAX;
 
 impl Forking {
     pub(crate) const fn none() -> Self {
@@ -134,7 +136,7 @@ impl Family {
     /// A place for the child that this thread is about to make.
     pub(super) fn expect(&'static self, forget: impl Fn(&Places)) -> Member {
         let (forking, content) = (&thread::this().forking, EXPECTED | raw::getpid());
-        forking.before.set(latest_child().unwrap_or(0));
+        forking.before.set(latest_child().unwrap_or(UNTOLD));
         let place = match self.own().filter(|_| !APART.load(Relaxed)) {
             Some(_guard) => self.join(content, forget),
             None => Member(None),
@@ -160,6 +162,9 @@ impl Family {
         };
         let pid = raw::getpid();
         let _guard = self.own();
+        // Who cannot ask who the child is keeps the places of those that were killed on the way: the first of them is as good, and few add up.
+        let untold = forking.before.get() == UNTOLD;
+        let place = self.find(forking.content.get()).filter(|_| untold).unwrap_or(place);
         let content = self.content(place);
         let own = if content == pid || content & (EXPECTED | NUMBER) == forking.content.get() {
             self.put(place, pid);

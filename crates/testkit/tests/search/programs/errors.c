@@ -340,59 +340,6 @@ static void only_so_many_sockets_can_be_searched(void)
             close_pair(pairs[index]);
 }
 
-/* Whether all the sockets that can be searched beside others could be. */
-static int uses_up_what_there_is(void)
-{
-    enum { most = 2048 };
-    struct rlimit limit;
-
-    if (getrlimit(RLIMIT_NOFILE, &limit))
-        return 0;
-    limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
-    for (int count = 0; count <= most; count++) {
-        struct pair p = connect_quickly();
-        char byte;
-
-        if (send(p.near, "0123", 4, 0) != 4)
-            return 0;
-        if (viaduct_seek_recv(p.far, &byte, 1, MSG_WAITALL, 2) != 1)
-            return errno == ENOBUFS && count > most / 2;
-    }
-    return 0;
-}
-
-/* A child in which the numbers of its family's processes are nobody's takes none of them for dead. */
-static void processes_in_other_namespaces(void)
-{
-    struct pair p;
-    char bytes[8];
-    int status = 1;
-    pid_t child;
-
-    /* The memory of so many lanes is another limit. */
-    if (on_lane())
-        return;
-    p = connect_pair();
-    EXPECT(send(p.near, "0123", 4, 0) == 4);
-    EXPECT(viaduct_seek_recv(p.far, bytes, 1, MSG_WAITALL, 2) == 1 && bytes[0] == '2');
-    child = fork();
-    if (child == 0) {
-        if (unshare(CLONE_NEWPID) && unshare(CLONE_NEWUSER | CLONE_NEWPID))
-            _exit(77);
-        child = fork();
-        if (child == 0)
-            _exit(!uses_up_what_there_is());
-        _exit(waitpid(child, &status, 0) != child || status);
-    }
-    EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status));
-    if (can_check(WEXITSTATUS(status) != 77, "namespaces of processes")) {
-        EXPECT(WEXITSTATUS(status) == 0);
-        EXPECT(waiting(p.far) == 3 && in_order(p.far, bytes, 8, 0) == 3 && !memcmp(bytes, "013", 3));
-    }
-    close_pair(p);
-}
-
 enum { far_away = 6 << 20, behind = 1000 };
 
 static void *send_far(void *fd)
@@ -495,7 +442,6 @@ int main(int argc, char **argv)
         {"a_reset_is_told", a_reset_is_told},
         {"killed_holders_damage_holes", killed_holders_damage_holes},
         {"only_so_many_sockets_can_be_searched", only_so_many_sockets_can_be_searched},
-        {"processes_in_other_namespaces", processes_in_other_namespaces},
         {"a_larger_buffer_reaches_further", a_larger_buffer_reaches_further},
         {"received_bytes_take_no_room", received_bytes_take_no_room},
     };

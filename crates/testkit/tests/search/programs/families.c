@@ -1,7 +1,10 @@
-/* Direct search on TCP over IPv6, with IPv4 addresses written as those of IPv6, and on the same for sockets of both families. */
+/* Direct search on TCP over IPv6, with IPv4 addresses written as those of IPv6, and on the same for sockets of both families; and in a family of
+ * processes. */
 #include "check.h"
 
+#include <sched.h>
 #include <stdint.h>
+#include <sys/resource.h>
 #include <viaduct.h>
 
 static const struct in6_addr mapped = {{{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1}}};
@@ -131,6 +134,59 @@ static void offsets_in_messages_over_six(void)
     close_pair(p);
 }
 
+/* Whether all the sockets that can be searched beside others could be. */
+static int uses_up_what_there_is(void)
+{
+    enum { most = 2048 };
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit))
+        return 0;
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    for (int count = 0; count <= most; count++) {
+        struct pair p = connect_quickly();
+        char byte;
+
+        if (send(p.near, "0123", 4, 0) != 4)
+            return 0;
+        if (viaduct_seek_recv(p.far, &byte, 1, MSG_WAITALL, 2) != 1)
+            return errno == ENOBUFS && count > most / 2;
+    }
+    return 0;
+}
+
+/* A child in which the numbers of its family's processes are nobody's takes none of them for dead. */
+static void processes_in_other_namespaces(void)
+{
+    struct pair p;
+    char bytes[8];
+    int status = 1;
+    pid_t child;
+
+    /* The memory of so many lanes is another limit. */
+    if (on_lane())
+        return;
+    p = connect_pair();
+    EXPECT(send(p.near, "0123", 4, 0) == 4);
+    EXPECT(viaduct_seek_recv(p.far, bytes, 1, MSG_WAITALL, 2) == 1 && bytes[0] == '2');
+    child = fork();
+    if (child == 0) {
+        if (unshare(CLONE_NEWPID) && unshare(CLONE_NEWUSER | CLONE_NEWPID))
+            _exit(77);
+        child = fork();
+        if (child == 0)
+            _exit(!uses_up_what_there_is());
+        _exit(waitpid(child, &status, 0) != child || status);
+    }
+    EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    if (can_check(WEXITSTATUS(status) != 77, "namespaces of processes")) {
+        EXPECT(WEXITSTATUS(status) == 0);
+        EXPECT(waiting(p.far) == 3 && in_order(p.far, bytes, 8, 0) == 3 && !memcmp(bytes, "013", 3));
+    }
+    close_pair(p);
+}
+
 static const struct check checks[] = {
     {"six_to_six", six_to_six},
     {"four_to_six", four_to_six},
@@ -138,6 +194,8 @@ static const struct check checks[] = {
     {"mapped_to_four", mapped_to_four},
     {"messages_over_six", messages_over_six},
     {"offsets_in_messages_over_six", offsets_in_messages_over_six},
+    /* It leaves little room for others. */
+    {"processes_in_other_namespaces", processes_in_other_namespaces},
 };
 
 int main(int argc, char **argv)
