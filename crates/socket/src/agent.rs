@@ -63,12 +63,9 @@ const PRIVATE_FROM: usize = 768;
 
 /// Moves a descriptor of ours out of the program's way and hides it.
 pub(crate) fn hide(fd: i32) -> i32 {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    sys::descriptor_limit(&mut limit);
-    let limit = usize::try_from(limit.rlim_cur).unwrap_or(1024).min(1 << 20);
+    let limit = usize::try_from(sys::limit_of(libc::RLIMIT_NOFILE))
+        .unwrap_or(1024)
+        .min(1 << 20);
     let high = (limit / 2).min(PRIVATE_FROM);
     let moved = raw::fcntl(fd, libc::F_DUPFD_CLOEXEC, high)
         .ok()

@@ -97,7 +97,12 @@ fn start() {
 }
 
 fn make() {
-    let Ok((mapping, fd)) = Mapping::create(c"viaduct-counters", REGION_WORDS * 8) else {
+    let len = REGION_WORDS * 8;
+    // A longer file is not refused only: the kernel kills the program.
+    if sys::limit_of(libc::RLIMIT_FSIZE) < len as u64 {
+        return;
+    }
+    let Ok((mapping, fd)) = Mapping::create(c"viaduct-counters", len) else {
         return;
     };
     if !mapping.populate(0..HEADER_WORDS * 8) {

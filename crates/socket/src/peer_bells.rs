@@ -84,12 +84,7 @@ const FREED: i32 = i32::MAX;
 
 /// Whether the process can spare a descriptor for one more bell: those of peers take at most one in sixteen, and so do its own.
 pub(crate) fn may_have(count: usize) -> bool {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    sys::descriptor_limit(&mut limit);
-    (count as u64) < limit.rlim_cur / 16
+    (count as u64) < sys::limit_of(libc::RLIMIT_NOFILE) / 16
 }
 
 /// The first place without a bell, if the process can spare a descriptor for one there.

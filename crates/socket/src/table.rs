@@ -175,12 +175,8 @@ pub(crate) fn connections() -> impl Iterator<Item = (i32, &'static Conn)> {
 
 /// No descriptor above this one is known: the limit the process runs under.
 fn highest() -> usize {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    crate::sys::descriptor_limit(&mut limit);
-    usize::try_from(limit.rlim_cur).unwrap_or(DESCRIPTORS).min(DESCRIPTORS)
+    let limit = crate::sys::limit_of(libc::RLIMIT_NOFILE);
+    usize::try_from(limit).unwrap_or(DESCRIPTORS).min(DESCRIPTORS)
 }
 
 /// How many descriptors the kernel would look for in sets of `count` if there were none of ours: programs say more than their sets hold, and the

@@ -126,6 +126,21 @@ fn a_program_that_is_never_to_be_accelerated_has_no_library_if_started_by_viaduc
     );
 }
 
+/// The kernel kills who makes a longer file than it may, and counters are one.
+#[test]
+fn a_program_that_may_write_no_files_runs() {
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    let server = Server::start(mode, "epoll");
+    let words = server.client(Mode::Native, "--connections 3 --rounds 100").words();
+    let words: Vec<_> = words.iter().map(|word| word.to_str().unwrap()).collect();
+    // For the program alone: its output would be a file as well.
+    let script = format!("ulimit -f 0; exec {} >/dev/null", words.join(" "));
+    let client = Launch::new(mode, Path::new("/bin/sh"), ["-c", &script]).spawn();
+    let outcome = client.finish(PATIENCE);
+    assert!(outcome.status.success(), "{:?}: {}", outcome.status, outcome.errors);
+}
+
 /// `viaductd` and `viaduct`, each on its own, with a configuration that names a directory.
 #[test]
 fn a_viaductd_started_by_hand_serves_the_configured_directory() {

@@ -171,10 +171,15 @@ impl SegmentCell {
     }
 }
 
-/// `getrlimit(RLIMIT_NOFILE)`.
-pub(crate) fn descriptor_limit(limit: &mut libc::rlimit) {
+/// What the process may have of a resource at present, in its unit (getrlimit(2)).
+pub(crate) fn limit_of(resource: libc::__rlimit_resource_t) -> u64 {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
     // SAFETY: the C library writes one rlimit.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, core::ptr::from_mut(limit)) };
+    unsafe { libc::getrlimit(resource, &raw mut limit) };
+    limit.rlim_cur
 }
 
 /// A record that [`shared_record`] gave out, from its address; `None` for null.
@@ -361,12 +366,7 @@ pub fn is_open(fd: c_int) -> bool {
 
 /// Whether the process may have a descriptor of this number.
 pub fn may_open(fd: c_int) -> bool {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    descriptor_limit(&mut limit);
-    u64::try_from(fd).is_ok_and(|fd| fd < limit.rlim_cur)
+    u64::try_from(fd).is_ok_and(|fd| fd < limit_of(libc::RLIMIT_NOFILE))
 }
 
 /// Ends the process with SIGABRT.
