@@ -132,7 +132,7 @@ fn a_program_that_may_write_no_files_runs() {
     let instance = Instance::start();
     let mode = Mode::Accelerated(&instance);
     let server = Server::start(mode, "epoll");
-    let words = server.client(Mode::Native, "--connections 3 --rounds 100").words();
+    let words = server.client(Mode::Native, "--connections 3 --bytes 100000").words();
     let words: Vec<_> = words.iter().map(|word| word.to_str().unwrap()).collect();
     // For the program alone: its output would be a file as well.
     let script = format!("ulimit -f 0; exec {} >/dev/null", words.join(" "));
