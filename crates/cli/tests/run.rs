@@ -476,6 +476,41 @@ fn viaductd_runs_on_all_processors_and_as_nice_as_others() {
 }
 
 #[test]
+fn a_program_with_too_little_memory_for_the_library_runs_without_it() {
+    let dir = Dir::new();
+    let show = ["sh", "-c", "echo [$LD_PRELOAD]"];
+    for (first, limit) in [
+        (
+            "ulimit -d 15000",
+            " KiB of data, and the limit on it (`ulimit -d`) is 15000 KiB\n",
+        ),
+        (
+            "ulimit -v 45000",
+            " KiB of address space, and the limit on it (`ulimit -v`) is 45000 KiB\n",
+        ),
+    ] {
+        let output = run_after(&dir, first, STAND_IN, &show);
+        assert_eq!(stdout(&output), "[]\n", "{first}");
+        let said = stderr(&output);
+        assert!(
+            said.starts_with("viaduct: sh runs as plain TCP: the library takes ") && said.ends_with(limit),
+            "{said}"
+        );
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+    // What this process was itself started with does not go on to the program.
+    let inherited = format!(
+        "ulimit -d 15000; export LD_PRELOAD=/nowhere/{}",
+        "libviaduct_preload.so"
+    );
+    assert_eq!(stdout(&run_after(&dir, &inherited, STAND_IN, &show)), "[]\n");
+    // A limit that leaves enough does not hinder.
+    let output = run_after(&dir, "ulimit -d 100000 -v 200000", STAND_IN, &show);
+    assert!(stdout(&output).contains("libc.so"), "{}", stdout(&output));
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
 fn a_viaductd_that_fails_or_hangs_does_not_hinder_the_program() {
     let dir = Dir::new();
     let (output, _) = start(&dir, "#!/bin/sh\nexit 1\n", &["sh", "-c", "exit 5"]);
