@@ -1,6 +1,6 @@
 //! Asking viaductd how it is, and starting one.
 
-use crate::locate;
+use crate::{limits, locate};
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -119,6 +119,7 @@ pub(crate) struct LaunchArgs {
 pub(crate) fn launch(args: &LaunchArgs) -> Result<()> {
     close_fds::set_fds_cloexec(3, &[]);
     rustix::process::setsid().context("setsid")?;
+    limits::leave_behind()?;
     let (ready, notify) = rustix::pipe::pipe()?;
     rustix::io::fcntl_setfd(&ready, rustix::io::FdFlags::CLOEXEC)?;
     let mut arguments: Vec<OsString> = vec!["--dir".into(), args.dir.clone().into()];

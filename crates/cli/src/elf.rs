@@ -156,6 +156,36 @@ fn of_elf<'data, H: FileHeader<Endian = Endianness>, R: ReadRef<'data>>(data: R)
     })
 }
 
+/// Bytes that a library takes in a process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Footprint {
+    /// What may be written to, which counts as data whether it is touched or not.
+    pub(crate) data: u64,
+    /// All.
+    pub(crate) whole: u64,
+}
+
+/// What the library in file `path` takes.
+///
+/// # Errors
+/// The file cannot be read, or is no library of this machine.
+pub(crate) fn footprint(path: &Path) -> Result<Footprint> {
+    let cache = ReadCache::new(File::open(path)?);
+    let header = FileHeader64::<Endianness>::parse(&cache)?;
+    let endian = header.endian()?;
+    let mut footprint = Footprint { data: 0, whole: 0 };
+    for segment in header.program_headers(endian, &cache)? {
+        if segment.p_type(endian) == elf::PT_LOAD {
+            let len = segment.p_memsz(endian);
+            footprint.whole = footprint.whole.saturating_add(len);
+            if segment.p_flags(endian) & elf::PF_W != 0 {
+                footprint.data = footprint.data.saturating_add(len);
+            }
+        }
+    }
+    Ok(footprint)
+}
+
 #[cfg(target_arch = "x86_64")]
 const NATIVE_MACHINE: u16 = elf::EM_X86_64;
 #[cfg(target_arch = "aarch64")]

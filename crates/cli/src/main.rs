@@ -15,6 +15,7 @@ mod explain;
 mod generate;
 #[expect(unsafe_code, reason = "signals as they were before the runtime changed them")]
 mod inherit;
+mod limits;
 mod locate;
 mod path;
 mod presence;

@@ -2,7 +2,7 @@
 
 use crate::config::{self, Layer, OfferChoice, PathChoice, Settings, SpinChoice};
 use crate::elf::{self, NotFound};
-use crate::{daemon, inherit, locate};
+use crate::{daemon, inherit, limits, locate};
 use anyhow::Result;
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -21,8 +21,8 @@ use viaduct_control::runtime::DIR_VARIABLE;
 ///
 /// The program is not changed, and neither is what it sees: a connection is made, accepted and closed by the kernel as ever.
 /// What cannot be accelerated runs as plain TCP; `viaduct explain` says why. A program that Viaduct cannot enter at all
-/// (statically linked, set-user-ID, written in Go) is announced once on standard error, and runs; so is one for which no viaductd
-/// could be started.
+/// (statically linked, set-user-ID, written in Go; too little memory allowed by `ulimit -d` or `-v`) is announced once on standard
+/// error, and runs; so is one for which no viaductd could be started.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "viaduct run [OPTIONS] [--] PROGRAM [ARGS]...", after_long_help = AFTER_HELP)]
 pub(crate) struct Args {
@@ -122,8 +122,14 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         stay_out(program, args.verbose);
     } else {
         match preload_for(&file) {
-            Ok(library) => enter(&settings, &library, program, args.verbose),
-            Err(why) => eprintln!("viaduct: {} runs as plain TCP: {why}", program.display()),
+            Ok(library) => match limits::too_little_for(&library) {
+                None => enter(&settings, &library, program, args.verbose),
+                Some(why) => {
+                    leave_out();
+                    say_plain(program, &why);
+                }
+            },
+            Err(why) => say_plain(program, &why),
         }
     }
     inherit::as_found(&mut command);
@@ -214,8 +220,23 @@ fn enter(settings: &Settings, library: &Path, program: &OsStr, verbose: bool) {
     }
 }
 
-/// A rule says that the program is not to have the library. One that this process was itself started with would go on to it.
+fn say_plain(program: &OsStr, why: &str) {
+    eprintln!("viaduct: {} runs as plain TCP: {why}", program.display());
+}
+
+/// A rule says that the program is not to have the library.
 fn stay_out(program: &OsStr, verbose: bool) {
+    leave_out();
+    if verbose {
+        eprintln!(
+            "viaduct: {} runs without the library: a rule says never",
+            program.display()
+        );
+    }
+}
+
+/// Keeps the program from having the library. One that this process was itself started with would go on to it.
+fn leave_out() {
     let is_ours =
         |entry: &[u8]| Path::new(OsStr::from_bytes(entry)).file_name() == Some(OsStr::new(locate::PRELOAD_NAME));
     let existing = env::var_os("LD_PRELOAD").unwrap_or_default();
@@ -231,12 +252,6 @@ fn stay_out(program: &OsStr, verbose: bool) {
         } else {
             inherit::set_variable("LD_PRELOAD", OsStr::from_bytes(&others.join(&b':')));
         }
-    }
-    if verbose {
-        eprintln!(
-            "viaduct: {} runs without the library: a rule says never",
-            program.display()
-        );
     }
 }
 

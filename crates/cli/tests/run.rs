@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Dir, some_library, stderr, stdout, succeed, viaduct};
+use rustix::thread::{CapabilitySet, CpuSet, capabilities, sched_getaffinity};
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -367,6 +368,146 @@ fn viaductd_is_started_as_nobodys_child_with_nothing_of_ours_open() {
     assert_eq!(open.matches("pipe:[").count(), 1, "only that for readiness: {open}");
     assert_ne!(read("parent").trim(), program);
     assert_ne!(read("parent").trim(), std::process::id().to_string());
+}
+
+/// A stand-in that leaves what it may use in files, and says that it is ready.
+const LIMITED: &str = r#"#!/bin/sh
+cat /proc/$$/limits >"$2/limits"
+grep Cpus_allowed_list /proc/$$/status >"$2/processors"
+cut -d' ' -f19 /proc/$$/stat >"$2/niceness"
+printf 1 >&"$6"
+"#;
+
+/// `viaduct run` with these arguments, started by a shell that has done something first. viaductd is the script.
+fn run_after(dir: &Dir, first: &str, viaductd: &str, arguments: &[&str]) -> Output {
+    let daemon = executable(dir, "viaductd", viaductd.as_bytes());
+    let own = viaduct(&dir.path);
+    let mut shell = Command::new("bash");
+    for (name, value) in own.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    shell.env("VIADUCT_DAEMON", daemon);
+    shell.args(["-c", &format!("{first}; exec \"$0\" run \"$@\"")]);
+    shell.arg(own.get_program()).args(arguments).output().unwrap()
+}
+
+fn has(right: CapabilitySet) -> bool {
+    capabilities(None).unwrap().effective.contains(right)
+}
+
+/// The soft and the hard limit of a line of `/proc/PID/limits`.
+fn limit(limits: &str, name: &str) -> [String; 2] {
+    let line = limits.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    let mut words = line.split_whitespace().map(str::to_owned);
+    [words.next().unwrap(), words.next().unwrap()]
+}
+
+#[test]
+fn viaductd_is_not_limited_as_the_first_program_is() {
+    let own = fs::read_to_string("/proc/self/limits").unwrap();
+    let dir = Dir::new();
+    // Without rights, only soft limits are for `viaduct` to raise.
+    let hard = has(CapabilitySet::SYS_RESOURCE);
+    let kind = if hard { "-SH" } else { "-S" };
+    let first = format!("ulimit {kind} -f 8000 -d 900000 -v 9000000 -t 100");
+    let output = run_after(&dir, &first, LIMITED, &["cat", "/proc/self/limits"]);
+    assert_eq!(stderr(&output), "");
+    let of_viaductd = fs::read_to_string(dir.path.join("limits")).unwrap();
+    for (name, of_program) in [
+        ("Max file size", 8000 << 10),
+        ("Max data size", 900_000 << 10),
+        ("Max address space", 9_000_000_u64 << 10),
+        ("Max cpu time", 100),
+    ] {
+        // The program has what it was given.
+        assert_eq!(limit(&stdout(&output), name)[0], of_program.to_string(), "{name}");
+        if hard || limit(&own, name)[1] == "unlimited" {
+            assert_eq!(limit(&of_viaductd, name), ["unlimited", "unlimited"], "{name}");
+        }
+    }
+}
+
+#[test]
+fn viaductd_is_started_from_no_program_whose_limit_would_have_it_refuse_everybody() {
+    let dir = Dir::new();
+    let output = run_after(&dir, "ulimit -f 8000", LIMITED, &["sh", "-c", "exit 3"]);
+    assert_eq!(output.status.code(), Some(3));
+    let started = dir.path.join("limits").exists();
+    if has(CapabilitySet::SYS_RESOURCE) {
+        assert!(started, "{}", stderr(&output));
+    } else {
+        assert!(!started);
+        assert!(
+            stderr(&output).contains("(`ulimit -f`) of 8000 KiB"),
+            "{}",
+            stderr(&output)
+        );
+    }
+}
+
+#[test]
+fn viaductd_runs_on_all_processors_and_as_nice_as_others() {
+    if !has(CapabilitySet::SYS_NICE) {
+        eprintln!("skipped: needs the right to be less nice");
+        return;
+    }
+    let dir = Dir::new();
+    let own = sched_getaffinity(None).unwrap();
+    let one = (0..CpuSet::MAX_CPU).find(|number| own.is_set(*number)).unwrap();
+    let first = format!("taskset -pc {one} $$ >/dev/null; renice 9 $$ >/dev/null");
+    let output = run_after(&dir, &first, LIMITED, &["sh", "-c", "nice; taskset -pc $$"]);
+    assert_eq!(stderr(&output), "");
+    let program = stdout(&output);
+    assert!(
+        program.starts_with("9\n") && program.ends_with(&format!(": {one}\n")),
+        "{program}"
+    );
+    let read = |name: &str| fs::read_to_string(dir.path.join(name)).unwrap();
+    assert_eq!(read("niceness"), "0\n");
+    if own.count() > 1 {
+        assert_ne!(
+            read("processors").split_whitespace().last(),
+            Some(one.to_string().as_str())
+        );
+    }
+}
+
+#[test]
+fn a_program_with_too_little_memory_for_the_library_runs_without_it() {
+    let dir = Dir::new();
+    let show = ["sh", "-c", "echo [$LD_PRELOAD]"];
+    for (first, limit) in [
+        (
+            "ulimit -d 15000",
+            " KiB of data, and the limit on it (`ulimit -d`) is 15000 KiB\n",
+        ),
+        (
+            "ulimit -v 45000",
+            " KiB of address space, and the limit on it (`ulimit -v`) is 45000 KiB\n",
+        ),
+    ] {
+        let output = run_after(&dir, first, STAND_IN, &show);
+        assert_eq!(stdout(&output), "[]\n", "{first}");
+        let said = stderr(&output);
+        assert!(
+            said.starts_with("viaduct: sh runs as plain TCP: the library takes ") && said.ends_with(limit),
+            "{said}"
+        );
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+    // What this process was itself started with does not go on to the program.
+    let inherited = format!(
+        "ulimit -d 15000; export LD_PRELOAD=/nowhere/{}",
+        "libviaduct_preload.so"
+    );
+    assert_eq!(stdout(&run_after(&dir, &inherited, STAND_IN, &show)), "[]\n");
+    // A limit that leaves enough does not hinder.
+    let output = run_after(&dir, "ulimit -d 100000 -v 200000", STAND_IN, &show);
+    assert!(stdout(&output).contains("libc.so"), "{}", stdout(&output));
+    assert_eq!(stderr(&output), "");
 }
 
 #[test]

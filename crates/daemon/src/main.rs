@@ -5,6 +5,7 @@ mod args;
 mod config;
 mod guest;
 mod isolate;
+mod limits;
 mod listen;
 mod pairing;
 mod registry;
@@ -13,7 +14,6 @@ mod ticket;
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::IsTerminal;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -65,7 +65,7 @@ fn run(args: &args::Args) -> anyhow::Result<()> {
             return Ok(());
         }
     };
-    let descriptors = raise_descriptor_limit();
+    let descriptors = limits::raise()?;
     let tickets = if decided.same_user {
         Err("told to match by addresses".to_owned())
     } else if uid != 0 {
@@ -104,20 +104,6 @@ fn stop_signals() -> anyhow::Result<UnixStream> {
         signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
     }
     Ok(read)
-}
-
-/// Every guest costs a descriptor, and so does each of its bells. Returns how many there may be.
-fn raise_descriptor_limit() -> usize {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        ..limit
-    };
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!("descriptor limit: {error}");
-    }
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    usize::try_from(limit).unwrap_or(usize::MAX)
 }
 
 fn random_u64() -> anyhow::Result<u64> {

@@ -377,7 +377,7 @@ fn the_descriptor_limit_is_survived() {
     if !is_root() {
         return;
     }
-    let daemon = limited(public_dir(), 24);
+    let daemon = limited(public_dir(), "-n 24");
     let mut guest = Guest::hello(daemon.dir());
     // No user alone gets that far.
     let crowd: Vec<_> = (1..10_u32)
@@ -419,7 +419,7 @@ fn the_limit_on_descriptors_in_flight_is_survived() {
     std::os::unix::fs::chown(dir.0.path(), Some(user.as_raw()), None).unwrap();
     let test = || {
         rustix::thread::set_thread_res_uid(user, user, user).unwrap();
-        let daemon = limited(dir, 32);
+        let daemon = limited(dir, "-n 32");
         let (mut reader, mut sleeper) = (Guest::hello(daemon.dir()), Guest::hello(daemon.dir()));
         let listener = listener();
         let (calm, count) = (32, 36);
@@ -443,6 +443,26 @@ fn the_limit_on_descriptors_in_flight_is_survived() {
         }
     };
     std::thread::scope(|scope| scope.spawn(test).join().unwrap());
+}
+
+/// A limit on the size of files counts for segments, too, and a file that would exceed it ends a program that does not expect that.
+#[test]
+fn a_limit_on_files_refuses_matches_and_a_soft_one_does_not() {
+    let (opener, accepter) = connection(&listener());
+    let daemon = limited(public_dir(), "-f 8000");
+    let mut guest = Guest::hello(daemon.dir());
+    for number in [1, 3] {
+        guest.offer(number, &opener);
+        guest.offer(number + 1, &accepter);
+        assert_eq!(guest.expect_refusal().1, viaduct_control::Reason::NoMemory);
+        guest.expect_refusal();
+    }
+    assert_eq!(daemon.stats().segments, 0);
+    let daemon = limited(public_dir(), "-S -f 8000");
+    let mut guest = Guest::hello(daemon.dir());
+    guest.offer(1, &opener);
+    guest.offer(2, &accepter);
+    guest.expect_pair();
 }
 
 /// A directory that all users can reach, with a copy of viaductd, because the build directory may be closed to them.
@@ -486,12 +506,12 @@ fn settings_closed_to_the_user_are_left_out_and_own_ones_are_not() {
     let _ = std::fs::remove_dir_all(format!("/tmp/viaduct-test-{}", std::process::id()));
 }
 
-/// A viaductd that may have no more than so many descriptors.
-fn limited((dir, program): (tempfile::TempDir, std::path::PathBuf), descriptors: u32) -> Daemon {
+/// A viaductd under a limit, as `ulimit` of a shell takes it.
+fn limited((dir, program): (tempfile::TempDir, std::path::PathBuf), limit: &str) -> Daemon {
     let mut limited = std::process::Command::new("sh");
     limited
         .arg("-c")
-        .arg(format!("ulimit -n {descriptors}; exec \"$0\" --same-user --dir \"$1\""))
+        .arg(format!("ulimit {limit}; exec \"$0\" --same-user --dir \"$1\""))
         .arg(program)
         .arg(dir.path())
         .env("XDG_CONFIG_HOME", dir.path());
