@@ -382,11 +382,10 @@ pub fn confining() {
 
 /// The program locks its memory, or unlocks it, by `call`; `later`: what it maps from now on, too.
 pub fn locking(later: bool, call: impl FnOnce() -> c_int) -> c_int {
-    let before = viaduct_channel::set_locked(later);
+    // While it is not certain, what other threads map is taken for locked, which does no harm.
+    let before = viaduct_channel::set_locked(true);
     let result = call();
-    if result != 0 {
-        viaduct_channel::set_locked(before);
-    }
+    viaduct_channel::set_locked(if result == 0 { later } else { before });
     result
 }
 

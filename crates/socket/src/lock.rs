@@ -350,8 +350,8 @@ pub(crate) fn acquire_contended(word: &'static AtomicU32) -> Option<Awaited> {
         }
         rounds = rounds.wrapping_add(1);
         match rounds {
-            ..GLANCES => core::hint::spin_loop(),
-            ..YIELDS => raw::sched_yield(),
+            0..GLANCES => core::hint::spin_loop(),
+            GLANCES..YIELDS => raw::sched_yield(),
             _ => raw::nap(NAP_NS),
         }
     }

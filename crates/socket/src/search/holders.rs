@@ -184,7 +184,10 @@ impl Family {
         let Some(place) = expected.filter(has_not_arrived) else {
             return;
         };
-        let Some(latest) = latest_child() else { return };
+        // Who could not ask before cannot tell which child is new.
+        let Some(latest) = latest_child().filter(|_| forking.before.get() != UNTOLD) else {
+            return;
+        };
         let Some(_guard) = self.own().filter(|_| has_not_arrived(&place)) else {
             return;
         };

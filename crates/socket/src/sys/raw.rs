@@ -473,9 +473,13 @@ pub fn anonymous_shared(len: usize) -> Result<*mut u8, Errno> {
     // SAFETY: a new mapping where the kernel likes, and changes of it while nobody uses it.
     let fresh = unsafe {
         let fresh = call(libc::SYS_mmap, [0, len, first, flags, usize::MAX, 0])?;
-        if is_locked {
+        let unlock = || {
             call(libc::SYS_munlock, [fresh, len, 0, 0, 0, 0])?;
-            call(libc::SYS_mprotect, [fresh, len, access, 0, 0, 0])?;
+            call(libc::SYS_mprotect, [fresh, len, access, 0, 0, 0])
+        };
+        if is_locked && let Err(errno) = unlock() {
+            let _ = call(libc::SYS_munmap, [fresh, len, 0, 0, 0, 0]);
+            return Err(errno);
         }
         fresh
     };

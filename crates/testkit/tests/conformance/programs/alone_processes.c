@@ -465,7 +465,7 @@ static void a_child_asks_for_no_memory(void)
         counts = 1;
         if (send(p.near, "x", 1, 0) != 1 || recv(p.near, &byte, 1, 0) != 1)
             _exit(1);
-        _exit(asked);
+        _exit(asked != 0);
     }
     EXPECT(recv(p.far, &byte, 1, 0) == 1 && send(p.far, &byte, 1, 0) == 1);
     EXPECT(exited_well(child));

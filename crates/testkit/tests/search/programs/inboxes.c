@@ -211,14 +211,15 @@ static void *wait_by_poll(void *near)
 {
     struct pollfd entry = {viaduct_inbox_fd(shared), POLLIN, 0};
     char bytes[16];
-    int quiet;
+    int quiet, late = 0;
 
     sleep_ms(120);
     for (int round = 0; round < 9; round++) {
         double sent_at = now();
 
-        if (viaduct_msg_send(*(int *)near, 5, "hi", 2) || poll(&entry, 1, 2000) != 1 || now() > sent_at + 0.02)
+        if (viaduct_msg_send(*(int *)near, 5, "hi", 2) || poll(&entry, 1, 2000) != 1)
             return near;
+        late += now() > sent_at + 0.02;
         while (viaduct_msg_recv(shared, 5, 0, bytes, sizeof bytes, 0, NULL) != 2)
             if (errno != ETIMEDOUT || now() > sent_at + 1)
                 return near;
@@ -228,7 +229,8 @@ static void *wait_by_poll(void *near)
         if (quiet == 4)
             return near;
     }
-    return NULL;
+    /* Most: a busy machine may keep this thread from running. */
+    return late < 5 ? NULL : near;
 }
 
 /* A wait that is left by a jump keeps nothing from later ones, of whichever thread. */
