@@ -19,7 +19,8 @@ pub(crate) fn announce(conn: &'static Conn, id: u64) -> bool {
     !epoll::covers(conn) && ask(conn, id)
 }
 
-fn ask(conn: &'static Conn, id: u64) -> bool {
+/// The next bytes must announce themselves. True if there are some already.
+pub(crate) fn ask(conn: &'static Conn, id: u64) -> bool {
     let Some(guard) = conn.own_receive(id) else {
         return false;
     };
