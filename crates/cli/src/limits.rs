@@ -3,7 +3,8 @@
 
 use crate::elf;
 use anyhow::{Result, bail};
-use rustix::process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit};
+use rustix::fs::Mode;
+use rustix::process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit, umask};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::path::Path;
 use viaduct_channel::Geometry;
@@ -61,6 +62,10 @@ pub(crate) fn leave_behind() -> Result<()> {
         let _ = setrlimit(Resource::Nofile, enough);
     }
     let _ = setpriority_process(None, 0);
+    // Neither the first to be ended where memory is short, nor the last.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "0");
+    // Its directory and lock are to be of use to the next viaductd, too.
+    let _ = umask(Mode::from_raw_mode(0o022));
     // The kernel keeps to those that the process may have.
     let mut processors = CpuSet::new();
     for number in 0..CpuSet::MAX_CPU {

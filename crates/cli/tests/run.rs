@@ -375,6 +375,8 @@ const LIMITED: &str = r#"#!/bin/sh
 cat /proc/$$/limits >"$2/limits"
 grep Cpus_allowed_list /proc/$$/status >"$2/processors"
 cut -d' ' -f19 /proc/$$/stat >"$2/niceness"
+cat /proc/$$/oom_score_adj >"$2/score"
+umask >"$2/umask"
 printf 1 >&"$6"
 "#;
 
@@ -473,6 +475,20 @@ fn viaductd_runs_on_all_processors_and_as_nice_as_others() {
             Some(one.to_string().as_str())
         );
     }
+}
+
+#[test]
+fn viaductd_makes_files_and_is_ended_for_want_of_memory_as_others_are() {
+    let dir = Dir::new();
+    let first = "umask 777; echo 500 >/proc/$$/oom_score_adj";
+    let show = ["sh", "-c", "umask; cat /proc/self/oom_score_adj"];
+    let output = run_after(&dir, first, LIMITED, &show);
+    assert_eq!(
+        (stdout(&output).as_str(), stderr(&output).as_str()),
+        ("0777\n500\n", "")
+    );
+    let read = |name: &str| fs::read_to_string(dir.path.join(name)).unwrap();
+    assert_eq!((read("umask").as_str(), read("score").as_str()), ("0022\n", "0\n"));
 }
 
 #[test]
