@@ -1,7 +1,9 @@
 //! Memory that connections have taken for a burst and give back when they are idle.
 
 use std::fs;
+use std::process::Command;
 use std::time::Duration;
+use viaduct_testkit::binaries::binary;
 use viaduct_testkit::processes::{free_port, wait_until};
 use viaduct_testkit::{Instance, Launch, Mode, Program, can_run};
 
@@ -163,6 +165,27 @@ fn lanes_of_a_program_that_locks_its_memory_take_what_they_use() {
     let kib = segments_kib(&program);
     // Both ends map them.
     assert!(kib <= 8 * IDLE_KIB, "{kib} KiB");
+}
+
+/// What is not zero there every program would map from the file, and the file be as long as the tables.
+#[test]
+fn the_library_s_tables_are_not_in_its_file() {
+    if !can_run(false, &["readelf"]) {
+        return;
+    }
+    let library = binary("libviaduct_preload.so");
+    let output = Command::new("readelf").arg("-SW").arg(library).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    // Number, name, type, address, offset and size of each section.
+    let size_of = |section: &str| {
+        let mut lines = text.lines().filter_map(|line| line.split_once(']'));
+        let (_, line) = lines
+            .find(|(_, line)| line.split_whitespace().next() == Some(section))
+            .unwrap();
+        usize::from_str_radix(line.split_whitespace().nth(4).unwrap(), 16).unwrap()
+    };
+    assert!(size_of(".bss") > 16 << 20, "{text}");
+    assert!(size_of(".data") < 16 << 10, "{text}");
 }
 
 #[test]
