@@ -2,6 +2,7 @@
 
 use crate::lifecycle;
 use crate::sys::{self, Errno, raw};
+use std::os::fd::IntoRawFd;
 use viaduct_channel::{Mapping, is_locked};
 
 /// So many bytes of it, zeroed, for good; what nobody touches costs nothing.
@@ -20,7 +21,9 @@ fn unlocked(len: usize) -> Result<*mut u8, Errno> {
         return Err(libc::ENOMEM);
     }
     let whole_words = len.next_multiple_of(size_of::<u64>());
-    let (mapping, _) = Mapping::create(c"viaduct-shared", whole_words)
+    let (mapping, fd) = Mapping::create(c"viaduct-shared", whole_words)
         .map_err(|error| error.raw_os_error().unwrap_or(libc::ENOMEM))?;
+    // Past our own hook: the descriptor has never been the program's.
+    raw::close(fd.into_raw_fd());
     Ok(mapping.leak().as_ptr().cast_mut().cast())
 }
