@@ -186,15 +186,32 @@ fn lanes_of_a_program_that_may_lock_little_take_nothing_of_that() {
     lock_and_talk("limited");
 }
 
+/// What `readelf` says of the preload library.
+fn read_library(option: &str) -> String {
+    let library = binary("libviaduct_preload.so");
+    let output = Command::new("readelf").arg(option).arg(library).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Every program would load it too.
+#[test]
+fn the_library_needs_none_but_the_c_library() {
+    if !can_run(false, &["readelf"]) {
+        return;
+    }
+    let text = read_library("-dW");
+    let needed: Vec<_> = text.lines().filter(|line| line.contains("(NEEDED)")).collect();
+    let is_c = |line: &&str| line.contains("[libc.so") || line.contains("[ld-linux");
+    assert!(!needed.is_empty() && needed.iter().all(is_c), "{needed:#?}");
+}
+
 /// What is not zero there every program would map from the file, and the file be as long as the tables.
 #[test]
 fn the_library_s_tables_are_not_in_its_file() {
     if !can_run(false, &["readelf"]) {
         return;
     }
-    let library = binary("libviaduct_preload.so");
-    let output = Command::new("readelf").arg("-SW").arg(library).output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
+    let text = read_library("-SW");
     // Number, name, type, address, offset and size of each section.
     let size_of = |section: &str| {
         let mut lines = text.lines().filter_map(|line| line.split_once(']'));
