@@ -2,7 +2,7 @@
 
 use core::ffi::CStr;
 use core::fmt;
-use core::mem::ManuallyDrop;
+use core::mem::{self, ManuallyDrop};
 use core::ops::Range;
 use core::ptr::{self, NonNull};
 use core::slice;
@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 
 use crate::sync::{AtomicU32, AtomicU64};
 
@@ -90,7 +90,7 @@ impl Mapping {
     pub(crate) fn again(&self, len: usize) -> Option<Self> {
         // SAFETY: no bytes of this mapping are moved, since it is shared and an old length of 0 asks for a second one (mremap(2)), at an
         // address of the kernel's choice, which overlaps nothing.
-        let base = unsafe { rustix::mm::mremap(self.base.as_ptr().cast(), 0, len, rustix::mm::MremapFlags::MAYMOVE) };
+        let base = unsafe { rustix::mm::mremap(self.base.as_ptr().cast(), 0, len, MremapFlags::MAYMOVE) };
         Some(Self {
             base: NonNull::new(base.ok()?.cast())?,
             len,
@@ -98,30 +98,42 @@ impl Mapping {
     }
 
     fn map(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
-        let is_locked = is_locked();
-        // What nobody may touch yet the kernel does not fill.
-        let access = if is_locked {
-            ProtFlags::empty()
+        let mapping = if is_locked() {
+            Self::map_unlocked(fd, len)?
         } else {
-            ProtFlags::READ | ProtFlags::WRITE
+            Self::map_plainly(fd, len)?
         };
-        // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
-        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), len, access, MapFlags::SHARED, fd, 0)? };
-        let mapping = Self {
-            base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?,
-            len,
-        };
-        if is_locked {
-            // SAFETY: the whole mapping, which nobody uses yet.
-            unsafe {
-                rustix::mm::munlock(base, len)?;
-                rustix::mm::mprotect(base, len, MprotectFlags::READ | MprotectFlags::WRITE)?;
-            }
-        }
         // A core dump of the program would take all of its memory.
         // SAFETY: the whole mapping, whose contents the advice does not change.
-        let _ = unsafe { rustix::mm::madvise(base, len, Advice::LinuxDontDump) };
+        let _ = unsafe { rustix::mm::madvise(mapping.base.as_ptr().cast(), len, Advice::LinuxDontDump) };
         Ok(mapping)
+    }
+
+    fn map_plainly(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
+        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), len, access, MapFlags::SHARED, fd, 0)? };
+        Ok(Self {
+            base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?,
+            len,
+        })
+    }
+
+    /// Where the kernel locks what is mapped, fills it and counts it against the program's limit: that happens to a page only. A mapping that
+    /// is unlocked stays so when it grows.
+    fn map_unlocked(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
+        let page = Self::map_plainly(fd, len.min(rustix::param::page_size()))?;
+        // SAFETY: the whole mapping, which nobody uses yet.
+        let base = unsafe {
+            rustix::mm::munlock(page.base.as_ptr().cast(), page.len)?;
+            rustix::mm::mremap(page.base.as_ptr().cast(), page.len, len, MremapFlags::MAYMOVE)?
+        };
+        // It is part of the other now.
+        mem::forget(page);
+        Ok(Self {
+            base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?,
+            len,
+        })
     }
 
     /// The mapped bytes as words; a remainder of less than a word is left out.

@@ -25,4 +25,5 @@ mod scopes;
 mod search;
 mod select;
 mod transfer;
+mod unwind;
 mod wait;

@@ -1,5 +1,6 @@
 //! Processes and signals.
 
+use crate::unwind;
 use core::ffi::{c_int, c_ulong, c_void};
 use libc::pid_t;
 use viaduct_socket::{cancel, lifecycle, lodgers, predecessors, real, signals, successors, sys};
@@ -79,6 +80,7 @@ pub unsafe extern "C-unwind" fn _Exit(status: c_int) -> ! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pthread_cancel(thread: libc::pthread_t) -> c_int {
     cancel::requested();
+    unwind::prepare();
     // SAFETY: the program's own call.
     unsafe { real::pthread_cancel(thread) }
 }

@@ -3,6 +3,7 @@
 use crate::imports::Loaded;
 use core::arch::naked_asm;
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
+use core::ptr::NonNull;
 use core::sync::atomic::AtomicPtr;
 use viaduct_socket::{successors, sys};
 
@@ -58,6 +59,12 @@ type Open = unsafe extern "C-unwind" fn(*const c_char, c_int) -> *mut c_void;
 fn real_dlopen() -> Open {
     // SAFETY: a function of this type, whichever it is.
     unsafe { core::mem::transmute::<*mut c_void, Open>(found(next_dlopen())) }
+}
+
+/// Opens a library for good, wherever this one would find it.
+pub(crate) fn open_for_us(name: &CStr) -> Option<NonNull<c_void>> {
+    // SAFETY: a C string.
+    NonNull::new(unsafe { real_dlopen()(name.as_ptr(), libc::RTLD_NOW) })
 }
 
 /// Whether a library's name means the same whoever opens it.

@@ -22,7 +22,8 @@ const BELLS: usize = 1024;
 /// One bell.
 #[derive(Debug)]
 pub(crate) struct Bell {
-    fd: AtomicI32,
+    /// One more than its eventfd; 0: it has none. So a table of them that nobody has used is all zeroes, and takes no memory.
+    descriptor: AtomicI32,
     used: AtomicBool,
     /// Whether viaductd holds it.
     given: AtomicBool,
@@ -31,7 +32,7 @@ pub(crate) struct Bell {
 
 static BELL: [Bell; BELLS] = [const {
     Bell {
-        fd: AtomicI32::new(-1),
+        descriptor: AtomicI32::new(0),
         used: AtomicBool::new(false),
         given: AtomicBool::new(false),
         number: AtomicU32::new(0),
@@ -49,10 +50,10 @@ impl Bell {
         self.number.load(Relaxed)
     }
 
-    /// Its eventfd.
+    /// Its eventfd; -1 if it has none.
     #[inline]
     pub(crate) fn fd(&self) -> i32 {
-        self.fd.load(Relaxed)
+        self.descriptor.load(Relaxed) - 1
     }
 
     /// Whether the bell must accompany the offer that names it: only the first time.
@@ -83,7 +84,7 @@ pub(crate) fn claim() -> Option<&'static Bell> {
                 return None;
             }
             match raw::eventfd() {
-                Ok(fd) => bell.fd.store(agent::hide(fd), Relaxed),
+                Ok(fd) => bell.descriptor.store(agent::hide(fd) + 1, Relaxed),
                 Err(_) => {
                     bell.abandon();
                     return None;
@@ -135,7 +136,7 @@ pub(crate) fn wake_other_thread(number: u32) {
 
 /// viaductd is a new one: it has no bells yet.
 pub(crate) fn reset_given() {
-    for bell in &BELL {
+    for bell in BELL.iter().filter(|bell| bell.given.load(Relaxed)) {
         bell.given.store(false, Relaxed);
     }
 }
@@ -143,8 +144,9 @@ pub(crate) fn reset_given() {
 /// In a forked child: the bells are the parent's.
 pub(crate) fn after_fork() {
     OWN.set(0);
-    for bell in &BELL {
-        let fd = bell.fd.swap(-1, Relaxed);
+    // Most have never been used, and a store takes memory.
+    for bell in BELL.iter().filter(|bell| bell.used.load(Relaxed) || bell.fd() >= 0) {
+        let fd = bell.descriptor.swap(0, Relaxed) - 1;
         if fd >= 0 {
             table::take(fd);
             raw::close(fd);

@@ -98,6 +98,7 @@ const _: () = assert!(
 );
 
 impl Conn {
+    /// All zeroes, or every program would map the records from the library's file. What else a connection begins with is for `reset`.
     pub(crate) const fn unused() -> Self {
         Self {
             id: AtomicU64::new(0),
@@ -125,8 +126,8 @@ impl Conn {
             unchecked: AtomicU32::new(0),
             streak: AtomicU32::new(0),
             rest: Rest::new(),
-            stores: stores::Choice::new(),
-            idle_at: AtomicU64::new(u64::MAX),
+            stores: stores::Choice::unused(),
+            idle_at: AtomicU64::new(0),
             announcer: AtomicU32::new(0),
             stalled_at: AtomicU64::new(0),
             stuck_at: AtomicU64::new(0),

@@ -66,6 +66,7 @@ mod rest;
 pub mod search;
 mod send;
 mod send_wait;
+mod shared;
 mod shelf;
 pub mod signals;
 mod spin;

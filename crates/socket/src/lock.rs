@@ -10,6 +10,7 @@
 
 use crate::asleep;
 use crate::jump::Jump;
+use crate::shared;
 use crate::sys::{self, raw};
 use crate::thread;
 use crate::turns::Turns;
@@ -365,7 +366,7 @@ pub(crate) static TURNS: Turns = Turns::among(256);
 pub(crate) fn claim(count: usize) -> Option<&'static Locks> {
     let mut region = REGION.load(Acquire);
     if region.is_null() {
-        let fresh = raw::anonymous_shared(count * size_of::<Locks>()).ok()?.cast::<Locks>();
+        let fresh = shared::memory(count * size_of::<Locks>()).ok()?.cast::<Locks>();
         // Release pairs with the acquire above. A loser's region is never used; it costs address space only.
         region = match REGION.compare_exchange(core::ptr::null_mut(), fresh, Release, Acquire) {
             Ok(_) => fresh,

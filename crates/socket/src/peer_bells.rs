@@ -12,7 +12,8 @@ const PEER_BELLS: usize = 4096;
 struct PeerBell {
     /// As viaductd calls it; 0: the place is free.
     name: AtomicU64,
-    fd: AtomicI32,
+    /// One more than its descriptor; 0: the place has never had one. So a table that nobody has used is all zeroes, and takes no memory.
+    descriptor: AtomicI32,
     /// Connections that ring it.
     users: AtomicU32,
     /// The process that listens to it; 0: no connection gets the bell any more.
@@ -22,11 +23,23 @@ struct PeerBell {
 static PEER_BELL: [PeerBell; PEER_BELLS] = [const {
     PeerBell {
         name: AtomicU64::new(0),
-        fd: AtomicI32::new(-1),
+        descriptor: AtomicI32::new(0),
         users: AtomicU32::new(0),
         owner: AtomicU32::new(0),
     }
 }; PEER_BELLS];
+
+impl PeerBell {
+    /// Its descriptor; -1 if the place has never had one.
+    fn fd(&self) -> i32 {
+        self.descriptor.load(Relaxed) - 1
+    }
+
+    /// Has it ring this descriptor; answers the one before.
+    fn set_fd(&self, fd: i32) -> i32 {
+        self.descriptor.swap(fd + 1, Relaxed) - 1
+    }
+}
 
 /// What a listener is called that cannot be looked for: viaductd is in another namespace of processes, and so are its numbers.
 const UNKNOWN: u32 = u32::MAX;
@@ -40,7 +53,7 @@ pub(crate) fn release(fd: i32) {
     }
     for bell in PEER_BELL
         .iter()
-        .filter(|bell| bell.fd.load(Relaxed) == fd && bell.name.load(Relaxed) != 0)
+        .filter(|bell| bell.fd() == fd && bell.name.load(Relaxed) != 0)
     {
         bell.users.fetch_sub(1, Relaxed);
     }
@@ -59,7 +72,7 @@ pub(crate) fn orphan(daemon: i32) {
 fn ever_used() -> impl Iterator<Item = &'static PeerBell> {
     PEER_BELL
         .iter()
-        .take_while(|bell| bell.name.load(Relaxed) != 0 || bell.fd.load(Relaxed) >= 0)
+        .take_while(|bell| bell.name.load(Relaxed) != 0 || bell.fd() >= 0)
 }
 
 /// Closes the bells that nobody rings and nobody will, or if there is need of descriptors, may not.
@@ -74,13 +87,13 @@ fn close_idle(need: bool) {
         };
         if idle && over {
             bell.name.store(0, Relaxed);
-            unhide(bell.fd.swap(FREED, Relaxed));
+            unhide(bell.set_fd(FREED));
         }
     }
 }
 
 /// Marks a place whose bell has been closed, so that searches go on beyond it.
-const FREED: i32 = i32::MAX;
+const FREED: i32 = i32::MAX - 1;
 
 /// Whether the process can spare a descriptor for one more bell: those of peers take at most one in sixteen, and so do its own.
 pub(crate) fn may_have(count: usize) -> bool {
@@ -104,7 +117,7 @@ pub(crate) fn of_peer(name: u64, fresh: Option<i32>, owner: u32) -> i32 {
             raw::close(fresh);
         }
         bell.users.fetch_add(1, Relaxed);
-        return bell.fd.load(Relaxed);
+        return bell.fd();
     }
     let Some(fresh) = fresh else { return -1 };
     let Some(bell) = free_place().or_else(|| {
@@ -114,10 +127,10 @@ pub(crate) fn of_peer(name: u64, fresh: Option<i32>, owner: u32) -> i32 {
         raw::close(fresh);
         return -1;
     };
-    bell.fd.store(hide(fresh), Relaxed);
+    bell.set_fd(hide(fresh));
     bell.users.store(1, Relaxed);
     let is_known = owner == 0 || SAME_NUMBERS.load(Relaxed);
     bell.owner.store(if is_known { owner } else { UNKNOWN }, Relaxed);
     bell.name.store(name, Relaxed);
-    bell.fd.load(Relaxed)
+    bell.fd()
 }

@@ -35,11 +35,12 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    pub(crate) const fn new() -> Self {
+    /// To be reset before it is used.
+    pub(crate) const fn unused() -> Self {
         Self {
             past: AtomicU8::new(0),
-            step: AtomicU8::new(REST),
-            left: AtomicU64::new(FIRST),
+            step: AtomicU8::new(0),
+            left: AtomicU64::new(0),
             began_ns: AtomicU64::new(0),
             shortest_ns: [const { AtomicU64::new(0) }; 2],
         }
@@ -125,6 +126,12 @@ const fn kind(step: u8) -> u8 {
 mod tests {
     use super::*;
 
+    fn begun() -> Choice {
+        let choice = Choice::unused();
+        choice.reset();
+        choice
+    }
+
     /// Sends `bytes` in pieces on a machine where a step takes so many nanoseconds with each kind. Answers how many
     /// pieces went past the cache.
     fn send(choice: &Choice, clock: &mut u64, bytes: u64, cached_ns: u64, past_ns: u64) -> u64 {
@@ -144,7 +151,7 @@ mod tests {
 
     #[test]
     fn the_faster_kind_is_used_and_given_up_when_it_no_longer_is() {
-        let (choice, mut clock) = (Choice::new(), 0);
+        let (choice, mut clock) = (begun(), 0);
         let trial = u64::from(STEPS) * STEP;
         assert_eq!(
             send(&choice, &mut clock, FIRST, 800, 160),
@@ -162,7 +169,7 @@ mod tests {
 
     #[test]
     fn small_differences_change_nothing() {
-        let (choice, mut clock) = (Choice::new(), 0);
+        let (choice, mut clock) = (begun(), 0);
         let trial = u64::from(STEPS) * STEP;
         send(&choice, &mut clock, FIRST + trial, 160, 150);
         assert_eq!(choice.stores(), Stores::Cached);
@@ -174,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_pause_in_one_step_does_not_decide() {
-        let (choice, mut clock) = (Choice::new(), 0);
+        let (choice, mut clock) = (begun(), 0);
         send(&choice, &mut clock, FIRST + STEP, 160, 320);
         // The program was busy with something else within a measured step of the usual kind.
         clock += 1_000_000;

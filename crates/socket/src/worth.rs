@@ -5,8 +5,7 @@
 //! TCP as that price is worth.
 
 use crate::conn::{self, Conn};
-use crate::counters;
-use crate::sys::{self, raw};
+use crate::{counters, shared, sys};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32};
 use viaduct_control::counters::slot;
@@ -40,7 +39,7 @@ fn doubt() -> &'static AtomicU32 {
 /// Before a fork: what has been learned is the child's too.
 pub(crate) fn share() {
     if SHARED.load(Acquire).is_null()
-        && let Ok(fresh) = raw::anonymous_shared(size_of::<AtomicU32>())
+        && let Ok(fresh) = shared::memory(size_of::<AtomicU32>())
     {
         let fresh = fresh.cast::<AtomicU32>();
         sys::shared_record(fresh, 0).store(DOUBT.load(Relaxed), Relaxed);

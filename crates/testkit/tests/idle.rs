@@ -1,7 +1,9 @@
 //! Memory that connections have taken for a burst and give back when they are idle.
 
 use std::fs;
+use std::process::Command;
 use std::time::Duration;
+use viaduct_testkit::binaries::binary;
 use viaduct_testkit::processes::{free_port, wait_until};
 use viaduct_testkit::{Instance, Launch, Mode, Program, can_run};
 
@@ -127,9 +129,19 @@ fn burst_and_idle(way: &str) {
     server.finish(PATIENCE).success();
 }
 
-/// Locks all its memory, then exchanges messages on several connections, in one process.
-const LOCKED: &str = "import ctypes, socket, time
-if ctypes.CDLL(None).mlockall(3):
+/// Locks its memory, then exchanges messages on several connections, in one process. With `limited` it may lock less than a lane takes, and
+/// locks what it maps from then on.
+const LOCKED: &str = "import ctypes, resource, socket, sys, time
+libc, flags = ctypes.CDLL(None), 3
+if sys.argv[1] == 'limited':
+    head, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    libc.capget(head, sets)
+    sets[0] &= ~(1 << 14)
+    if libc.capset(head, sets):
+        raise SystemExit('still may lock what it likes')
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (4 << 20, 4 << 20))
+    flags = 2
+if libc.mlockall(flags):
     raise SystemExit('not locked')
 listener = socket.create_server(('127.0.0.1', 0))
 pairs = []
@@ -145,13 +157,12 @@ print('done', flush=True)
 time.sleep(100)
 ";
 
-#[test]
-fn lanes_of_a_program_that_locks_its_memory_take_what_they_use() {
+fn lock_and_talk(way: &str) {
     if !can_run(true, &["python3"]) {
         return;
     }
     let instance = Instance::start();
-    let program = Launch::new(Mode::Accelerated(&instance), "python3", ["-c", LOCKED])
+    let program = Launch::new(Mode::Accelerated(&instance), "python3", ["-c", LOCKED, way])
         .options("--offer now")
         .spawn();
     let ended = || program.output().ends_with('\n') || !program.errors().is_empty();
@@ -163,6 +174,54 @@ fn lanes_of_a_program_that_locks_its_memory_take_what_they_use() {
     let kib = segments_kib(&program);
     // Both ends map them.
     assert!(kib <= 8 * IDLE_KIB, "{kib} KiB");
+}
+
+#[test]
+fn lanes_of_a_program_that_locks_its_memory_take_what_they_use() {
+    lock_and_talk("all");
+}
+
+#[test]
+fn lanes_of_a_program_that_may_lock_little_take_nothing_of_that() {
+    lock_and_talk("limited");
+}
+
+/// What `readelf` says of the preload library.
+fn read_library(option: &str) -> String {
+    let library = binary("libviaduct_preload.so");
+    let output = Command::new("readelf").arg(option).arg(library).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Every program would load it too.
+#[test]
+fn the_library_needs_none_but_the_c_library() {
+    if !can_run(false, &["readelf"]) {
+        return;
+    }
+    let text = read_library("-dW");
+    let needed: Vec<_> = text.lines().filter(|line| line.contains("(NEEDED)")).collect();
+    let is_c = |line: &&str| line.contains("[libc.so") || line.contains("[ld-linux");
+    assert!(!needed.is_empty() && needed.iter().all(is_c), "{needed:#?}");
+}
+
+/// What is not zero there every program would map from the file, and the file be as long as the tables.
+#[test]
+fn the_library_s_tables_are_not_in_its_file() {
+    if !can_run(false, &["readelf"]) {
+        return;
+    }
+    let text = read_library("-SW");
+    // Number, name, type, address, offset and size of each section.
+    let size_of = |section: &str| {
+        let mut lines = text.lines().filter_map(|line| line.split_once(']'));
+        let (_, line) = lines
+            .find(|(_, line)| line.split_whitespace().next() == Some(section))
+            .unwrap();
+        usize::from_str_radix(line.split_whitespace().nth(4).unwrap(), 16).unwrap()
+    };
+    assert!(size_of(".bss") > 16 << 20, "{text}");
+    assert!(size_of(".data") < 16 << 10, "{text}");
 }
 
 #[test]

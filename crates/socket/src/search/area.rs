@@ -1,9 +1,8 @@
 //! Where holes live: in anonymous memory that a process and its forked children share, out of the peer's reach.
 
 use super::holders::{Family, Holders, Member, Places};
-use crate::lock;
 use crate::sys::memory::Buffer;
-use crate::sys::{self, raw};
+use crate::{lock, shared, sys};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use viaduct_stream::Holes;
@@ -92,7 +91,7 @@ pub(crate) fn share() {
     if known().is_some() {
         return;
     }
-    let Ok(fresh) = raw::anonymous_shared(size_of::<Shared>()) else {
+    let Ok(fresh) = shared::memory(size_of::<Shared>()) else {
         return;
     };
     // Release pairs with the acquire in `known`. A loser's region is never used; it costs address space only.

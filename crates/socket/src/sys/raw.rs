@@ -467,21 +467,7 @@ pub fn epoll_now(set: c_int, events: &mut [libc::epoll_event]) -> Result<usize, 
 pub fn anonymous_shared(len: usize) -> Result<*mut u8, Errno> {
     let access = (libc::PROT_READ | libc::PROT_WRITE) as usize;
     let flags = (libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as usize;
-    let is_locked = viaduct_channel::is_locked();
-    // What nobody may touch yet the kernel does not fill.
-    let first = if is_locked { libc::PROT_NONE as usize } else { access };
-    // SAFETY: a new mapping where the kernel likes, and changes of it while nobody uses it.
-    let fresh = unsafe {
-        let fresh = call(libc::SYS_mmap, [0, len, first, flags, usize::MAX, 0])?;
-        let unlock = || {
-            call(libc::SYS_munlock, [fresh, len, 0, 0, 0, 0])?;
-            call(libc::SYS_mprotect, [fresh, len, access, 0, 0, 0])
-        };
-        if is_locked && let Err(errno) = unlock() {
-            let _ = call(libc::SYS_munmap, [fresh, len, 0, 0, 0, 0]);
-            return Err(errno);
-        }
-        fresh
-    };
+    // SAFETY: a new mapping where the kernel likes.
+    let fresh = unsafe { call(libc::SYS_mmap, [0, len, access, flags, usize::MAX, 0])? };
     Ok(core::ptr::with_exposed_provenance_mut(fresh))
 }
