@@ -78,7 +78,11 @@ fn page(command: &clap::Command, dir: &Path) -> Result<()> {
     if command.has_subcommands() {
         man.render_subcommands_section(&mut page)?;
     }
-    page.extend(sections(&extra).into_bytes());
+    let see_also = match command.has_subcommands() {
+        true => "\nSEE ALSO\n    viaductd(8), viaduct_seek_recv(3), viaduct_inbox_open(3)\n",
+        false => "\nSEE ALSO\n    viaduct(1), viaductd(8)\n",
+    };
+    page.extend(sections(&(extra + see_also)).into_bytes());
     let path = dir.join(format!("{name}.1"));
     fs::write(&path, page).with_context(|| path.display().to_string())
 }

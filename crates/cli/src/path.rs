@@ -129,13 +129,19 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         }
         match subject.wait(wish, deadline) {
             Some(state) if matches!(wish, Wish::Auto) => {
-                println!("{name}: left to Viaduct again, {} so far", path_of(state));
+                println!("{name}: left to Viaduct again, now {} so far", path_of(state));
             }
-            Some(state) if wish.is_met(state) => println!("{name}: {}", path_of(state)),
+            Some(state) if wish.is_met(state) => println!("{name}: now {}", path_of(state)),
             Some(state) => {
                 outcome = NOT_YET.into();
                 println!("{name}: still {}", path_of(state));
-                println!("    {} {}", state.reason.text(), state.reason.advice());
+                // Of no use to who wants TCP: it says what keeps the connection from shared memory.
+                if !matches!(wish, Wish::Tcp) {
+                    println!("    Why: {} [{}]", state.reason.text(), state.reason.code());
+                    if !state.reason.advice().is_empty() {
+                        println!("    What to do: {}", state.reason.advice());
+                    }
+                }
                 println!("    The wish stands; an idle program moves at its next socket call.");
             }
             None => {
@@ -251,7 +257,7 @@ impl Subject<'_> {
 fn path_of(state: State) -> String {
     let State { sending, receiving, .. } = state;
     if sending == receiving {
-        format!("now on {}", sending.name())
+        format!("on {}", sending.name())
     } else {
         format!("sending by {}, receiving by {}", sending.name(), receiving.name())
     }

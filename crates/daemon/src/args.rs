@@ -1,6 +1,7 @@
 //! The command line.
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
+use std::io::Write;
 use std::path::PathBuf;
 
 /// Matches the two ends of TCP connections on this machine and gives them shared memory
@@ -15,7 +16,7 @@ use std::path::PathBuf;
 /// It stays in the foreground, logs to standard error, and stops at SIGTERM. Limits can also be set in the `[daemon]` table
 /// of the configuration file: segments_per_user, memory_per_user, offers_per_user, processes_per_user, same_user.
 #[derive(Debug, Parser)]
-#[command(name = "viaductd", version, after_help = EXAMPLES)]
+#[command(name = "viaductd", version, override_usage = "viaductd [OPTIONS]", after_help = AFTER)]
 pub(crate) struct Args {
     /// Runtime directory; it holds the socket
     ///
@@ -57,11 +58,44 @@ pub(crate) struct Args {
     pub(crate) man: bool,
 }
 
-const EXAMPLES: &str = "\
-Examples:
-  viaductd                                    serve in the default directory until stopped
-  viaductd --dir /run/lab --log info          a second instance beside it
-  viaductd --idle-exit 60                     what `viaduct run` starts when nobody answers
-  viaductd --same-user                        as root, but without BPF
+const AFTER: &str = "\
+EXAMPLES
+    viaductd                              serve in the default directory until stopped
+    viaductd --dir /run/lab --log info    a second instance beside it
+    viaductd --idle-exit 60               what `viaduct run` starts when nobody answers
+    viaductd --same-user                  as root, but without BPF
 
-Exit status: 0 when stopped or idle, or when another viaductd already serves the directory; 1 on errors; 2 on wrong usage.";
+EXIT STATUS
+    0   stopped or idle, or another viaductd already serves the directory
+    1   failed
+    2   the command line was not understood
+
+FILES
+    /etc/viaduct.toml                    configuration of the machine
+    $XDG_CONFIG_HOME/viaduct.toml        configuration of the user
+                                         (~/.config where unset)
+    viaductd.sock                        the socket, in the runtime directory";
+
+/// The manual page. What follows the options in the help becomes sections of their own, as in those of `viaduct generate man`.
+pub(crate) fn manual() -> std::io::Result<Vec<u8>> {
+    let man = clap_mangen::Man::new(Args::command())
+        .title("VIADUCTD")
+        .section("8")
+        .source(concat!("viaduct ", env!("CARGO_PKG_VERSION")))
+        .manual("Viaduct");
+    let mut page = Vec::new();
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
+    man.render_options_section(&mut page)?;
+    for line in AFTER.lines().chain(["", "SEE ALSO", "    viaduct(1), viaduct-run(1)"]) {
+        match line.strip_prefix("    ") {
+            Some(text) => writeln!(page, "{}", text.replace('-', "\\-"))?,
+            None if line.is_empty() => writeln!(page, ".fi")?,
+            None => writeln!(page, ".SH {line}\n.nf")?,
+        }
+    }
+    writeln!(page, ".fi")?;
+    Ok(page)
+}

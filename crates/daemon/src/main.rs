@@ -13,8 +13,8 @@ mod server;
 mod ticket;
 
 use anyhow::Context;
-use clap::{CommandFactory, Parser};
-use std::io::IsTerminal;
+use clap::Parser;
+use std::io::{IsTerminal, Write};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -23,10 +23,7 @@ use viaduct_control::runtime;
 fn main() -> ExitCode {
     let args = args::Args::parse();
     if args.man {
-        return match clap_mangen::Man::new(args::Args::command())
-            .section("8")
-            .render(&mut std::io::stdout())
-        {
+        return match args::manual().and_then(|page| std::io::stdout().write_all(&page)) {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
         };
