@@ -12,6 +12,9 @@ use viaduct_stream::{Incoming, MARK_BELL, Mode, Outgoing, Source};
 /// How long an end that closes waits for a mark that its peer is putting: some time slices, which a preempted peer may take to go on.
 const MARKING_NS: u64 = 20_000_000;
 
+/// How often a peer is probed that may be gone unseen.
+const PROBE_NS: u64 = 1_000_000_000;
+
 /// What the marks on the kernel connection said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Marks {
@@ -190,11 +193,33 @@ pub(crate) fn found_broken(conn: &Conn, errno: Errno) {
     }
 }
 
-/// Whether the peer was killed after it had received all that was sent to it. If so, TCP would have ended with FIN; the RST only says that
-/// the peer's kernel held marks of ours that nobody took.
+/// Whether the peer was killed after it had received all that was sent to it. If so, TCP would have ended with FIN, and so does the connection
+/// from now on; the RST only says that the peer's kernel held marks of ours that nobody took.
 fn met_marks_only(conn: &Conn, incoming: &Incoming<'_>, errno: Errno) -> bool {
     let killed = errno == libc::ECONNRESET && !incoming.peer_means_reset();
-    killed && peer_took_all(conn)
+    let only = killed && peer_took_all(conn);
+    if only {
+        conn.set_flag(conn::QUIET_END, true);
+    }
+    only
+}
+
+/// The kernel tells waits of an error: finds out whether the program is to be told. Left to the kernel where it is in any case.
+#[cold]
+pub(crate) fn learn_of_error(conn: &Conn) {
+    let Some(segment) = conn.segment(&conn).filter(|_| !conn.flag(conn::DEAD)) else {
+        return;
+    };
+    let incoming = Incoming::new(segment.receiver(conn.side()));
+    if incoming.peer_means_reset() || !peer_took_all(conn) {
+        return;
+    }
+    if let Err(errno) = kernel::take_error(conn.fd()) {
+        conn.set_flag(conn::PEER_FIN | conn::DEAD, true);
+        if !met_marks_only(conn, &incoming, errno) {
+            conn.set_error(errno);
+        }
+    }
 }
 
 /// Whether the peer has received all that was sent to it.
@@ -228,6 +253,10 @@ pub(crate) fn check_peer(conn: &Conn, owner: &Guard<'_>) -> Result<(), Errno> {
         conn.set_flag(conn::PEER_FIN, true);
     }
     if events & (libc::POLLERR | libc::POLLHUP) != 0 {
+        learn_of_error(conn);
+        if conn.flag(conn::QUIET_END) {
+            return Ok(());
+        }
         // The kernel knows the error; sending tells it.
         send::mark(conn, MARK_BELL)?;
     }
@@ -245,6 +274,17 @@ pub(crate) fn probe_peer(conn: &Conn, owner: &Guard<'_>) -> Result<(), Errno> {
         send::mark(conn, MARK_BELL)
     } else {
         Ok(())
+    }
+}
+
+/// Probes the peer of a full lane in which nothing moves, and whose FIN this end's own kernel would not show, since it is full of what the program does
+/// not receive: the mark makes the kernel of a peer that is gone answer with RST. At most one a second, for a living peer that does not read keeps them.
+#[cold]
+pub(crate) fn probe_behind_bytes(conn: &Conn, out: &Outgoing<'_>) {
+    if !conn.flag(conn::PEER_FIN) && raw::poll_now(conn.fd(), libc::POLLIN) & libc::POLLIN != 0 {
+        conn.not_stuck_for(PROBE_NS);
+        // Told of by the next look.
+        unless_closing(conn, out, || send::mark(conn, MARK_BELL));
     }
 }
 

@@ -129,6 +129,11 @@ impl Conn {
         now.saturating_sub(self.stuck_since.load(Relaxed)) >= STUCK_NS
     }
 
+    /// The receiver is not stuck for so many nanoseconds, even if nothing moves.
+    pub(crate) fn not_stuck_for(&self, ns: u64) {
+        self.stuck_since.store(sys::now_ns().saturating_add(ns), Relaxed);
+    }
+
     /// Whether the last stall is long enough ago to try the lane again.
     pub(crate) fn stall_over(&self) -> bool {
         let stalled = self.stalled_at.load(Relaxed);

@@ -1,6 +1,6 @@
 //! `poll` and `select` over connections that may be on lanes.
 
-use crate::conn::{Conn, Phase};
+use crate::conn::{self, Conn, Phase};
 use crate::lock::Guard;
 use crate::pace::{Bound, Naps};
 use crate::spin::Spinner;
@@ -231,12 +231,17 @@ fn stirs(conn: &'static Conn, events: i16) -> bool {
     look(conn, events & (IN | OUT), false).is_none_or(|mask| mask != 0)
 }
 
+/// Whether the kernel may have anything to say of a descriptor that is to be told.
+fn has_news(fd: c_int) -> bool {
+    fd >= 0 && !attached(fd).is_some_and(|conn| conn.flag(conn::QUIET_END))
+}
+
 /// The kernel's view of the entries: connections on lanes are only watched for marks and the end. Those that stand for nothing are left out, since
 /// the kernel takes only so many; the thread's bell is the last.
 fn prepare<'s>(entries: &[pollfd], shadow: &'s mut [pollfd]) -> &'s mut [pollfd] {
     let bell = bell::known_of_thread().map_or(-1, bell::Bell::fd);
     let mut count = 0;
-    for (place, entry) in shadow.iter_mut().zip(entries.iter().filter(|entry| entry.fd >= 0)) {
+    for (place, entry) in shadow.iter_mut().zip(entries.iter().filter(|entry| has_news(entry.fd))) {
         let events = match attached(entry.fd) {
             // Room on the kernel connection only counts where it carries the bytes.
             Some(conn) if crate::demote::sends_raw(conn, conn.id()) => entry.events,

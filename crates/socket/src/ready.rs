@@ -48,8 +48,15 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, mut kernel:
         send::serve(conn);
         let asked = libc::POLLRDHUP | libc::POLLPRI;
         let events = u32::from(raw::poll_now(conn.fd(), asked).cast_unsigned());
+        if events & ALWAYS != 0 {
+            marks::learn_of_error(conn);
+        }
         conn.set_flag(conn::PEER_FIN, events & RDHUP != 0 || conn.flag(conn::PEER_FIN));
         mask |= events & (RDHUP | PRI | ALWAYS);
+        if events & HUP != 0 {
+            // As with TCP, nobody waits for room any more.
+            mask |= OUT;
+        }
     }
     if interest & IN != 0 {
         let lane = segment.receiver(conn.side());
@@ -65,6 +72,10 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, mut kernel:
     if conn.has_error() {
         // Which the kernel tells no more.
         mask |= ERR | u32::from(raw::poll_now(conn.fd(), 0).cast_unsigned());
+    }
+    if conn.flag(conn::QUIET_END) {
+        // Both directions are over only where this end's was already.
+        mask &= if conn.flag(conn::SHUT_WRITE) { !ERR } else { !ALWAYS };
     }
     if mask & (RDHUP | HUP) != 0 {
         // The end itself can be received.
@@ -278,6 +289,8 @@ pub(crate) fn relieve(conn: &'static Conn) {
         conn.note_stall();
         // The mark that ends the stretch; if the kernel's buffer is full, the next send makes up for it.
         let _ = send::send_back(conn, &out);
+    } else if out.mode() == Mode::Lane && !roomy(&lane) && conn.stuck_at(out.progress()) {
+        marks::probe_behind_bytes(conn, &out);
     }
 }
 

@@ -228,6 +228,11 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
         return Err(libc::EPIPE);
     }
     if conn.flag(conn::DEAD) {
+        if conn.flag(conn::QUIET_END) {
+            // As with TCP, the first bytes after the FIN are what is answered with RST.
+            conn.set_flag(conn::QUIET_END, false);
+            return Ok(vector.len().saturating_sub(skip));
+        }
         return Err(broken(conn));
     }
     let mut sent = 0;

@@ -233,3 +233,30 @@ fn beside_another_library_that_stands_before_functions() {
     // What a lane carries goes past it, more or less as it happens.
     sent_by_others(Some(&instance), "--offer now", false, &instance);
 }
+
+/// Its runtime wants to be the first library of a program.
+#[test]
+fn an_address_sanitizer_is_content_with_us_before_it() {
+    let sanitized = ["-fsanitize=address"];
+    if !can_run(false, &["cc"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let host = compile(&instance, "host", "host.c", &["-rdynamic"]);
+    let plugin = plugin(&instance, &[]);
+    let client = compile(
+        &instance,
+        "client",
+        "host.c",
+        &[&["-rdynamic"], &sanitized[..]].concat(),
+    );
+    let port = free_port().to_string();
+    let arguments = [&port, &*plugin.to_string_lossy(), "accepted"];
+    let start = |program, arguments: &[&str]| Launch::new(Mode::Accelerated(&instance), program, arguments).spawn();
+    let mut server = start(&host, &arguments).listening(port.parse().unwrap());
+    start(&client, &[&port]).finish(PATIENCE).success();
+    assert!(wait_until(PATIENCE, || instance.totals_of(server.pid()).ended == 1));
+    let totals = instance.totals_of(server.pid());
+    assert!(totals.fast_bytes() > 500_000, "{totals:#?}");
+    server.kill();
+}

@@ -1,5 +1,6 @@
 /* How connections end, by one program with both ends. */
 #include "check.h"
+#include <sys/epoll.h>
 
 static volatile sig_atomic_t caught;
 
@@ -214,7 +215,76 @@ static void descriptors_come_back_clean(void)
     }
 }
 
+/* Its kernel may hold what a lane's bytes have announced themselves with, though it has read all. */
+static void killed_with_nothing_unread(void)
+{
+    struct pair p = make_pair();
+    struct pollfd wait = {p.near, POLLIN | POLLRDHUP, 0}, nothing = {p.near, 0, 0};
+    struct epoll_event event;
+    int done[2], set = epoll_create1(0);
+    char bytes[8];
+    pid_t child;
+
+    EXPECT(pipe(done) == 0);
+    child = fork();
+    if (child == 0) {
+        close(p.near);
+        for (int round = 0; round < 3; round++) {
+            while (recv(p.far, bytes, 4, MSG_DONTWAIT) != 4)
+                sleep_ms(5);
+            /* By the next look there are bytes, so the kernel is not asked. */
+            write(done[1], "x", 1);
+            sleep_ms(20);
+        }
+        pause();
+    }
+    close(p.far);
+    EXPECT(watch(set, p.near, EPOLLIN | EPOLLRDHUP) == 0);
+    for (int round = 0; round < 3; round++) {
+        EXPECT(send(p.near, "ping", 4, 0) == 4);
+        EXPECT(read(done[0], bytes, 1) == 1);
+    }
+    sleep_ms(10);
+    EXPECT(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+    EXPECT(epoll_wait(set, &event, 1, 1000) == 1 && event.events == (EPOLLIN | EPOLLRDHUP));
+    EXPECT(poll(&wait, 1, 1000) == 1 && wait.revents == (POLLIN | POLLRDHUP));
+    EXPECT(poll(&nothing, 1, 20) == 0);
+    EXPECT(recv(p.near, bytes, 1, 0) == 0);
+    EXPECT(number_of(p.near, SOL_SOCKET, SO_ERROR) == 0);
+    /* This is what finds nobody. */
+    EXPECT(send(p.near, "lost", 4, MSG_NOSIGNAL) == 4);
+    EXPECT(poll(&nothing, 1, 1000) == 1 && nothing.revents & POLLHUP);
+    EXPECT_ERROR(send(p.near, "x", 1, MSG_NOSIGNAL), EPIPE);
+    EXPECT(recv(p.near, bytes, 1, 0) == 0);
+    close(set);
+    close(p.near);
+}
+
+/* The kernel of who is killed holds so much for the other that its end does not show there. */
+static void killed_with_both_ways_full(void)
+{
+    static char bytes[60000];
+    struct pair p = make_pair();
+    struct pollfd room = {p.near, POLLOUT, 0};
+    pid_t child = fork();
+
+    if (child == 0) {
+        close(p.near);
+        for (;;)
+            send(p.far, bytes, sizeof bytes, 0);
+    }
+    close(p.far);
+    do
+        while (send(p.near, bytes, sizeof bytes, MSG_DONTWAIT) > 0)
+            ;
+    while (poll(&room, 1, 300) == 1);
+    EXPECT(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+    EXPECT(poll(&room, 1, 5000) == 1 && room.revents == (POLLOUT | POLLERR | POLLHUP));
+    EXPECT_ERROR(send(p.near, bytes, 1, MSG_NOSIGNAL), ECONNRESET);
+    close(p.near);
+}
+
 MAIN(ALONE(half_closed), ALONE(all_bytes_before_the_end), ALONE(reading_shut_down), ALONE(broken_pipe),
      ALONE(unread_bytes_reset), ALONE(lingering_zero_resets), ALONE(shutdown_wakes_a_reader),
      ALONE(the_end_wakes_every_wait), ALONE(what_poll_says_of_ends), ALONE(a_blocked_sender_sees_the_end),
-     ALONE(descriptors_come_back_clean))
+     ALONE(descriptors_come_back_clean), ALONE(killed_with_nothing_unread), ALONE(killed_with_both_ways_full))
