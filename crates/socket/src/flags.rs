@@ -51,3 +51,5 @@ pub(crate) const CONTROLLED: u32 = 1 << 22;
 pub(crate) const LOOKED: u32 = 1 << 23;
 /// The program wants each receive to tell what is left (`TCP_INQ`).
 pub(crate) const TELLS_REST: u32 = 1 << 24;
+/// The kernel has said that it is a stream, which datagram sockets that have been connected are not.
+pub(crate) const STREAM: u32 = 1 << 25;
