@@ -42,6 +42,22 @@ class InboxTest(unittest.TestCase):
         with self.assertRaises(ValueError):
             inbox.receive()
 
+    def test_numbers_that_do_not_fit_are_refused(self):
+        for kind in viaduct.Inbox, viaduct.AsyncInbox:
+            with kind() as inbox:
+                inbox.add(self.far)
+                viaduct.send(self.near, 1, b"first")
+                for wanted in {"tag": (1 << 64) - 1}, {"tag": (1 << 64) + 1}, {"source": 1 << 32}, {"source": (1 << 32) - 1}:
+                    for call in inbox.receive, inbox.probe:
+                        with self.assertRaises(OverflowError):
+                            call(timeout=0, **wanted)
+                for call, number in (inbox.remove, 1 << 32), (inbox.add, (1 << 32) + self.far.fileno()):
+                    with self.assertRaises(OverflowError):
+                        call(number)
+                self.assertEqual(inbox.receive(timeout=5), (1, 0, b"first"))
+                with self.assertRaises(OverflowError):
+                    kind(longest=1 << 64)
+
     def test_signals_interrupt_waits(self):
         with viaduct.Inbox() as inbox:
             inbox.add(self.far)

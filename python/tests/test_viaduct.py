@@ -95,6 +95,14 @@ class SeekTest(unittest.TestCase):
             viaduct.seek_recv_into(self.far, memoryview(b"x"))
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp, self.assertRaises(OSError):
             viaduct.seek_recv(udp, 1, offset=1)
+        self.near.sendall(b"0123")
+        for far, offset, flags in (self.far, 1 << 64, 0), (self.far, 1, 1 << 32), ((1 << 32) + self.far.fileno(), 0, 0):
+            with self.assertRaises(OverflowError):
+                viaduct.seek_recv(far, 1, offset, flags)
+        with self.assertRaises(OSError) as refused:
+            viaduct.seek_recv(self.far, 1, 1 << 63)
+        self.assertEqual(refused.exception.errno, errno.EINVAL)
+        self.assertEqual(viaduct.seek_recv(self.far, 4, flags=socket.MSG_WAITALL), b"0123")
         packets = socket.socketpair(type=socket.SOCK_DGRAM)
         for end in packets:
             self.addCleanup(end.close)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
+from typing import Any, Callable, Optional
 
 #: Names the library to use instead of the installed one.
 VARIABLE = "VIADUCT_LIBRARY"
@@ -16,6 +18,27 @@ class Message(ctypes.Structure):
     """``struct viaduct_msg``."""
 
     _fields_ = [("tag", ctypes.c_uint32), ("source", ctypes.c_int), ("len", ctypes.c_size_t)]
+
+
+def _range(kind: Any) -> Optional[tuple[int, int]]:
+    """Least and most of the numbers of a type; None for a pointer."""
+    if kind not in (ctypes.c_int, ctypes.c_uint32, ctypes.c_int64, ctypes.c_size_t):
+        return None
+    numbers = 1 << 8 * ctypes.sizeof(kind)
+    return (-numbers // 2, numbers // 2 - 1) if kind(-1).value < 0 else (0, numbers - 1)
+
+
+def _careful(function: Any, arguments: list[Any]) -> Callable[..., Any]:
+    """A function that refuses numbers which do not fit, of which ctypes would drop the upper bits."""
+    ranges = [_range(kind) for kind in arguments]
+
+    def call(*values: Any) -> Any:
+        for value, limits in zip(values, ranges):
+            if limits is not None and not limits[0] <= operator.index(value) <= limits[1]:
+                raise OverflowError(f"{value} is not from {limits[0]} to {limits[1]}")
+        return function(*values)
+
+    return call
 
 
 def _load() -> ctypes.CDLL:
@@ -33,7 +56,7 @@ def _load() -> ctypes.CDLL:
         raise ImportError(f"the library {name} cannot be loaded ({advice}): {error}") from error
     inbox, fd, size, ms = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_int
     info = ctypes.POINTER(Message)
-    signatures = {
+    signatures: dict[str, tuple[Any, list[Any]]] = {
         "viaduct_seek_recv": (ctypes.c_ssize_t, [fd, ctypes.c_void_p, size, ctypes.c_int, size]),
         "viaduct_readable": (ctypes.c_ssize_t, [fd]),
         "viaduct_msg_send": (ctypes.c_int, [fd, ctypes.c_uint32, ctypes.c_char_p, size]),
@@ -50,8 +73,9 @@ def _load() -> ctypes.CDLL:
         "viaduct_msg_cancel": (ctypes.c_int, [inbox]),
     }
     for function, (result, arguments) in signatures.items():
-        getattr(library, function).restype = result
-        getattr(library, function).argtypes = arguments
+        known = getattr(library, function)
+        known.restype, known.argtypes = result, arguments
+        setattr(library, function, _careful(known, arguments))
     return library
 
 

@@ -3,7 +3,6 @@
 use crate::transfer::one;
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{cmsghdr, msghdr, size_t, ssize_t};
-use viaduct_socket::conn::Conn;
 use viaduct_socket::{Vector, is_nowhere, lifecycle, options, real, search, sys, table};
 
 /// `viaduct_seek_recv(3)`.
@@ -15,7 +14,7 @@ pub unsafe extern "C-unwind" fn viaduct_preload_seek_recv(
     flags: c_int,
     offset: size_t,
 ) -> ssize_t {
-    if buffer.is_null() && len > 0 {
+    if buffer.is_null() && len > 0 && flags & libc::MSG_TRUNC == 0 {
         return sys::fail(libc::EFAULT);
     }
     let conn = match search::connection(fd) {
@@ -44,10 +43,10 @@ pub unsafe extern "C-unwind" fn viaduct_preload_readable(fd: c_int) -> ssize_t {
     }
 }
 
-/// Whether the descriptor is of a connection that has a lane.
+/// Whether the descriptor is known to be of a stream.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn viaduct_preload_has_lane(fd: c_int) -> bool {
-    table::connection(fd).is_some_and(Conn::has_lane)
+pub unsafe extern "C-unwind" fn viaduct_preload_is_stream(fd: c_int) -> bool {
+    table::connection(fd).is_some_and(options::is_stream)
 }
 
 /// `SOL_VIADUCT` and `VIADUCT_SEEK` of `viaduct.h`.

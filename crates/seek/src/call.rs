@@ -100,30 +100,61 @@ pub fn peeks_at_offsets(socket: impl AsFd) -> io::Result<bool> {
 
 type SeekRecv = unsafe extern "C-unwind" fn(c_int, *mut c_void, size_t, c_int, size_t) -> ssize_t;
 type Readable = unsafe extern "C-unwind" fn(c_int) -> ssize_t;
-type HasLane = unsafe extern "C-unwind" fn(c_int) -> bool;
+type IsStream = unsafe extern "C-unwind" fn(c_int) -> bool;
 
-/// A function of the preload library, null where it is not loaded. Looked for once.
-fn preloaded(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
-    /// Stands for a search that found nothing.
-    static NOTHING: u8 = 0;
-    let nothing = core::ptr::from_ref(&NOTHING).cast_mut().cast::<c_void>();
-    let mut known = slot.load(Acquire);
-    if known.is_null() {
-        // SAFETY: a valid C string.
-        known = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-        if known.is_null() {
-            known = nothing;
-        }
-        slot.store(known, Release);
-    }
-    if known == nothing { core::ptr::null_mut() } else { known }
+/// A function of the preload library.
+struct Preloaded {
+    name: &'static CStr,
+    known: AtomicPtr<c_void>,
 }
+
+/// Stands for one that is not there.
+static NOTHING: u8 = 0;
+
+impl Preloaded {
+    const fn new(name: &'static CStr) -> Self {
+        Self {
+            name,
+            known: AtomicPtr::new(core::ptr::null_mut()),
+        }
+    }
+
+    /// Null where the preload library is not loaded.
+    fn find(&self) -> *mut c_void {
+        let nothing = core::ptr::from_ref(&NOTHING).cast_mut().cast::<c_void>();
+        let mut known = self.known.load(Acquire);
+        if known.is_null() {
+            // SAFETY: a valid C string.
+            known = unsafe { libc::dlsym(libc::RTLD_DEFAULT, self.name.as_ptr()) };
+            if known.is_null() {
+                known = nothing;
+            }
+            self.known.store(known, Release);
+        }
+        if known == nothing { core::ptr::null_mut() } else { known }
+    }
+}
+
+static SEEK_RECV: Preloaded = Preloaded::new(c"viaduct_preload_seek_recv");
+static READABLE: Preloaded = Preloaded::new(c"viaduct_preload_readable");
+static IS_STREAM: Preloaded = Preloaded::new(c"viaduct_preload_is_stream");
+
+/// When the program or this library is loaded: a search for what is not there asks for memory, which a handler must not, and for locks.
+extern "C" fn loaded() {
+    for function in [&SEEK_RECV, &READABLE, &IS_STREAM] {
+        function.find();
+    }
+}
+
+#[used]
+// SAFETY: what the loader calls at that place are functions of this type.
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = loaded;
 
 /// # Safety
 /// `len` bytes at `at` must be writable.
 pub(crate) unsafe fn receive(fd: c_int, at: *mut u8, len: usize, flags: c_int, offset: usize) -> Result<usize, c_int> {
-    static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-    let there = preloaded(&SLOT, c"viaduct_preload_seek_recv");
+    let there = SEEK_RECV.find();
     if there.is_null() {
         let parts = [iovec {
             iov_base: at.cast(),
@@ -139,8 +170,7 @@ pub(crate) unsafe fn receive(fd: c_int, at: *mut u8, len: usize, flags: c_int, o
 }
 
 pub(crate) fn readable_bytes(fd: c_int) -> Result<usize, c_int> {
-    static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-    let there = preloaded(&SLOT, c"viaduct_preload_readable");
+    let there = READABLE.find();
     if there.is_null() {
         return plain::readable(fd);
     }
@@ -150,15 +180,14 @@ pub(crate) fn readable_bytes(fd: c_int) -> Result<usize, c_int> {
     usize::try_from(unsafe { there(fd) }).map_err(|_| sys::errno())
 }
 
-/// Whether the descriptor is of a connection on a lane.
-pub(crate) fn has_lane(socket: impl AsFd) -> bool {
-    static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-    let there = preloaded(&SLOT, c"viaduct_preload_has_lane");
+/// Whether the preload library knows the descriptor to be of a stream.
+pub(crate) fn is_known_stream(socket: impl AsFd) -> bool {
+    let there = IS_STREAM.find();
     if there.is_null() {
         return false;
     }
     // SAFETY: the preload library's function of this name has this type.
-    let there = unsafe { core::mem::transmute::<*mut c_void, HasLane>(there) };
+    let there = unsafe { core::mem::transmute::<*mut c_void, IsStream>(there) };
     // SAFETY: it takes any number.
     unsafe { there(socket.as_fd().as_raw_fd()) }
 }

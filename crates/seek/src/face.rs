@@ -20,7 +20,7 @@ fn answer(result: Result<usize, c_int>) -> ssize_t {
 /// `viaduct_seek_recv(3)`.
 ///
 /// # Safety
-/// `len` bytes at `buffer` must be writable.
+/// `len` bytes at `buffer` must be writable, unless the flags say that nothing is copied.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn viaduct_seek_recv(
     s: c_int,
@@ -29,7 +29,7 @@ pub unsafe extern "C-unwind" fn viaduct_seek_recv(
     flags: c_int,
     offset: size_t,
 ) -> ssize_t {
-    if buffer.is_null() && len > 0 {
+    if buffer.is_null() && len > 0 && flags & libc::MSG_TRUNC == 0 {
         return sys::fail(libc::EFAULT);
     }
     // SAFETY: passed on to the caller.

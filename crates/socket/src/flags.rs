@@ -49,7 +49,9 @@ pub(crate) const STAMPED: u32 = 1 << 21;
 pub(crate) const CONTROLLED: u32 = 1 << 22;
 /// A look has found a lane that can hold no more, and nothing has been consumed since.
 pub(crate) const LOOKED: u32 = 1 << 23;
-/// The kernel has met RST where TCP would have met FIN: of a peer that was killed when nothing but marks was unread. Until the program sends.
-pub(crate) const QUIET_END: u32 = 1 << 25;
 /// The program wants each receive to tell what is left (`TCP_INQ`).
 pub(crate) const TELLS_REST: u32 = 1 << 24;
+/// The kernel has said that it is a stream, which datagram sockets that have been connected are not.
+pub(crate) const STREAM: u32 = 1 << 25;
+/// The kernel has met RST where TCP would have met FIN: of a peer that was killed when nothing but marks was unread. Until the program sends.
+pub(crate) const QUIET_END: u32 = 1 << 26;

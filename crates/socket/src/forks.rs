@@ -17,6 +17,9 @@ use viaduct_control::Reason;
 /// One bit a record: the child to come has been counted among the holders of [`Conn::counted`].
 static COUNTED: [AtomicU64; RECORDS / 64] = [const { AtomicU64::new(0) }; RECORDS / 64];
 
+/// The same of those that were searched by then: whoever searches another first has counted the child as well.
+static PLACED: [AtomicU64; RECORDS / 64] = [const { AtomicU64::new(0) }; RECORDS / 64];
+
 /// Forks that have begun: more than one where a handler of the thread that forks forks as well.
 static BEGUN: AtomicU32 = AtomicU32::new(0);
 
@@ -27,9 +30,9 @@ pub(crate) fn so_far() -> u32 {
     SO_FAR.load(Relaxed)
 }
 
-fn place(conn: &Conn) -> (&'static AtomicU64, u64) {
+fn place(bits: &'static [AtomicU64; RECORDS / 64], conn: &Conn) -> (&'static AtomicU64, u64) {
     let index = records::place_of(conn) % RECORDS;
-    (&COUNTED[index / 64], 1 << (index % 64))
+    (&bits[index / 64], 1 << (index % 64))
 }
 
 /// Counts the child to come among the connection's holders. `within`: another fork has begun, which goes by what is noted already.
@@ -37,11 +40,19 @@ fn count(conn: &Conn, within: bool, child: &mut area::Child) {
     let Some(locks) = conn.locks().filter(|_| !within || was_counted(conn)) else {
         return;
     };
-    let (word, bit) = place(conn);
+    let (word, bit) = place(&COUNTED, conn);
     locks.holders.fetch_add(1, AcqRel);
     // In this order, see `search::begin`: whoever searches it first meanwhile counts the child, if we do not.
     fence(SeqCst);
-    child.expect(locks.area.load(Acquire));
+    let area = locks.area.load(Acquire);
+    child.expect(area);
+    if !within {
+        let (word, bit) = place(&PLACED, conn);
+        match area {
+            0 => word.fetch_and(!bit, Relaxed),
+            _ => word.fetch_or(bit, Relaxed),
+        };
+    }
     conn.counted.store(core::ptr::from_ref(locks).cast_mut(), Relaxed);
     word.fetch_or(bit, Relaxed);
     conn.set_flag(FORKED, true);
@@ -49,7 +60,7 @@ fn count(conn: &Conn, within: bool, child: &mut area::Child) {
 
 /// The process has let go of the connection. In a child whose own handlers run before ours, this was its count.
 pub(crate) fn left(conn: &Conn) {
-    let (word, bit) = place(conn);
+    let (word, bit) = place(&COUNTED, conn);
     if word.load(Relaxed) & bit != 0 && !owns_records() {
         word.fetch_and(!bit, Relaxed);
     }
@@ -62,7 +73,7 @@ fn counted() -> impl Iterator<Item = (&'static Conn, &'static Locks)> {
 
 /// Whether the record is the connection that was counted.
 fn was_counted(conn: &Conn) -> bool {
-    let (word, bit) = place(conn);
+    let (word, bit) = place(&COUNTED, conn);
     // The words are nobody else's as long as the child counts.
     word.load(Relaxed) & bit != 0 && core::ptr::eq(conn.counted.load(Relaxed), conn.locks.load(Relaxed))
 }
@@ -86,7 +97,7 @@ pub(crate) fn before_fork() {
     area::share();
     crate::worth::share();
     let within = BEGUN.fetch_add(1, Relaxed) != 0;
-    let mut child = area::Child::default();
+    let mut child = area::Child::begin();
     all().for_each(|conn| count(conn, within, &mut child));
 }
 
@@ -108,7 +119,10 @@ fn go_by_counts() {
     area::after_fork_in_child();
     for (conn, locks) in counted() {
         let area = locks.area.load(Acquire);
-        area::arrive(area);
+        let (word, bit) = place(&PLACED, conn);
+        if word.load(Relaxed) & bit != 0 {
+            area::arrive(area);
+        }
         // A thread of the parent has closed it meanwhile, or is about to.
         if conn.id() == 0 || !was_counted(conn) || descriptor(conn).is_none() {
             area::leave(area);

@@ -1,7 +1,7 @@
 //! Options, `fcntl` and `ioctl` where they touch what we keep.
 
 use crate::conn::{self, Conn, Phase};
-use crate::flags::{CONTROLLED, FORKED, STAMPED, TELLS_REST};
+use crate::flags::{CONTROLLED, FORKED, STAMPED, STREAM, TELLS_REST};
 use crate::lifecycle::nanoseconds;
 use crate::lock::Guard;
 use crate::sys::raw;
@@ -279,6 +279,18 @@ pub fn blocking_changed(conn: &Conn, nonblocking: bool) {
 /// The program asks to be sent signals for the descriptor, which only the kernel can.
 pub fn signal_driven(conn: &'static Conn) {
     demote::ban(conn, Reason::UnseenWait);
+}
+
+/// Whether the connection is known to be a stream: the kernel is asked once, and not of one with a lane.
+pub fn is_stream(conn: &'static Conn) -> bool {
+    if conn.has_lane() || conn.flag(STREAM) {
+        return true;
+    }
+    let (id, mut kind) = (conn.id(), 0);
+    let known = raw::getsockopt(conn.fd(), libc::SOL_SOCKET, libc::SO_TYPE, &mut kind).is_ok();
+    let is_stream = known && kind == libc::SOCK_STREAM && conn.id() == id;
+    conn.set_flag(STREAM, is_stream);
+    is_stream
 }
 
 /// `FIONREAD`; `None`: the kernel's business.

@@ -3,7 +3,7 @@
 
 use crate::conn::{self, Conn};
 use crate::lifecycle::{duplicated, fresh, is_confined, is_tcp, start};
-use crate::sys::{self, raw};
+use crate::sys::{self, listing, raw};
 use crate::{lodgers, records, table};
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::Relaxed;
@@ -40,8 +40,7 @@ fn is_started_confined() -> bool {
     const FREE: u8 = 1;
     const CONFINED: u8 = 2;
     if KNOWN.load(Relaxed) == UNKNOWN {
-        let status = std::fs::read("/proc/self/status").unwrap_or_default();
-        let is_free = status.split(|byte| *byte == b'\n').any(|line| line == b"Seccomp:\t0");
+        let is_free = listing::confinement() == Some(0);
         KNOWN.store(if is_free { FREE } else { CONFINED }, Relaxed);
     }
     KNOWN.load(Relaxed) == CONFINED

@@ -323,9 +323,9 @@ fn events(fd: BorrowedFd<'_>) -> libc::c_short {
 
 /// Sends both, all of it, waiting for room where the socket does not. A point of cancellation.
 pub(super) fn send_all(fd: BorrowedFd<'_>, first: &[u8], second: &[u8]) -> io::Result<()> {
-    // Each time: a number that was a stream's may be another's now, which would make packets of what it is given. On a lane a send takes less
-    // time than to ask the kernel.
-    if !crate::call::has_lane(fd) && !is_stream(fd)? {
+    // Each time: a number that was a stream's may be another's now, which would make packets of what it is given. The preload library sees
+    // numbers change; without it there is no cheaper way to ask whose a number is.
+    if !crate::call::is_known_stream(fd) && !is_stream(fd)? {
         return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
     }
     let mut done = 0;

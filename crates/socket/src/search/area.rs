@@ -2,7 +2,7 @@
 
 use super::holders::{Family, Holders, Member, Places};
 use crate::sys::memory::Buffer;
-use crate::{lock, shared, sys};
+use crate::{lock, shared, sys, thread};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use viaduct_stream::Holes;
@@ -201,10 +201,18 @@ fn forget(shared: &'static Shared, dead: &Places) {
 }
 
 /// A child that is about to be made.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Child(Option<Member>);
 
 impl Child {
+    pub(crate) fn begin() -> Self {
+        // Else nobody would tell of its end.
+        if known().is_some() {
+            thread::this().forking.begin();
+        }
+        Self(None)
+    }
+
     /// It will know the socket with this area, if it is one.
     pub(crate) fn expect(&mut self, reference: u32) {
         if let Some(shared) = known()
@@ -230,10 +238,11 @@ pub(crate) fn after_fork_in_child() {
     }
 }
 
-/// A forked child knows the socket with this area, if it is one.
+/// A forked child, which was expected, knows the socket with this area, if it is one. It counts itself, in the place that it has, unless its
+/// parent has counted it among the unknown.
 pub(crate) fn arrive(reference: u32) {
-    if let Some(area) = numbered(reference) {
-        area.holders.arrive(Family::known());
+    if !Family::is_unknown() {
+        add(reference);
     }
 }
 

@@ -38,15 +38,26 @@ pub(crate) struct Family {
 static OWN: AtomicU32 = AtomicU32::new(0);
 /// The process whose place that is: a child that was made unseen has none.
 static OWNER: AtomicU32 = AtomicU32::new(0);
-/// Whether this process's parent had a place for it.
-static EXPECTED_HERE: AtomicBool = AtomicBool::new(false);
+/// Whether this process's parent had no place for it, and counted it among the unknown.
+static UNKNOWN_HERE: AtomicBool = AtomicBool::new(false);
 /// Whether this process, or one it descends from, was forked into another namespace of processes, in which numbers mean others.
 static APART: AtomicBool = AtomicBool::new(false);
 
-/// What a thread knows of the child that it makes. The child has a copy.
+/// What a thread knows of the children that it makes: of more than one where a handler forks that has interrupted a fork. Each child has a copy.
 #[derive(Debug)]
 pub(crate) struct Forking {
-    /// One more than the place for it; 0: none.
+    /// Forks that have begun.
+    depth: Cell<usize>,
+    notes: [Note; DEEPEST],
+}
+
+/// Children of forks within more than these have no places.
+const DEEPEST: usize = 3;
+
+/// Of one child.
+#[derive(Debug)]
+struct Note {
+    /// One more than the place for it; 0: none is needed. [`NO_ROOM`]: there was none.
     place: Cell<u32>,
     /// What stands there.
     content: Cell<u32>,
@@ -54,15 +65,60 @@ pub(crate) struct Forking {
     before: Cell<u32>,
 }
 
+const NO_ROOM: u32 = u32::MAX;
 const UNTOLD: u32 = u32::MAX;
 
 impl Forking {
     pub(crate) const fn none() -> Self {
         Self {
-            place: Cell::new(0),
-            content: Cell::new(0),
-            before: Cell::new(0),
+            depth: Cell::new(0),
+            notes: [const {
+                Note {
+                    place: Cell::new(0),
+                    content: Cell::new(0),
+                    before: Cell::new(0),
+                }
+            }; DEEPEST],
         }
+    }
+
+    /// The note of the fork that has begun last.
+    fn note(&self) -> Option<&Note> {
+        self.notes.get(self.depth.get().saturating_sub(1))
+    }
+
+    pub(super) fn begin(&self) {
+        // The latest child may be this fork's from now on.
+        for outer in self.notes.iter().take(self.depth.get()) {
+            outer.before.set(UNTOLD);
+        }
+        self.depth.set(self.depth.get() + 1);
+        if let Some(note) = self.note() {
+            note.place.set(0);
+        }
+    }
+
+    /// In the parent: the fork that has begun last has ended. Answers its note.
+    fn end(&self) -> Option<&Note> {
+        let note = self.note();
+        // Saturating: a handler may have been the first to search.
+        self.depth.set(self.depth.get().saturating_sub(1));
+        note
+    }
+
+    /// In the child: a fork that was interrupted by the one that has made it, and that it goes on with, is its own.
+    fn forget(&self) {
+        self.depth.set(0);
+        for note in &self.notes {
+            note.place.set(0);
+        }
+    }
+}
+
+impl Note {
+    fn place(&self) -> Option<usize> {
+        let place = self.place.get();
+        (place as usize).checked_sub(1).filter(|_| place != NO_ROOM)
     }
 }
 
@@ -133,40 +189,53 @@ impl Family {
         Member(own.filter(|_| OWNER.load(Relaxed) == raw::getpid()))
     }
 
+    /// Whether this process is counted among the unknown of each socket that its parent knew as it was made.
+    pub(super) fn is_unknown() -> bool {
+        UNKNOWN_HERE.load(Relaxed)
+    }
+
     /// A place for the child that this thread is about to make.
     pub(super) fn expect(&'static self, forget: impl Fn(&Places)) -> Member {
-        let (forking, content) = (&thread::this().forking, EXPECTED | raw::getpid());
-        forking.before.set(latest_child().unwrap_or(UNTOLD));
+        let Some(note) = thread::this().forking.note() else {
+            return Member(None);
+        };
+        let content = EXPECTED | raw::getpid();
+        note.before.set(latest_child().unwrap_or(UNTOLD));
         let place = match self.own().filter(|_| !APART.load(Relaxed)) {
             Some(_guard) => self.join(content, forget),
             None => Member(None),
         };
-        forking.content.set(content);
-        forking.place.set(place.number());
+        note.content.set(content);
+        note.place.set(match place.number() {
+            0 => NO_ROOM,
+            number => number,
+        });
         place
     }
 
     /// In a child: takes the place that its parent has for it, or another if the parent took it for dead.
     pub(super) fn arrive(&'static self, forget: impl Fn(&Places)) {
         let forking = &thread::this().forking;
-        let expected = (forking.place.take() as usize).checked_sub(1);
+        let note = forking.note();
+        UNKNOWN_HERE.store(note.is_none_or(|note| note.place.get() == NO_ROOM), Relaxed);
+        let expected = note.and_then(|note| Some((note, note.place()?)));
+        forking.forget();
         OWN.store(0, Relaxed);
-        EXPECTED_HERE.store(expected.is_some(), Relaxed);
         if !is_confined() && raw::getppid() == 0 {
             // The parent is in another namespace, and the only one to know by which number this is a process there.
             APART.store(true, Relaxed);
         }
-        let Some(place) = expected.filter(|_| !APART.load(Relaxed)) else {
+        let Some((note, place)) = expected.filter(|_| !APART.load(Relaxed)) else {
             // Or nothing that it knows is searched.
             return;
         };
         let pid = raw::getpid();
         let _guard = self.own();
         // Who cannot ask who the child is keeps the places of those that were killed on the way: the first of them is as good, and few add up.
-        let untold = forking.before.get() == UNTOLD;
-        let place = self.find(forking.content.get()).filter(|_| untold).unwrap_or(place);
+        let untold = note.before.get() == UNTOLD;
+        let place = self.find(note.content.get()).filter(|_| untold).unwrap_or(place);
         let content = self.content(place);
-        let own = if content == pid || content & (EXPECTED | NUMBER) == forking.content.get() {
+        let own = if content == pid || content & (EXPECTED | NUMBER) == note.content.get() {
             self.put(place, pid);
             Member(Some(place))
         } else {
@@ -177,22 +246,25 @@ impl Family {
 
     /// In a parent: says who the child is, lest it be killed before it does. If there is none, its place is free again.
     pub(super) fn made(&'static self, forget: impl Fn(&Places)) {
-        let forking = &thread::this().forking;
-        let expected = (forking.place.take() as usize).checked_sub(1);
-        let has_not_arrived = |place: &usize| self.content(*place) == forking.content.get();
+        let Some(note) = thread::this().forking.end() else {
+            return;
+        };
+        let expected = note.place();
+        note.place.set(0);
+        let has_not_arrived = |place: &usize| self.content(*place) == note.content.get();
         // Asked without the table, which the child needs.
         let Some(place) = expected.filter(has_not_arrived) else {
             return;
         };
         // Who could not ask before cannot tell which child is new.
-        let Some(latest) = latest_child().filter(|_| forking.before.get() != UNTOLD) else {
+        let Some(latest) = latest_child().filter(|_| note.before.get() != UNTOLD) else {
             return;
         };
         let Some(_guard) = self.own().filter(|_| has_not_arrived(&place)) else {
             return;
         };
         // No new one: it could not be made, or has ended and is forgotten.
-        if latest == forking.before.get() || self.find(latest).is_some() {
+        if latest == note.before.get() || self.find(latest).is_some() {
             forget(&only(place));
             self.put(place, 0);
         } else {
@@ -281,13 +353,6 @@ impl Holders {
         }
     }
 
-    /// A child knows it. Unless its parent had no place for it and counted it among the unknown, it counts itself, in the place that it has.
-    pub(super) fn arrive(&self, own: Member) {
-        if EXPECTED_HERE.load(Relaxed) {
-            self.add(own);
-        }
-    }
-
     /// So many others that have no place.
     pub(super) fn add_unknown(&self, others: u32) {
         self.unknown.fetch_add(others, AcqRel);
@@ -356,6 +421,39 @@ mod tests {
         child.wait().unwrap();
         family.bury(|_| ());
         assert_eq!(contents(family), [0_u32; 0]);
+    }
+
+    #[test]
+    fn a_fork_within_another_leaves_the_place_of_the_outer_child() {
+        let (family, forking) = (family(), &thread::this().forking);
+        forking.begin();
+        let outer = family.expect(|_| ());
+        forking.begin();
+        let inner = family.expect(|_| ());
+        assert!(outer.0.is_some() && inner.0.is_some() && outer.0 != inner.0);
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        family.made(|_| unreachable!("there is a child"));
+        // It is not taken for the outer one, which has its place.
+        let waits = EXPECTED | raw::getpid();
+        assert_eq!(contents(family), [waits, child.id()]);
+        assert_eq!(forking.note().and_then(Note::place), outer.0);
+        family.made(|_| unreachable!("there may be a child"));
+        assert_eq!((contents(family), forking.depth.get()), (vec![waits, child.id()], 0));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn forks_within_many_others_have_no_places() {
+        let (family, forking) = (family(), &thread::this().forking);
+        let expect = || {
+            forking.begin();
+            family.expect(|_| ()).0
+        };
+        let places: Vec<_> = core::iter::repeat_with(expect).take(DEEPEST + 2).collect();
+        assert_eq!(places, [Some(0), Some(1), Some(2), None, None]);
+        places.iter().for_each(|_| family.made(|_| ()));
+        assert_eq!(forking.depth.get(), 0);
     }
 
     #[test]

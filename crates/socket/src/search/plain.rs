@@ -243,7 +243,7 @@ fn start() {
 
 /// The child will know each socket that its parent knows.
 fn before_fork() {
-    let mut child = Child::default();
+    let mut child = Child::begin();
     area::known_by_descriptors().for_each(|reference| child.expect(reference));
 }
 

@@ -9,47 +9,66 @@ const DIRECTORY: &CStr = c"/proc/thread-self/fd";
 const LENGTH_AT: usize = 16;
 const NAME_AT: usize = 19;
 
-/// Where it tells how many the calling thread's table has room for, in a line that begins so.
+/// Where it tells of the calling thread, a line for each thing.
 const STATUS: &CStr = c"/proc/thread-self/status";
-const ROOM: &[u8] = b"FDSize:";
 
 /// Where it lists the children of the calling thread, by number, each with a space behind it.
 const CHILDREN: &CStr = c"/proc/thread-self/children";
 
-/// How many descriptors the kernel's table has room for; `None` where it does not tell.
-pub(crate) fn room() -> Option<usize> {
-    let fd = raw::open_file(STATUS).ok()?;
-    let mut status = [0; 1024];
-    let read = raw::pread(fd, &mut status, 0);
-    raw::close(fd);
-    let mut lines = status.get(..read.ok()?)?.split(|byte| *byte == b'\n');
-    let room = lines.find_map(|line| line.strip_prefix(ROOM))?;
-    core::str::from_utf8(room).ok()?.trim().parse().ok()
-}
-
-/// Tells `each` of the children that the calling thread has made, the latest last; false where the kernel does not tell.
-pub(crate) fn children(mut each: impl FnMut(u32)) -> bool {
-    let Ok(fd) = raw::open_file(CHILDREN) else {
+/// Shows `each` the bytes of a file of the kernel's; false where there is none. Asks for no memory.
+fn read(path: &CStr, mut each: impl FnMut(u8)) -> bool {
+    let Ok(fd) = raw::open_file(path) else {
         return false;
     };
-    let (mut part, mut at, mut number) = ([0; 1024], 0, 0_u32);
+    let (mut part, mut at) = ([0; 1024], 0);
     let told = loop {
         match raw::pread(fd, &mut part, at) {
             Ok(0) => break true,
             Err(_) => break false,
             Ok(read) => {
                 at += read.cast_signed() as libc::off_t;
-                for byte in part.iter().take(read) {
-                    match byte {
-                        b'0'..=b'9' => number = number.wrapping_mul(10).wrapping_add(u32::from(byte - b'0')),
-                        _ => each(core::mem::take(&mut number)),
-                    }
-                }
+                part.iter().take(read).for_each(|byte| each(*byte));
             }
         }
     };
     raw::close(fd);
     told
+}
+
+fn with_digit(number: usize, digit: u8) -> usize {
+    number.wrapping_mul(10).wrapping_add(usize::from(digit - b'0'))
+}
+
+/// The number in the line that begins with this word; `None` where the kernel does not tell.
+fn status(word: &[u8]) -> Option<usize> {
+    // How much of the word a line has begun with, as long as it has; then its digits.
+    let (mut like, mut found) = (Some(0), None);
+    read(STATUS, |byte| match (byte, like) {
+        (b'\n', _) => like = Some(0),
+        (_, Some(count)) if count < word.len() => like = (word.get(count) == Some(&byte)).then_some(count + 1),
+        (b'0'..=b'9', Some(_)) => found = Some(with_digit(found.unwrap_or(0), byte)),
+        _ => {}
+    });
+    found
+}
+
+/// How many descriptors the kernel's table has room for; `None` where it does not tell.
+pub(crate) fn room() -> Option<usize> {
+    status(b"FDSize:")
+}
+
+/// How system calls are forbidden to the calling thread: 0 if they are not; `None` where the kernel does not tell.
+pub(crate) fn confinement() -> Option<usize> {
+    status(b"Seccomp:")
+}
+
+/// Tells `each` of the children that the calling thread has made, the latest last; false where the kernel does not tell.
+pub(crate) fn children(mut each: impl FnMut(u32)) -> bool {
+    let mut number = 0;
+    read(CHILDREN, |byte| match byte {
+        b'0'..=b'9' => number = with_digit(number, byte),
+        _ => each(u32::try_from(core::mem::take(&mut number)).unwrap_or(0)),
+    })
 }
 
 /// The listing, part by part.
@@ -120,6 +139,23 @@ mod tests {
         assert!(room().is_some_and(|room| room > high && room.is_power_of_two()));
         raw::close(made);
         raw::close(c_int::try_from(high).unwrap());
+    }
+
+    #[test]
+    fn a_line_is_found_by_its_whole_word() {
+        let status_of = |word: &str| {
+            let all = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+            let mut lines = all.lines();
+            lines.find_map(|line| line.strip_prefix(word)?.trim().parse::<usize>().ok())
+        };
+        // `Seccomp_filters:` is another.
+        for word in ["Tgid:", "Pid:", "Threads:", "Seccomp:"] {
+            assert!(
+                status_of(word).is_some() && status(word.as_bytes()) == status_of(word),
+                "{word}"
+            );
+        }
+        assert_eq!(status(b"Nothing:"), None);
     }
 
     #[test]

@@ -303,13 +303,18 @@ pub(crate) fn raise_sigpipe() {
     };
 }
 
-/// A random number, good enough to be unlike any other.
+/// A number that a peer cannot know. Without a system call: some programs forbid themselves those.
 pub(crate) fn random() -> u64 {
-    let mut value = 0_u64;
-    let place = (&raw mut value).expose_provenance();
-    // SAFETY: the kernel writes eight bytes of `value`.
-    let _ = unsafe { raw::call(libc::SYS_getrandom, [place, 8, 1, 0, 0, 0]) };
-    value ^ ticks()
+    // SAFETY: only reads what the kernel has handed the program.
+    let drawn = unsafe { libc::getauxval(libc::AT_RANDOM) };
+    let drawn = core::ptr::with_exposed_provenance::<[u64; 2]>(drawn as usize);
+    if drawn.is_null() {
+        return ticks();
+    }
+    // SAFETY: sixteen bytes that stay where they are.
+    let [one, other] = unsafe { drawn.read_unaligned() };
+    // The C library guards stacks and jumps by them, so neither is to be told from what is made of both.
+    (one ^ other.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ ticks()
 }
 
 /// Has `before` called before each `fork`, and `parent` and `child` in the respective process after it.

@@ -445,63 +445,9 @@ static void the_parent_leaves(void)
     close(p.near);
 }
 
-void *__libc_malloc(size_t size);
-static int counts, asked;
-
-void *malloc(size_t size)
-{
-    asked += counts;
-    return __libc_malloc(size);
-}
-
-/* Another thread of its parent's may have been in the heap when it was made. */
-static void a_child_asks_for_no_memory(void)
-{
-    struct pair p = make_pair();
-    char byte;
-    pid_t child = _Fork();
-
-    if (child == 0) {
-        counts = 1;
-        if (send(p.near, "x", 1, 0) != 1 || recv(p.near, &byte, 1, 0) != 1)
-            _exit(1);
-        _exit(asked != 0);
-    }
-    EXPECT(recv(p.far, &byte, 1, 0) == 1 && send(p.far, &byte, 1, 0) == 1);
-    EXPECT(exited_well(child));
-    close_pair(p);
-}
-
-/* A handler may have interrupted who was in the heap. */
-static void waits_ask_for_no_memory(void)
-{
-    struct pair p = make_pair();
-    struct pollfd entry = {p.far, POLLIN, 0};
-    fd_set set;
-
-    for (int round = 0; round < 2; round++) {
-        struct timeval time = {round, 1000};
-        struct timespec same = {round, 1000};
-        FD_ZERO(&set);
-        FD_SET(p.far, &set);
-        asked = 0;
-        counts = 1;
-        int selected = select(p.far + 1, &set, NULL, NULL, &time);
-        FD_SET(p.far, &set);
-        int again = pselect(p.far + 1, &set, NULL, NULL, &same, NULL);
-        int polled = poll(&entry, 1, 1 + 1000 * round);
-        counts = 0;
-        EXPECT(selected == round && again == round && polled == round);
-        EXPECT(asked == 0);
-        EXPECT(send(p.near, "x", 1, 0) == 1);
-    }
-    close_pair(p);
-}
-
 MAIN(ALONE(copies_of_a_descriptor), ALONE(a_copy_onto_a_socket_closes_it), ALONE(nonblocking_by_every_way),
      ALONE(a_child_takes_over), ALONE(killed_while_lingering_zero), ALONE(a_child_that_only_exits), ALONE(parent_and_child_share),
      ALONE(two_processes_read_one_end), ALONE(closed_by_range), ALONE(streams_of_the_c_library),
      ALONE(calls_by_number), ALONE(a_life_by_number), ALONE(interrupted_as_asked),
      ALONE(cancelled_threads_leave_nothing_locked), ALONE(jumps_leave_nothing_locked),
-     ALONE(shell_commands_meanwhile), ALONE(the_parent_leaves), ALONE(a_child_asks_for_no_memory),
-     ALONE(waits_ask_for_no_memory))
+     ALONE(shell_commands_meanwhile), ALONE(the_parent_leaves))

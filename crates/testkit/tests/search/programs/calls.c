@@ -1,5 +1,6 @@
 /* The ordinary calls on a socket that has been searched, whichever of them: under Viaduct all mind the holes. */
 #include "check.h"
+#include "old.h"
 #include "traced.h"
 #include <sys/sendfile.h>
 #include <sys/syscall.h>
@@ -423,6 +424,24 @@ static void what_is_passed_over_is_not_copied(void)
     }
 }
 
+/* Where nobody knows what a number stands for each send asks the kernel. */
+static void a_stream_is_asked_for_once(void)
+{
+    struct pair p = connect_pair();
+    pid_t child = fork();
+    int status;
+
+    if (child == 0) {
+        if (viaduct_msg_send(p.near, 1, "a", 1))
+            _exit(1);
+        if (under_viaduct())
+            refuse_option(SO_TYPE);
+        _exit(viaduct_msg_send(p.near, 1, "b", 1) ? 2 : 0);
+    }
+    EXPECT(waitpid(child, &status, 0) == child && status == 0);
+    close_pair(p);
+}
+
 int main(int argc, char **argv)
 {
     static const struct check checks[] = {
@@ -435,6 +454,7 @@ int main(int argc, char **argv)
         {"searches_stop_at_urgent_data", searches_stop_at_urgent_data},
         {"completions_are_no_end", completions_are_no_end},
         {"what_is_passed_over_is_not_copied", what_is_passed_over_is_not_copied},
+        {"a_stream_is_asked_for_once", a_stream_is_asked_for_once},
     };
 
     return run_checks(checks, sizeof checks / sizeof *checks, argc, argv);

@@ -1,8 +1,43 @@
 /* The error numbers of direct search, each where it must come. */
 #include "check.h"
+#include "old.h"
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/un.h>
+
+void *__libc_malloc(size_t size);
+static int asked;
+
+void *malloc(size_t size)
+{
+    asked++;
+    return __libc_malloc(size);
+}
+
+/* The program may have forbidden itself most system calls by then, or be in a handler that has interrupted the heap. */
+static void a_first_search_asks_for_little(void)
+{
+    static const unsigned allowed[] = {SYS_recvfrom, SYS_getsockopt, SYS_setsockopt, SYS_fstat,  SYS_fcntl,     SYS_ioctl,
+                                       SYS_ppoll,    SYS_mmap,       SYS_munmap,     SYS_getpid, SYS_gettid, SYS_exit_group};
+    struct pair p = connect_pair();
+    pid_t child;
+    int status;
+
+    EXPECT(send(p.near, "01x234", 6, 0) == 6);
+    child = fork();
+    if (child == 0) {
+        char bytes[8];
+
+        asked = 0;
+        allow_only(allowed, sizeof allowed / sizeof *allowed);
+        _exit(viaduct_seek_recv(p.far, bytes, 1, 0, 2) != 1 || bytes[0] != 'x' || viaduct_readable(p.far) != 5 ||
+              viaduct_seek_recv(p.far, bytes, 1, MSG_DONTWAIT, 100) != -1 || errno != EAGAIN ||
+              in_order(p.far, bytes, 8, 0) != 5 || asked);
+    }
+    EXPECT(waitpid(child, &status, 0) == child);
+    EXPECT(status == 0);
+    close_pair(p);
+}
 
 /* Whatever is wrong with a call, at the head as elsewhere, before the first search as after it, the next finds all as it was. */
 static void bad_input_changes_nothing(void)
@@ -49,6 +84,31 @@ static void bad_input_changes_nothing(void)
         close(file[1]);
         close_pair(p);
     }
+}
+
+/* As recv does, and on either way of receiving. */
+static void what_is_thrown_away_needs_no_buffer(void)
+{
+    static const char letters[] = "0123456789";
+    static char much[200000];
+    struct pair p = connect_pair();
+    char bytes[16];
+
+    for (int searched = 0; searched < 2; searched++) {
+        EXPECT(send_all(p.near, letters, 10));
+        settle();
+        EXPECT(viaduct_seek_recv(p.far, NULL, 4, MSG_TRUNC | MSG_PEEK, 0) == 4);
+        EXPECT(viaduct_seek_recv(p.far, NULL, 2, MSG_TRUNC, 0) == 2);
+        EXPECT(viaduct_seek_recv(p.far, NULL, 4, MSG_TRUNC | MSG_PEEK | MSG_WAITALL, 3) == 4);
+        EXPECT(viaduct_seek_recv(p.far, NULL, 3, MSG_TRUNC | MSG_WAITALL, 2) == 3);
+        EXPECT_ERROR(viaduct_seek_recv(p.far, NULL, 1, MSG_TRUNC | MSG_DONTWAIT, 5), EAGAIN);
+        EXPECT(viaduct_seek_recv(p.far, bytes, 16, 0, 0) == 5 && !memcmp(bytes, "23789", 5));
+    }
+    EXPECT(send_all(p.near, much, sizeof much));
+    EXPECT(viaduct_seek_recv(p.far, NULL, 90000, MSG_TRUNC | MSG_WAITALL, 100000) == 90000);
+    EXPECT(viaduct_seek_recv(p.far, NULL, 110000, MSG_TRUNC | MSG_WAITALL, 0) == 110000);
+    EXPECT_ERROR(viaduct_seek_recv(p.far, NULL, 1, MSG_TRUNC | MSG_DONTWAIT, 0), EAGAIN);
+    close_pair(p);
 }
 
 static void sockets_that_are_not_connected(void)
@@ -434,7 +494,9 @@ static void received_bytes_take_no_room(void)
 int main(int argc, char **argv)
 {
     static const struct check checks[] = {
+        {"a_first_search_asks_for_little", a_first_search_asks_for_little},
         {"bad_input_changes_nothing", bad_input_changes_nothing},
+        {"what_is_thrown_away_needs_no_buffer", what_is_thrown_away_needs_no_buffer},
         {"sockets_that_are_not_connected", sockets_that_are_not_connected},
         {"options_that_rule_searches_out", options_that_rule_searches_out},
         {"a_receive_in_the_kernel_keeps_searches_out", a_receive_in_the_kernel_keeps_searches_out},

@@ -191,6 +191,101 @@ static void processes_in_other_namespaces(void)
     close_pair(p);
 }
 
+enum { AMID = 250 };
+
+/* What the program does amid its next fork, once the library has prepared for that. */
+static void (*amid)(void);
+static struct pair searched_amid[AMID];
+static pid_t made_amid;
+
+static void do_amid(void)
+{
+    void (*what)(void) = amid;
+
+    amid = NULL;
+    if (what)
+        what();
+}
+
+static void search_amid(void)
+{
+    char byte;
+
+    for (int index = 0; index < AMID; index++)
+        viaduct_seek_recv(searched_amid[index].far, &byte, 1, MSG_DONTWAIT, 1);
+}
+
+/* A child counts once among those that know a socket, also one that was first searched as the child was made: its end is noticed. */
+static void first_searches_amid_a_fork(void)
+{
+    struct pair first;
+    char byte;
+
+    if (on_lane())
+        return;
+    first = connect_quickly();
+    /* So many sockets take seconds on a busy machine. */
+    alarm(30);
+    /* Who searches first shares with all that come of it. */
+    EXPECT_ERROR(viaduct_seek_recv(first.far, &byte, 1, MSG_DONTWAIT, 1), EAGAIN);
+    for (int round = 0; round < 9; round++) {
+        int status;
+        pid_t child = fork();
+
+        if (child == 0) {
+            struct pair known = connect_quickly();
+
+            for (int index = 0; index < AMID; index++)
+                searched_amid[index] = connect_quickly();
+            if (viaduct_seek_recv(known.far, &byte, 1, MSG_DONTWAIT, 1) != -1 || errno != EAGAIN)
+                _exit(1);
+            amid = search_amid;
+            child = fork();
+            if (child == 0)
+                _exit(0);
+            if (waitpid(child, &status, 0) != child || status ||
+                viaduct_seek_recv(searched_amid[AMID - 1].far, &byte, 1, MSG_DONTWAIT, 1) != -1 || errno != EAGAIN)
+                _exit(2);
+            /* It gives nothing back itself. */
+            raise(SIGKILL);
+        }
+        EXPECT(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    }
+    close_pair(first);
+}
+
+static void fork_amid(void)
+{
+    made_amid = fork();
+}
+
+/* The handler of a signal may fork amid a fork. The inner child goes on with the outer fork, as it does with whatever was interrupted. */
+static void forks_amid_a_fork(void)
+{
+    for (int round = 0; round < 20; round++) {
+        struct pair p = connect_pair();
+        char bytes[8];
+        int status;
+        pid_t child;
+
+        EXPECT(send(p.near, "01x23", 5, 0) == 5);
+        EXPECT(viaduct_seek_recv(p.far, bytes, 1, MSG_WAITALL, 2) == 1 && bytes[0] == 'x');
+        made_amid = -1;
+        amid = fork_amid;
+        child = fork();
+        if (made_amid == 0)
+            /* The inner child, which has made one of its own, or that. */
+            _exit(child > 0 && (waitpid(child, &status, 0) != child || status));
+        if (child == 0)
+            _exit(!(viaduct_seek_recv(p.far, bytes, 1, 0, 1) == 1 && bytes[0] == '1'));
+        EXPECT(child > 0 && made_amid > 0);
+        EXPECT(waitpid(made_amid, &status, 0) == made_amid && status == 0);
+        EXPECT(waitpid(child, &status, 0) == child && status == 0);
+        EXPECT(in_order(p.far, bytes, 8, 0) == 3 && !memcmp(bytes, "023", 3));
+        close_pair(p);
+    }
+}
+
 static const struct check checks[] = {
     {"six_to_six", six_to_six},
     {"four_to_six", four_to_six},
@@ -198,11 +293,15 @@ static const struct check checks[] = {
     {"mapped_to_four", mapped_to_four},
     {"messages_over_six", messages_over_six},
     {"offsets_in_messages_over_six", offsets_in_messages_over_six},
+    {"first_searches_amid_a_fork", first_searches_amid_a_fork},
+    {"forks_amid_a_fork", forks_amid_a_fork},
     /* It leaves little room for others. */
     {"processes_in_other_namespaces", processes_in_other_namespaces},
 };
 
 int main(int argc, char **argv)
 {
+    /* Before the library has asked for the same, so that it has prepared when this is called. */
+    pthread_atfork(do_amid, NULL, NULL);
     return run_checks(checks, sizeof checks / sizeof *checks, argc, argv);
 }

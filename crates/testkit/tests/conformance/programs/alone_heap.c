@@ -1,0 +1,121 @@
+/* Where the heap is not to be asked for memory: somebody may be in it. By one program with both ends. */
+#include "check.h"
+
+void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t count, size_t size);
+void *__libc_realloc(void *place, size_t size);
+void *__libc_memalign(size_t alignment, size_t size);
+void __libc_free(void *place);
+static int counts, asked;
+
+/* Whatever takes the heap's lock, to give memory back too. Mappings are the kernel's. */
+void *malloc(size_t size)
+{
+    asked += counts;
+    return __libc_malloc(size);
+}
+
+void *calloc(size_t count, size_t size)
+{
+    asked += counts;
+    return __libc_calloc(count, size);
+}
+
+void *realloc(void *place, size_t size)
+{
+    asked += counts;
+    return __libc_realloc(place, size);
+}
+
+void *memalign(size_t alignment, size_t size)
+{
+    asked += counts;
+    return __libc_memalign(alignment, size);
+}
+
+void *aligned_alloc(size_t alignment, size_t size)
+{
+    return memalign(alignment, size);
+}
+
+int posix_memalign(void **place, size_t alignment, size_t size)
+{
+    *place = memalign(alignment, size);
+    return *place ? 0 : ENOMEM;
+}
+
+void free(void *place)
+{
+    asked += counts;
+    __libc_free(place);
+}
+
+/* Another thread of its parent's may have been in the heap when it was made. */
+static void a_child_asks_for_no_memory(void)
+{
+    struct pair p = make_pair();
+    char byte;
+    pid_t child = _Fork();
+
+    if (child == 0) {
+        counts = 1;
+        if (send(p.near, "x", 1, 0) != 1 || recv(p.near, &byte, 1, 0) != 1)
+            _exit(1);
+        _exit(asked != 0);
+    }
+    EXPECT(recv(p.far, &byte, 1, 0) == 1 && send(p.far, &byte, 1, 0) == 1);
+    EXPECT(exited_well(child));
+    close_pair(p);
+}
+
+/* A handler may have interrupted who was in the heap. */
+static void waits_ask_for_no_memory(void)
+{
+    struct pair p = make_pair();
+    struct pollfd entry = {p.far, POLLIN, 0};
+    fd_set set;
+
+    for (int round = 0; round < 2; round++) {
+        struct timeval time = {round, 1000};
+        struct timespec same = {round, 1000};
+        FD_ZERO(&set);
+        FD_SET(p.far, &set);
+        asked = 0;
+        counts = 1;
+        int selected = select(p.far + 1, &set, NULL, NULL, &time);
+        FD_SET(p.far, &set);
+        int again = pselect(p.far + 1, &set, NULL, NULL, &same, NULL);
+        int polled = poll(&entry, 1, 1 + 1000 * round);
+        counts = 0;
+        EXPECT(selected == round && again == round && polled == round);
+        EXPECT(asked == 0);
+        EXPECT(send(p.near, "x", 1, 0) == 1);
+    }
+    close_pair(p);
+}
+
+/* So may a handler that receives a socket, the first that comes. */
+static void a_socket_that_comes_asks_for_no_memory(void)
+{
+    struct pair p = make_pair();
+    int over[2], came = -1;
+    char byte, room[CMSG_SPACE(sizeof came)] __attribute__((aligned(8)));
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
+
+    EXPECT(socketpair(AF_UNIX, SOCK_STREAM, 0, over) == 0);
+    EXPECT(pass(over[0], p.near));
+    asked = 0;
+    counts = 1;
+    ssize_t got = recvmsg(over[1], &message, 0);
+    counts = 0;
+    EXPECT(got == 1 && CMSG_FIRSTHDR(&message) && asked == 0);
+    memcpy(&came, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof came);
+    EXPECT(send(came, "y", 1, 0) == 1 && recv(p.far, &byte, 1, 0) == 1 && byte == 'y');
+    close(came);
+    close(over[0]);
+    close(over[1]);
+    close_pair(p);
+}
+
+MAIN(ALONE(a_child_asks_for_no_memory), ALONE(waits_ask_for_no_memory), ALONE(a_socket_that_comes_asks_for_no_memory))
