@@ -89,10 +89,12 @@ extern "C" fn find(number: usize) -> *mut c_void {
     function
 }
 
-/// A thread is about to be cancelled: finds them now, as the C library does. That thread could wait for ever for the dynamic linker, where
-/// the caller is about to unload its library.
+/// A thread is about to be cancelled: finds them now, as the C library does, with the first. That thread could wait for ever for the dynamic linker,
+/// where the caller is about to unload its library.
 pub(crate) fn prepare() {
-    if scopes::open_for_us(c"libgcc_s.so.1").is_some() {
+    // Once: a later caller may be waited for by whoever has the linker's lock.
+    let found = |function: &AtomicPtr<c_void>| !function.load(Relaxed).is_null();
+    if !FUNCTION.iter().all(found) && scopes::open_for_us(c"libgcc_s.so.1").is_some() {
         for number in 0..NAMES.len() {
             find(number);
         }

@@ -144,6 +144,9 @@ extern "C" fn loaded() {
     for function in [&SEEK_RECV, &READABLE, &IS_STREAM] {
         function.find();
     }
+    // That they are not there is nothing that whoever has opened this library should find.
+    // SAFETY: what it returns is not used.
+    unsafe { libc::dlerror() };
 }
 
 #[used]

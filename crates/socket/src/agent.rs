@@ -417,15 +417,12 @@ fn attach(pair: &Pair, segment: Option<std::os::fd::BorrowedFd<'_>>, bell: i32) 
     let Some(conn) = records::by_id(pair.offer).filter(|conn| conn.may_attach()) else {
         return false;
     };
-    let Some(segment) = segment else {
-        // The kernel drops one for which the program may have no more numbers.
-        conn.refused(Reason::NoDescriptors, 5000);
-        return false;
-    };
     // What the program locks a lane is left out of by calls that it may have forbidden itself.
     let may_map = !viaduct_channel::is_locked() || !lifecycle::is_confined();
-    let Some(segment) = may_map.then(|| Segment::map(segment).ok()).flatten() else {
-        conn.refused(Reason::NoMemory, 5000);
+    let Some(segment) = segment.filter(|_| may_map).and_then(|fd| Segment::map(fd).ok()) else {
+        // The kernel drops one for which the program may have no more numbers.
+        let reason = segment.map_or(Reason::NoDescriptors, |_| Reason::NoMemory);
+        conn.refused(reason, 5000);
         return false;
     };
     let side = if pair.side == 0 { Side::First } else { Side::Second };

@@ -19,8 +19,7 @@ pub(crate) fn announce(conn: &'static Conn, id: u64) -> bool {
     !epoll::covers(conn) && ask(conn, id)
 }
 
-/// The next bytes must announce themselves. True if there are some already.
-pub(crate) fn ask(conn: &'static Conn, id: u64) -> bool {
+fn ask(conn: &'static Conn, id: u64) -> bool {
     let Some(guard) = conn.own_receive(id) else {
         return false;
     };

@@ -79,8 +79,9 @@ pub struct Conn {
     pub(crate) announcer: AtomicU32,
     pub(crate) stalled_at: AtomicU64,
     pub(crate) stuck_at: AtomicU64,
-    /// Since when, in nanoseconds.
+    /// Since when, in nanoseconds, and when the peer was asked last whether it is there.
     pub(crate) stuck_since: AtomicU64,
+    pub(crate) probed_at: AtomicU64,
     /// Since when, in nanoseconds, a sender has waited for what a peer gives back.
     pub(crate) rest_awaited_since: AtomicU64,
     pub(crate) segment_name: AtomicU64,
@@ -132,6 +133,7 @@ impl Conn {
             stalled_at: AtomicU64::new(0),
             stuck_at: AtomicU64::new(0),
             stuck_since: AtomicU64::new(0),
+            probed_at: AtomicU64::new(0),
             rest_awaited_since: AtomicU64::new(0),
             segment: SegmentCell::empty(),
             segment_name: AtomicU64::new(0),
@@ -177,6 +179,7 @@ impl Conn {
             &self.stalled_at,
             &self.stuck_at,
             &self.stuck_since,
+            &self.probed_at,
             &self.rest_awaited_since,
             &self.segment_name,
             &self.receive_timeout_ns,

@@ -20,7 +20,7 @@ pub(crate) use crate::epoll_set::{
 use crate::lock::Guard;
 use crate::pace::Bound;
 use crate::sys::{Errno, raw};
-use crate::{demote, epoll_back, lodgers, lone, ready, table};
+use crate::{demote, lodgers, lone, ready, table};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::fence;
 use libc::{EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP};
@@ -46,7 +46,6 @@ pub fn created(fd: i32) {
         set.sleepers.store(0, Relaxed);
         set.waited.store(false, Relaxed);
         set.nested.store(false, Relaxed);
-        set.kept.store(false, Relaxed);
         set.shared.store(false, Relaxed);
         set.inherited.store(false, Relaxed);
         set.crowded.store(false, Relaxed);
@@ -212,9 +211,6 @@ pub(crate) fn added(
     begin(set, number, member, events, data);
     if set.nested.load(Relaxed) || set.inherited.load(Relaxed) {
         demote::ban(conn, Reason::UnseenWait);
-        if set.nested.load(Relaxed) {
-            epoll_back::keep(set, number, member, conn);
-        }
     } else if conn.phase() == Phase::Attached {
         emulate(set, number, member);
     }

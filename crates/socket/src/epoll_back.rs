@@ -1,110 +1,38 @@
 //! Registrations that the kernel gets back as the program made them: of sets that are waited for unseen, and of connections that end before their
 //! sockets do.
 
-use crate::conn::{Conn, Phase};
-use crate::epoll::{emulate, for_each_membership, register, registrations, remove, unregister};
-use crate::epoll_set::{EMULATED, FIRED, Member, NOBODY, PARKED, SET, Set, member, set, set_links, tag};
-use crate::sys::raw;
-use crate::{announce, bell, demote, lone, ready, receive, records};
-use core::sync::atomic::AtomicBool;
-use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release, SeqCst};
+use crate::conn::Conn;
+use crate::epoll::{for_each_membership, register, registrations, remove, unregister};
+use crate::epoll_set::{EMULATED, FIRED, Member, NOBODY, PARKED, Set, member, set, set_links, tag};
+use crate::{demote, lone, records};
+use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 use libc::EPOLLONESHOT;
 use viaduct_control::Reason;
 
-/// Some set may have members that [`keep`] kept.
-static KEPT: AtomicBool = AtomicBool::new(false);
-
-/// The set is waited for in a way that Viaduct cannot look into (through another set, or by poll): its members stay on TCP. Called before each such
-/// wait that is seen.
+/// The set is waited for in a way that Viaduct cannot look into (through another set, or by poll): its members stay on TCP.
 pub(crate) fn nest(index: usize) {
     let Some(set) = set(index) else { return };
     if set.nested.swap(true, AcqRel) {
-        return tell_kernel(set);
+        return;
     }
     records::all()
         .filter(|conn| conn.lone.may_be_in(set))
         .for_each(|conn| _ = lone::settle(conn));
-    let Some(owner) = set.own() else { return };
-    for (number, member) in members(set) {
+    let Some(_owner) = set.own() else { return };
+    for (number, member) in set
+        .members
+        .iter(set_links)
+        .filter_map(|number| Some((number, member(number)?)))
+    {
         if member.has(PARKED) {
             unregister(set, member);
             continue;
         }
-        match member.conn() {
-            Some(conn) => {
-                demote::ban(conn, Reason::UnseenWait);
-                keep(set, number, member, conn);
-            }
-            None => hand_back(set, number, member),
+        hand_back(set, number, member);
+        if let Some(conn) = member.conn() {
+            demote::ban(conn, Reason::UnseenWait);
         }
     }
-    drop(owner);
-    tell_kernel(set);
-}
-
-/// A member of a nested set whose connection has been banned: its registration is the kernel's from now on, but as long as the lane has bytes, which
-/// only the peer could bring to the kernel, it is ours. The set is owned.
-pub(crate) fn keep(set: &'static Set, number: u32, member: &'static Member, conn: &'static Conn) {
-    let id = conn.id();
-    let unread = || {
-        // Those that were put for bytes of the lane would look like bytes to the kernel. First: the next one is wanted.
-        receive::clear_marks(conn, id);
-        announce::ask(conn, id)
-    };
-    if conn.phase() != Phase::Attached || !unread() {
-        return hand_back(set, number, member);
-    }
-    set.kept.store(true, Relaxed);
-    KEPT.store(true, Release);
-    if member.has(EMULATED) {
-        set.heat(number, member);
-    } else {
-        emulate(set, number, member);
-    }
-}
-
-/// Before a wait that may be for a set which is in another one.
-#[inline]
-pub(crate) fn tell_of_kept() {
-    if KEPT.load(Relaxed) {
-        tell_of_all();
-    }
-}
-
-#[cold]
-fn tell_of_all() {
-    KEPT.store(false, SeqCst);
-    SET.iter()
-        .filter(|set| set.used.load(Relaxed) && set.nested.load(Relaxed))
-        .for_each(tell_kernel);
-}
-
-/// Has the kernel show a nested set as readable just when a member that is ours is ready, by the set's bell, and gives those back that are read.
-fn tell_kernel(set: &'static Set) {
-    if !set.kept.load(Relaxed) {
-        return;
-    }
-    let Some(owner) = set.own() else { return };
-    set.kept.store(false, Relaxed);
-    let bell = bell::numbered(set.bell_number());
-    if let Some(bell) = bell {
-        // First: a peer may ring it any time.
-        raw::eventfd_reset(bell.fd());
-    }
-    let mut due = false;
-    for (number, member) in members(set).filter(|(_, member)| member.has(EMULATED)) {
-        let Some(conn) = member.conn() else { continue };
-        keep(set, number, member, conn);
-        due |= member.has(EMULATED) && ready::is_due(&owner, member, conn);
-    }
-    if let Some(bell) = bell.filter(|_| due) {
-        let _ = raw::eventfd_ring(bell.fd());
-    }
-}
-
-fn members(set: &'static Set) -> impl Iterator<Item = (u32, &'static Member)> {
-    let numbers = set.members.iter(set_links);
-    numbers.filter_map(|number| Some((number, member(number)?)))
 }
 
 /// The kernel has the program's registration again. The set is owned.
@@ -143,7 +71,7 @@ pub(crate) fn leave(conn: &'static Conn) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::epoll_set::{HOT, MEMBERS, SETS};
+    use crate::epoll_set::{HOT, MEMBERS, SET, SETS};
 
     #[test]
     fn what_the_kernel_gets_back_is_not_told_from_the_lane_as_well() {

@@ -212,7 +212,7 @@ fn change_ours(
             }
         }
         libc::EPOLL_CTL_DEL if flags & (EMULATED | PARKED) == EMULATED => {
-            if exclusive || set.shared.load(Relaxed) || set.nested.load(Relaxed) {
+            if exclusive || set.shared.load(Relaxed) {
                 return None;
             }
             member.change(0, PARKED);

@@ -78,8 +78,6 @@ pub(crate) struct Set {
     pub(crate) waited: AtomicBool,
     /// Waited for through another set, which cannot be seen into.
     pub(crate) nested: AtomicBool,
-    /// Nested, and some members may be ours for what stands unread in their lanes.
-    pub(crate) kept: AtomicBool,
     /// Another process has the set too, and must not find registrations in it that no program made.
     pub(crate) shared: AtomicBool,
     /// Shared with the parent since a fork. The parent would not know what to make of a registration that this process takes over.
@@ -107,7 +105,6 @@ pub(crate) static SET: [Set; SETS] = [const {
         sleepers: AtomicU32::new(0),
         waited: AtomicBool::new(false),
         nested: AtomicBool::new(false),
-        kept: AtomicBool::new(false),
         shared: AtomicBool::new(false),
         inherited: AtomicBool::new(false),
         forks: AtomicBool::new(false),

@@ -5,7 +5,7 @@ use crate::lock::Guard;
 use crate::pace::{Bound, Naps};
 use crate::spin::Spinner;
 use crate::sys::{self, Events, raw};
-use crate::{agent, cancel, epoll_back, ready, real, recall, shelf};
+use crate::{agent, cancel, ready, real, recall, shelf};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// While lanes keep a set busy, the kernel's own events are fetched at least this often, in microseconds.
@@ -50,7 +50,6 @@ pub fn begin(index: usize) -> Wait {
         agent::deliver();
     }
     shelf::empty();
-    epoll_back::tell_of_kept();
     let Some(set) = epoll::set(index) else {
         return Wait::Unknown;
     };

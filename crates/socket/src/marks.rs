@@ -12,9 +12,6 @@ use viaduct_stream::{Incoming, MARK_BELL, Mode, Outgoing, Source};
 /// How long an end that closes waits for a mark that its peer is putting: some time slices, which a preempted peer may take to go on.
 const MARKING_NS: u64 = 20_000_000;
 
-/// How often a peer is probed that may be gone unseen.
-const PROBE_NS: u64 = 1_000_000_000;
-
 /// What the marks on the kernel connection said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Marks {
@@ -205,21 +202,23 @@ fn met_marks_only(conn: &Conn, incoming: &Incoming<'_>, errno: Errno) -> bool {
 }
 
 /// The kernel tells waits of an error: finds out whether the program is to be told. Left to the kernel where it is in any case.
+///
+/// # Errors
+/// The program is to be told of this one, which the kernel has forgotten.
 #[cold]
-pub(crate) fn learn_of_error(conn: &Conn) {
+pub(crate) fn learn_of_error(conn: &Conn) -> Result<(), Errno> {
     let Some(segment) = conn.segment(&conn).filter(|_| !conn.flag(conn::DEAD)) else {
-        return;
+        return Ok(());
     };
     let incoming = Incoming::new(segment.receiver(conn.side()));
     if incoming.peer_means_reset() || !peer_took_all(conn) {
-        return;
+        return Ok(());
     }
-    if let Err(errno) = kernel::take_error(conn.fd()) {
+    kernel::take_error(conn.fd()).or_else(|errno| {
         conn.set_flag(conn::PEER_FIN | conn::DEAD, true);
-        if !met_marks_only(conn, &incoming, errno) {
-            conn.set_error(errno);
-        }
-    }
+        let marks_only = met_marks_only(conn, &incoming, errno);
+        if marks_only { Ok(()) } else { Err(errno) }
+    })
 }
 
 /// Whether the peer has received all that was sent to it.
@@ -253,7 +252,7 @@ pub(crate) fn check_peer(conn: &Conn, owner: &Guard<'_>) -> Result<(), Errno> {
         conn.set_flag(conn::PEER_FIN, true);
     }
     if events & (libc::POLLERR | libc::POLLHUP) != 0 {
-        learn_of_error(conn);
+        learn_of_error(conn)?;
         if conn.flag(conn::QUIET_END) {
             return Ok(());
         }
@@ -281,10 +280,12 @@ pub(crate) fn probe_peer(conn: &Conn, owner: &Guard<'_>) -> Result<(), Errno> {
 /// not receive: the mark makes the kernel of a peer that is gone answer with RST. At most one a second, for a living peer that does not read keeps them.
 #[cold]
 pub(crate) fn probe_behind_bytes(conn: &Conn, out: &Outgoing<'_>) {
-    if !conn.flag(conn::PEER_FIN) && raw::poll_now(conn.fd(), libc::POLLIN) & libc::POLLIN != 0 {
-        conn.not_stuck_for(PROBE_NS);
-        // Told of by the next look.
-        unless_closing(conn, out, || send::mark(conn, MARK_BELL));
+    let may_be_hidden = !conn.flag(conn::PEER_FIN) && raw::poll_now(conn.fd(), libc::POLLIN) & libc::POLLIN != 0;
+    if may_be_hidden
+        && conn.is_due_for_probe()
+        && let Some(Err(errno)) = unless_closing(conn, out, || send::mark(conn, MARK_BELL))
+    {
+        found_broken(conn, errno);
     }
 }
 

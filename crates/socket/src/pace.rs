@@ -11,6 +11,8 @@ const UNCHECKED: u32 = 3;
 const STREAK: u32 = 64;
 /// A lane in which nothing moves for so many nanoseconds is stuck, and no sleep for room in one is longer.
 pub(crate) const STUCK_NS: u64 = 20_000_000;
+/// How often a peer is probed that may be gone unseen, in nanoseconds.
+const PROBE_NS: u64 = 1_000_000_000;
 /// The first sleep for room in a lane whose receiver has no means to ring, in nanoseconds.
 const FIRST_NAP_NS: u64 = 50_000;
 
@@ -129,9 +131,14 @@ impl Conn {
         now.saturating_sub(self.stuck_since.load(Relaxed)) >= STUCK_NS
     }
 
-    /// The receiver is not stuck for so many nanoseconds, even if nothing moves.
-    pub(crate) fn not_stuck_for(&self, ns: u64) {
-        self.stuck_since.store(sys::now_ns().saturating_add(ns), Relaxed);
+    /// Whether a peer that may be gone unseen was last probed a second ago; if so, it is now.
+    pub(crate) fn is_due_for_probe(&self) -> bool {
+        let now = sys::now_ns();
+        let due = now.saturating_sub(self.probed_at.load(Relaxed)) >= PROBE_NS;
+        if due {
+            self.probed_at.store(now, Relaxed);
+        }
+        due
     }
 
     /// Whether the last stall is long enough ago to try the lane again.

@@ -231,8 +231,8 @@ fn stirs(conn: &'static Conn, events: i16) -> bool {
     look(conn, events & (IN | OUT), false).is_none_or(|mask| mask != 0)
 }
 
-/// Whether the kernel may have anything to say of a descriptor that is to be told.
-fn has_news(fd: c_int) -> bool {
+/// Whether the kernel may say anything of a descriptor that the program is to be told.
+fn may_be_told_of(fd: c_int) -> bool {
     fd >= 0 && !attached(fd).is_some_and(|conn| conn.flag(conn::QUIET_END))
 }
 
@@ -241,7 +241,10 @@ fn has_news(fd: c_int) -> bool {
 fn prepare<'s>(entries: &[pollfd], shadow: &'s mut [pollfd]) -> &'s mut [pollfd] {
     let bell = bell::known_of_thread().map_or(-1, bell::Bell::fd);
     let mut count = 0;
-    for (place, entry) in shadow.iter_mut().zip(entries.iter().filter(|entry| has_news(entry.fd))) {
+    for (place, entry) in shadow
+        .iter_mut()
+        .zip(entries.iter().filter(|entry| may_be_told_of(entry.fd)))
+    {
         let events = match attached(entry.fd) {
             // Room on the kernel connection only counts where it carries the bytes.
             Some(conn) if crate::demote::sends_raw(conn, conn.id()) => entry.events,

@@ -75,7 +75,7 @@ pub(crate) fn attached(
 ) -> isize {
     let total = vector.len();
     if total == 0 {
-        return direct();
+        return if conn.flag(conn::QUIET_END) { 0 } else { direct() };
     }
     if vector.is_nowhere() {
         return sys::fail(libc::EFAULT);

@@ -98,12 +98,10 @@ impl Forking {
         }
     }
 
-    /// In the parent: the fork that has begun last has ended. Answers its note.
-    fn end(&self) -> Option<&Note> {
-        let note = self.note();
+    /// In the parent: the fork that has begun last has ended. Its note is another's from now on, even a handler's.
+    fn end(&self) {
         // Saturating: a handler may have been the first to search.
         self.depth.set(self.depth.get().saturating_sub(1));
-        note
     }
 
     /// In the child: a fork that was interrupted by the one that has made it, and that it goes on with, is its own.
@@ -246,25 +244,28 @@ impl Family {
 
     /// In a parent: says who the child is, lest it be killed before it does. If there is none, its place is free again.
     pub(super) fn made(&'static self, forget: impl Fn(&Places)) {
-        let Some(note) = thread::this().forking.end() else {
+        let forking = &thread::this().forking;
+        let noted = forking
+            .note()
+            .map(|note| (note.place(), note.content.get(), note.before.get()));
+        forking.end();
+        let Some((expected, content, before)) = noted else {
             return;
         };
-        let expected = note.place();
-        note.place.set(0);
-        let has_not_arrived = |place: &usize| self.content(*place) == note.content.get();
+        let has_not_arrived = |place: &usize| self.content(*place) == content;
         // Asked without the table, which the child needs.
         let Some(place) = expected.filter(has_not_arrived) else {
             return;
         };
         // Who could not ask before cannot tell which child is new.
-        let Some(latest) = latest_child().filter(|_| note.before.get() != UNTOLD) else {
+        let Some(latest) = latest_child().filter(|_| before != UNTOLD) else {
             return;
         };
         let Some(_guard) = self.own().filter(|_| has_not_arrived(&place)) else {
             return;
         };
         // No new one: it could not be made, or has ended and is forgotten.
-        if latest == note.before.get() || self.find(latest).is_some() {
+        if latest == before || self.find(latest).is_some() {
             forget(&only(place));
             self.put(place, 0);
         } else {

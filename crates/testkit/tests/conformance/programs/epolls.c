@@ -275,34 +275,6 @@ static void nested(void)
     step();
 }
 
-/* What came before anybody looked into the set from outside, by a peer that is in no socket call since. */
-static void nested_with_bytes_unread(void)
-{
-    int inner = epoll_create1(0), outer = epoll_create1(0), plain = epoll_create1(0);
-
-    /* Nor does the far end wait for it, so that only the lane tells. */
-    NEAR(R(send(s, "x", 1, 0)));
-    FAR(ALL(s, 1); sleep_ms(15));
-    NEAR(R(send(s, "abcd", 4, 0)));
-    FAR(R(watch(inner, s, EPOLLIN | EPOLLRDHUP)); once(inner, 1000);
-        POLL(inner, POLLIN, 0); once(inner, 0); POLL(inner, POLLIN, 0); GET(s, 1, 0); POLL(inner, POLLIN, 0);
-        R(watch(outer, inner, EPOLLIN)); once(outer, 0); once(inner, 0); once(outer, 0); R(watch(plain, s, EPOLLIN)); once(plain, 0);
-        R(epoll_ctl(inner, EPOLL_CTL_DEL, s, NULL)); POLL(inner, POLLIN, 0); once(outer, 0);
-        R(watch(inner, s, EPOLLIN | EPOLLET)); once(outer, 0); once(inner, 0); POLL(inner, POLLIN, 0); once(outer, 0);
-        R(change(inner, s, EPOLLIN | EPOLLONESHOT)); once(outer, 0); once(inner, 0); POLL(inner, POLLIN, 0); once(inner, 0);
-        R(change(inner, s, EPOLLIN)); once(outer, 0); ALL(s, 3); POLL(inner, POLLIN, 0); once(outer, 0); once(inner, 0));
-    if (is_near) {
-        sleep_ms(20);
-        R(send(s, "e", 1, 0));
-    } else {
-        once(outer, 1000);
-        once(inner, 0);
-        GET(s, 1, 0);
-        once(outer, 0);
-    }
-    step();
-}
-
 /* Some wait in the set already. */
 static void nested_under_waiters(void)
 {
@@ -535,7 +507,7 @@ static void a_receiver_beside_a_sleeper_without_room(void)
 MAIN(JOINED(level), JOINED(edge), JOINED(edge_read_until_empty), JOINED(edge_read_until_short), JOINED(edge_while_waiting), JOINED(edge_for_both),
      JOINED(room), JOINED(room_by_level), JOINED(one_shot), JOINED(one_shot_edge), JOINED(one_shot_at_the_end),
      JOINED(exclusive), JOINED(waiting_threads_share_a_set), JOINED(nested), JOINED(nested_under_waiters),
-     JOINED(nested_edge), JOINED(nested_exclusive), JOINED(nested_with_bytes_unread),
+     JOINED(nested_edge), JOINED(nested_exclusive),
      JOINED(set_polled_and_selected), JOINED(closed_in_a_set), JOINED(closed_but_for_a_copy),
      JOINED(number_taken_over_by_a_pipe), JOINED(copies_in_one_set), JOINED(in_two_sets), JOINED(errors_of_control),
      JOINED(errors_of_waits), JOINED(a_receiver_beside_a_sleeper),

@@ -6,13 +6,13 @@
 #include <sys/un.h>
 
 void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t count, size_t size);
+void *__libc_realloc(void *place, size_t size);
 static int asked;
 
-void *malloc(size_t size)
-{
-    asked++;
-    return __libc_malloc(size);
-}
+void *malloc(size_t size) { return asked++, __libc_malloc(size); }
+void *calloc(size_t count, size_t size) { return asked++, __libc_calloc(count, size); }
+void *realloc(void *place, size_t size) { return asked++, __libc_realloc(place, size); }
 
 /* The program may have forbidden itself most system calls by then, or be in a handler that has interrupted the heap. */
 static void a_first_search_asks_for_little(void)
