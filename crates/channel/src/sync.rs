@@ -205,6 +205,20 @@ mod imp {
             let _ = at;
             n
         }
+
+        /// Has the processor take the cache line of a byte for itself, which is about to be written.
+        #[inline(always)]
+        pub(crate) fn prefetch_to_write(&self, block: usize, offset: usize) {
+            let (at, _) = self.locate(block, offset);
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            // SAFETY: a hint, which no address makes fail, and which processors that do not know it pass over. The intrinsic becomes a hint to
+            // read unless all of the program is compiled for processors that do.
+            unsafe {
+                core::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
+            }
+            #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+            let _ = at;
+        }
     }
 }
 
@@ -290,5 +304,8 @@ mod imp {
         pub(crate) fn prefetch(&self, _block: usize, _offset: usize, len: usize) -> usize {
             len
         }
+
+        /// As above.
+        pub(crate) fn prefetch_to_write(&self, _block: usize, _offset: usize) {}
     }
 }

@@ -133,6 +133,10 @@ fn look(conn: &'static Conn, id: u64, dest: Dest<'_>, flags: c_int, may_rest: bo
     if readable == 0 {
         return Look::Nothing;
     }
+    if !conn.only_receives() {
+        // An answer comes next, most likely, and whoever sent this has read what we sent last: the line is fetched while the program works.
+        segment.sender(conn.side()).prefetch();
+    }
     if readable < dest.len() && (flags & libc::MSG_WAITALL != 0 || Incoming::new(lane).sender_leaves()) {
         return Look::Elsewhere;
     }
