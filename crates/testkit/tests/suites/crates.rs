@@ -4,6 +4,7 @@
 
 use crate::{Outcomes, compare};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use viaduct_testkit::{Instance, Launch, Mode};
 
@@ -45,8 +46,10 @@ const KNOWN: &[(&str, &str)] = &[
     ("first_cannot_wake_second", READS_ITS_CLOCK_LATE),
 ];
 
-/// The source of a published crate.
+/// The source of a published crate. Tests that run beside one another fetch once.
 fn source(name: &str) -> PathBuf {
+    static FETCHING: Mutex<()> = Mutex::new(());
+    let _alone = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("crates");
     let sources = place.join("vendor");
     if !sources.join(name).is_dir() {
