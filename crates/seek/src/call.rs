@@ -147,6 +147,9 @@ extern "C" fn loaded() {
     // That they are not there is nothing that whoever has opened this library should find.
     // SAFETY: what it returns is not used.
     unsafe { libc::dlerror() };
+    if SEEK_RECV.find().is_null() {
+        plain::loaded();
+    }
 }
 
 #[used]

@@ -53,6 +53,8 @@ struct Shared {
     reach: AtomicU32,
     /// What the trees of holes are drawn by; 0 until the first is needed.
     seed: AtomicU64,
+    /// Owned by who looks for the area of a socket that has no record, and claims one if there is none.
+    claiming: AtomicU32,
     family: Family,
 }
 
@@ -179,6 +181,11 @@ fn all(shared: &'static Shared) -> impl Iterator<Item = (u32, &'static Area)> {
 pub(super) fn find(identity: u64) -> Option<u32> {
     let same = |(_, area): &(u32, &Area)| area.identity.load(Relaxed) == identity;
     all(known()?).find(same).map(|(reference, _)| reference)
+}
+
+/// Excludes others that look for a socket's area, lest two get one each for the same. `None`: there is no memory.
+pub(super) fn claiming() -> Option<&'static AtomicU32> {
+    Some(&known()?.claiming)
 }
 
 /// The references of areas whose sockets this process knows by descriptors. Touches no others, which would be faults of each child.

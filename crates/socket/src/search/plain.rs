@@ -23,7 +23,6 @@ const DESCRIPTORS: usize = 1 << 16;
 
 /// The reference of each descriptor's area; 0 for none.
 static KNOWN: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
-static STARTED: AtomicU32 = AtomicU32::new(0);
 
 /// Receives from the socket `fd`, from `offset` unread bytes after the head on.
 ///
@@ -129,8 +128,9 @@ fn socket(fd: c_int) -> Result<Socket, Errno> {
 #[cold]
 fn first(fd: c_int, identity: u64, place: &'static AtomicU32) -> Result<(), Errno> {
     check_socket(fd)?;
-    start();
-    let _one_at_a_time = lock::acquire(&CLAIMING).ok_or(libc::EAGAIN)?;
+    area::share();
+    let claiming = area::claiming().ok_or(libc::ENOBUFS)?;
+    let _one_at_a_time = lock::acquire(claiming).ok_or(libc::EAGAIN)?;
     if area::numbered(place.load(Acquire)).is_some_and(|area| area.identity.load(Relaxed) == identity) {
         // Another thread was first.
         return Ok(());
@@ -182,8 +182,6 @@ pub(super) fn check_socket(fd: c_int) -> Result<(), Errno> {
     }
 }
 
-static CLAIMING: AtomicU32 = AtomicU32::new(0);
-
 /// Forgets what a descriptor stood for; `None` if somebody in a call on it has what is kept, and `own` does not wait.
 fn release(place: &AtomicU32, own: fn(&'static AtomicU32) -> Option<Guard<'static>>) -> Option<()> {
     let reference = place.load(Relaxed);
@@ -233,24 +231,21 @@ fn sweep() {
     }
 }
 
-/// Before the first search: has `fork` tell us.
-fn start() {
-    if STARTED.load(Relaxed) == 0 && STARTED.swap(1, Relaxed) == 0 {
-        area::share();
-        sys::at_fork(before_fork, area::after_fork_in_parent, after_fork_in_child);
-    }
+/// Has `fork` tell us, also before the first search.
+pub fn loaded() {
+    sys::at_fork(before_fork, area::after_fork_in_parent, after_fork_in_child);
 }
 
 /// The child will know each socket that its parent knows.
 fn before_fork() {
+    // What either process will search later, both must see.
+    area::share();
     let mut child = Child::begin();
     area::known_by_descriptors().for_each(|reference| child.expect(reference));
 }
 
-/// In a forked child: no thread is within [`first`].
 fn after_fork_in_child() {
     lock::after_fork();
-    CLAIMING.store(0, Relaxed);
     area::after_fork_in_child();
     area::known_by_descriptors().for_each(area::arrive);
 }

@@ -299,9 +299,15 @@ static const struct check checks[] = {
     {"processes_in_other_namespaces", processes_in_other_namespaces},
 };
 
+/* Before the library has asked for the same, so that it has prepared when this is called. */
+static void ask_first(void)
+{
+    pthread_atfork(do_amid, NULL, NULL);
+}
+
+__attribute__((section(".preinit_array"), used)) static void (*const before_libraries)(void) = ask_first;
+
 int main(int argc, char **argv)
 {
-    /* Before the library has asked for the same, so that it has prepared when this is called. */
-    pthread_atfork(do_amid, NULL, NULL);
     return run_checks(checks, sizeof checks / sizeof *checks, argc, argv);
 }
