@@ -236,6 +236,10 @@ where
 /// Makes a send that only TCP can carry.
 #[cold]
 pub(crate) fn send_on_tcp(conn: &'static Conn, reason: Reason, direct: impl FnOnce() -> isize) -> isize {
+    if conn.flag(conn::SHUT_WRITE) {
+        // Nothing brings the direction back behind its FIN, and the kernel refuses whatever is sent.
+        return direct();
+    }
     ban(conn, reason);
     let id = conn.id();
     let raw = patiently(|| {
@@ -245,7 +249,12 @@ pub(crate) fn send_on_tcp(conn: &'static Conn, reason: Reason, direct: impl FnOn
             end_stretch(conn, &guard, segment, reason);
         }
         send::serve(conn);
-        sends_raw(conn, id)
+        conn.flag(conn::DEAD) || sends_raw(conn, id)
     });
-    if raw { direct() } else { sys::fail(libc::EAGAIN) }
+    match conn.take_error() {
+        0 if raw => direct(),
+        0 => sys::fail(libc::EAGAIN),
+        // The mark that ends the stretch was told in place of the program.
+        errno => sys::fail(errno),
+    }
 }

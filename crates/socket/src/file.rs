@@ -35,6 +35,8 @@ pub fn send(
             Err(errno) => return sys::fail(errno),
         },
     };
+    // Once: a descriptor that is closed meanwhile may leave the record to another connection.
+    let id = conn.id();
     let mut done = 0;
     let mut errno = 0;
     let mut buffer = [0_u8; STEP];
@@ -43,7 +45,7 @@ pub fn send(
     while done < count {
         let at = from + off_t::try_from(done).unwrap_or(off_t::MAX);
         if in_place {
-            match put_in_place(conn, input, at, count - done) {
+            match put_in_place(conn, id, input, at, count - done) {
                 Ok(0) => {}
                 Ok(sent) => {
                     done += sent;
@@ -66,7 +68,7 @@ pub fn send(
             iov_base: buffer.as_mut_ptr().cast(),
             iov_len: read,
         }];
-        let sent = sending::attached(conn, conn.id(), Vector::own(&part), 0, 0, || sys::fail(libc::EAGAIN));
+        let sent = sending::attached(conn, id, Vector::own(&part), 0, 0, || sys::fail(libc::EAGAIN));
         let Ok(sent) = usize::try_from(sent) else {
             errno = sys::errno();
             break;
@@ -90,9 +92,9 @@ pub fn send(
 
 /// Sends what is in memory of a file, which the kernel copies to where it belongs in the lane. Answers how many bytes; 0: there is no room, or the
 /// file is to be waited for, which must not be done while the direction is owned.
-fn put_in_place(conn: &'static Conn, input: c_int, at: off_t, len: usize) -> Result<usize, Errno> {
+fn put_in_place(conn: &'static Conn, id: u64, input: c_int, at: off_t, len: usize) -> Result<usize, Errno> {
     let mut read = Ok(0);
-    let sent = at_once::send_by(conn, conn.id(), len.min(PIECE), |places| {
+    let sent = at_once::send_by(conn, id, len.min(PIECE), |places| {
         read = raw::pread_at_once(input, places, at);
         read.unwrap_or(0)
     });

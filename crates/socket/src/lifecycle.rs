@@ -447,6 +447,10 @@ pub fn to_background(conn: &'static Conn) -> bool {
 
 /// The program has the kernel send the socket bytes; false if that direction is still on a lane.
 pub fn sends_by_kernel(conn: &'static Conn) -> bool {
+    // Behind its FIN the kernel refuses everything.
+    if conn.flag(conn::SHUT_WRITE) {
+        return true;
+    }
     demote::ban(conn, Reason::Splice);
     demote::sends_raw(conn, conn.id())
 }

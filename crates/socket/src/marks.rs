@@ -291,7 +291,8 @@ pub(crate) fn probe_behind_bytes(conn: &Conn, out: &Outgoing<'_>) {
 
 /// Once, when the peer's FIN has been seen: is it gone without having received all that was sent to it on the lane? TCP would have ended with
 /// RST then; but a peer that was killed, or whose last holder did not know that it was the last, leaves its kernel unaware of lane
-/// bytes. One that has only closed its own direction still reads. Its kernel tells which it is: it answers a bell with RST.
+/// bytes. One that has only closed its own direction still reads. Its kernel tells which it is: it answers a bell with RST. So it does where the
+/// program has shut both directions down, and may still read: a peer that says so itself is not asked, and resets by itself when it closes.
 pub(crate) fn look_behind_fin(conn: &Conn) {
     if let Some(guard) = conn.try_own_send() {
         look_behind(conn, &guard);
@@ -306,7 +307,9 @@ pub(crate) fn look_behind(conn: &Conn, owner: &Guard<'_>) {
     conn.set_flag(conn::FIN_PROBED, true);
     let unread = conn.segment(owner).is_some_and(|segment| {
         let lane = segment.sender(conn.side());
-        Outgoing::new(lane).mode() == Mode::Lane && lane.in_flight() > 0
+        let out = Outgoing::new(lane);
+        let closes = || out.peer_closes(|| Incoming::new(segment.receiver(conn.side())));
+        out.mode() == Mode::Lane && lane.in_flight() > 0 && !closes()
     });
     if unread {
         if let Err(errno) = send::mark(conn, MARK_BELL) {

@@ -54,6 +54,8 @@ fn attached(fd: c_int) -> Option<&'static Conn> {
     table::connection(fd).filter(|conn| conn.phase() == Phase::Attached)
 }
 
+/// How often, in microseconds, the kernel is asked for connections that are not ready beside others that are.
+const CHECK_US: u64 = 20;
 /// How long a wait sleeps that only hears of ends it has not asked for.
 const END_NAP_NS: u64 = 1_000_000;
 
@@ -147,7 +149,7 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
         let ready = glance(entries, shadow, false)?;
         if ready > 0 || how.timeout_ns == Some(0) {
             return if ready > 0 {
-                Ok(ready)
+                Ok(ask_for_others(entries, shadow, ready))
             } else {
                 at_once(entries, shadow, how.mask)
             };
@@ -225,6 +227,33 @@ fn at_once(entries: &mut [pollfd], shadow: &mut [pollfd], mask: *const libc::sig
         real::ppoll_masked(&mut [], Some(&sys::timespec(0)), mask)?;
     }
     Ok(ready)
+}
+
+/// Where entries are ready nobody sleeps, and as long as that goes on only this tells of ends of other connections, and of what comes by TCP after
+/// a lane: the kernel is asked for those without bytes, now and then. Answers how many entries are ready then; so far `ready` are.
+fn ask_for_others(entries: &mut [pollfd], shadow: &mut [pollfd], ready: usize) -> usize {
+    let mut due = false;
+    for (place, entry) in shadow.iter_mut().zip(entries.iter()) {
+        let quiet = attached(entry.fd).filter(|_| entry.revents & IN == 0 && may_be_told_of(entry.fd));
+        due |= quiet.is_some_and(|conn| conn.due_for_check(CHECK_US));
+        *place = pollfd {
+            fd: if quiet.is_some() { entry.fd } else { -1 },
+            events: entry.events & (IN | POLLPRI | POLLRDHUP),
+            revents: 0,
+        };
+    }
+    let shadow = shadow.get_mut(..entries.len()).unwrap_or(&mut []);
+    if !due || real::ppoll_masked(shadow, Some(&sys::timespec(0)), core::ptr::null()).unwrap_or(0) == 0 {
+        return ready;
+    }
+    for (entry, place) in entries.iter_mut().zip(shadow) {
+        if place.revents != 0
+            && let Some(conn) = attached(entry.fd)
+        {
+            entry.revents = look(conn, entry.events, true).unwrap_or(0);
+        }
+    }
+    entries.iter().filter(|entry| entry.revents != 0).count()
 }
 
 fn stirs(conn: &'static Conn, events: i16) -> bool {

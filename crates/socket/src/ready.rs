@@ -70,6 +70,9 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, mut kernel:
     }
     if conn.flag(conn::PEER_FIN) {
         mask |= RDHUP;
+        if conn.flag(conn::SHUT_WRITE) {
+            mask |= HUP | OUT;
+        }
     }
     if conn.has_error() {
         // Which the kernel tells no more.

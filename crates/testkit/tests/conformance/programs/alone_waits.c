@@ -476,9 +476,34 @@ static void low_water_mark(void)
     close_pair(p);
 }
 
+/* A wait that always finds something tells of the others, too: of an end, and of what comes by TCP after a lane. */
+static void others_are_seen_beside_room(void)
+{
+    for (int how = 0; how < 2; how++) {
+        struct pair roomy = make_pair(), other = make_pair();
+        struct pollfd wait[2] = {{roomy.near, POLLOUT, 0}, {other.near, POLLIN, 0}};
+        double began = now();
+        int ends[2];
+
+        EXPECT(poll(wait, 2, 1000) == 1);
+        if (how == 0) {
+            close(other.far);
+        } else {
+            EXPECT(pipe(ends) == 0 && write(ends[1], "x", 1) == 1);
+            if (splice(ends[0], NULL, other.far, NULL, 1, 0) != 1)
+                EXPECT(send(other.far, "x", 1, 0) == 1);
+        }
+        while (wait[1].revents == 0 && now() - began < 1)
+            EXPECT(poll(wait, 2, 1000) >= 1);
+        EXPECT(wait[1].revents == POLLIN);
+        close_pair(roomy);
+        close(other.near);
+    }
+}
+
 MAIN(ALONE(poll_waits_its_time), ALONE(poll_sees_what_comes), ALONE(select_sees_what_comes),
      ALONE(a_mask_is_in_force_while_waiting), ALONE(signals_interrupt), ALONE(receive_time_out), ALONE(a_full_socket),
      ALONE(epoll_by_level), ALONE(epoll_by_edge), ALONE(epoll_when_room_comes),
      ALONE(epoll_for_room_after_idling), ALONE(epoll_once),
-     ALONE(epoll_adds_while_others_wait), ALONE(epoll_in_epoll), ALONE(others_get_their_turn),
+     ALONE(epoll_adds_while_others_wait), ALONE(epoll_in_epoll), ALONE(others_get_their_turn), ALONE(others_are_seen_beside_room),
      ALONE(unseen_waits_wake), ALONE(low_water_mark))

@@ -428,7 +428,15 @@ static void jumps_out_of_busy_receives(void)
     step();
 }
 
+/* The stream has ended, and is not broken, as long as who shut it down keeps the socket. */
+static void shut_down_both_ways_with_bytes_unread(void)
+{
+    NEAR(R(send(s, "unread", 6, 0)));
+    FAR(arrive(s, POLLIN); R(send(s, "last", 4, 0)); R(shutdown(s, SHUT_RDWR)));
+    NEAR(arrive(s, POLLRDHUP); ALL(s, 4); GET(s, 8, 0); POLL(s, POLLIN | POLLRDHUP, 0); R(send(s, "x", 1, MSG_NOSIGNAL)));
+}
+
 MAIN(BARE(resets_in_every_wait), BARE(ends_in_every_wait), JOINED(reset_cuts_a_waitall), JOINED(reset_after_both_half_closes),
      JOINED(half_closed_and_then_reset_by_unread_bytes), BARE(exits_with_threads_in_calls), BARE(left_to_a_spawned_program),
      JOINED(polls_beside_receives), JOINED(selects_beside_receives), JOINED(sets_beside_receives), JOINED(sets_beside_sets), JOINED(others_are_seen_beside_a_busy_socket), JOINED(signals_are_read_beside_a_busy_socket),
-     JOINED(jumps_out_of_busy_receives))
+     JOINED(jumps_out_of_busy_receives), JOINED(shut_down_both_ways_with_bytes_unread))

@@ -385,7 +385,26 @@ static void read_and_written_at_offsets(void)
     step();
 }
 
-MAIN(JOINED(urgent), JOINED(urgent_when_there_is_none), JOINED(urgent_in_line), JOINED(urgent_by_signal), JOINED(urgent_then_plain), JOINED(urgent_in_every_wait),
+/* What only the kernel could carry is refused at once behind the end of this direction, and after a reset, as anything else is. */
+static void carried_behind_the_end(void)
+{
+    int ends[2];
+
+    signal(SIGPIPE, SIG_IGN);
+    pipe(ends);
+    write(ends[1], "12345", 5);
+    NEAR(R(shutdown(s, SHUT_WR)); TIMED(0, 100, R(send(s, "!", 1, MSG_OOB)));
+         TIMED(0, 100, R(splice(ends[0], NULL, s, NULL, 5, 0))));
+}
+
+static void urgent_after_a_reset(void)
+{
+    NEAR(R(send(s, "unread", 6, 0)));
+    FAR(arrive(s, POLLIN); R(close(s)));
+    NEAR(sleep_ms(20); R(send(s, "!", 1, MSG_OOB | MSG_NOSIGNAL)); R(send(s, "!", 1, MSG_OOB | MSG_NOSIGNAL)));
+}
+
+MAIN(JOINED(urgent), JOINED(carried_behind_the_end), JOINED(urgent_after_a_reset), JOINED(urgent_when_there_is_none), JOINED(urgent_in_line), JOINED(urgent_by_signal), JOINED(urgent_then_plain), JOINED(urgent_in_every_wait),
      JOINED(file_sent), JOINED(file_sent_in_one_call), JOINED(file_sent_without_waiting), JOINED(file_errors), JOINED(spliced),
      JOINED(spliced_much), JOINED(splice_errors), BARE(low_water_set_before_connecting), JOINED(peeking_at_offsets), JOINED(time_stamps),
      JOINED(time_stamps_without_room),
