@@ -242,7 +242,7 @@ fn start() {
 }
 
 /// The child will know each socket that its parent knows.
-fn before_fork() {
+fn before_fork(_frame: usize) {
     let mut child = Child::begin();
     area::known_by_descriptors().for_each(|reference| child.expect(reference));
 }
