@@ -85,6 +85,22 @@ pub unsafe extern "C-unwind" fn pthread_cancel(thread: libc::pthread_t) -> c_int
     unsafe { real::pthread_cancel(thread) }
 }
 
+/// Defines hooks of calls by which a thread ends itself, which unwinds its stack.
+macro_rules! exits {
+    ($($name:ident($value:ty))*) => {
+        $(
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C-unwind" fn $name(value: $value) {
+                unwind::prepare();
+                // SAFETY: the program's own call, which does not return.
+                unsafe { real::$name(value) }
+            }
+        )*
+    };
+}
+
+exits! { pthread_exit(*mut c_void) thrd_exit(c_int) }
+
 /// Where the stack will be after a jump to `place`: a word of the C library's `jmp_buf` that it has encrypted (`PTR_MANGLE`).
 unsafe fn stack_at(place: *const c_void) -> usize {
     /// The number of the word (`JB_RSP`).

@@ -4,6 +4,7 @@
 use crate::scopes;
 use core::arch::{global_asm, naked_asm};
 use core::ffi::{CStr, c_void};
+use core::ptr::NonNull;
 use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -76,7 +77,15 @@ unsafe extern "C" fn find_and_go_on() {
 }
 
 extern "C" fn find(number: usize) -> *mut c_void {
-    let function = scopes::open_for_us(c"libgcc_s.so.1").map_or(core::ptr::null_mut(), |library| {
+    find_in(library(), number)
+}
+
+fn library() -> Option<NonNull<c_void>> {
+    scopes::open_for_us(c"libgcc_s.so.1")
+}
+
+fn find_in(library: Option<NonNull<c_void>>, number: usize) -> *mut c_void {
+    let function = library.map_or(core::ptr::null_mut(), |library| {
         // SAFETY: a library that is open, and a C string.
         unsafe { libc::dlsym(library.as_ptr(), NAMES[number].as_ptr()) }
     });
@@ -89,14 +98,18 @@ extern "C" fn find(number: usize) -> *mut c_void {
     function
 }
 
-/// A thread is about to be cancelled: finds them now, as the C library does, with the first. That thread could wait for ever for the dynamic linker,
-/// where the caller is about to unload its library.
+/// A thread is about to be cancelled, or ends itself: finds them now, as the C library does, with the first. It could wait for ever for the dynamic
+/// linker amidst its end, where another is about to unload a library and waits for it.
 pub(crate) fn prepare() {
     // Once: a later caller may be waited for by whoever has the linker's lock.
     let found = |function: &AtomicPtr<c_void>| !function.load(Relaxed).is_null();
-    if !FUNCTION.iter().all(found) && scopes::open_for_us(c"libgcc_s.so.1").is_some() {
+    if FUNCTION.iter().all(found) {
+        return;
+    }
+    let library = library();
+    if library.is_some() {
         for number in 0..NAMES.len() {
-            find(number);
+            find_in(library, number);
         }
     }
 }

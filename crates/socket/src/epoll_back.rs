@@ -9,7 +9,8 @@ use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 use libc::EPOLLONESHOT;
 use viaduct_control::Reason;
 
-/// The set is waited for in a way that Viaduct cannot look into (through another set, or by poll): its members stay on TCP.
+/// The set is waited for in a way that Viaduct cannot look into (through another set, by poll, in another process that was passed it): its members stay on
+/// TCP.
 pub(crate) fn nest(index: usize) {
     let Some(set) = set(index) else { return };
     if set.nested.swap(true, AcqRel) {

@@ -236,7 +236,7 @@ impl Set {
     /// The place is free for another set. This one is owned if it can be.
     pub(crate) fn end(&self, owner: Option<Guard<'static>>) {
         self.generation.fetch_add(1, Relaxed);
-        // First: a fork before there is any connection goes unnoticed, and would leave the child a free place that is owned.
+        // First: whoever forks keeps only places that are used, and would leave the child a free one that is owned.
         drop(owner);
         self.used.store(false, Release);
     }

@@ -10,16 +10,7 @@ fn all_sets() -> impl Iterator<Item = &'static Set> {
     SET.iter().filter(|set| set.used.load(Relaxed))
 }
 
-/// Before the set goes to another process: takes parked registrations out of the kernel's sets.
-pub(crate) fn share_all() {
-    for set in all_sets() {
-        if let Some(_owner) = set.own() {
-            share(set);
-        }
-    }
-}
-
-/// The set is owned.
+/// Takes parked registrations out of the kernel's set, which goes to another process. The set is owned.
 fn share(set: &Set) {
     set.shared.store(true, Relaxed);
     for member in set.members.iter(set_links).filter_map(member) {

@@ -5,11 +5,13 @@
 //! forgets what nobody counted.
 
 use crate::conn::{ASKED, BANNED, Conn, FORKED, LEFT, Phase, READY_OWED};
+use crate::jump::Jump;
 use crate::lifecycle::owns_records;
 use crate::lock::Locks;
 use crate::records::{self, RECORDS, all};
 use crate::search::area;
-use crate::{epoll_share, lone, sys, table};
+use crate::{epoll_share, lifecycle, lone, sys, table, thread};
+use core::cell::Cell;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use core::sync::atomic::{AtomicU32, AtomicU64, fence};
 use viaduct_control::Reason;
@@ -22,6 +24,62 @@ static PLACED: [AtomicU64; RECORDS / 64] = [const { AtomicU64::new(0) }; RECORDS
 
 /// Forks that have begun: more than one where a handler of the thread that forks forks as well.
 static BEGUN: AtomicU32 = AtomicU32::new(0);
+
+/// Where on the stack a thread's forks have begun that are not over: more than one where a handler forks.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    depth: Cell<usize>,
+    frames: [Cell<usize>; DEEPEST],
+}
+
+/// Deeper ones go with the last of these.
+const DEEPEST: usize = 4;
+
+impl Begun {
+    pub(crate) const fn none() -> Self {
+        Self {
+            depth: Cell::new(0),
+            frames: [const { Cell::new(0) }; DEEPEST],
+        }
+    }
+
+    pub(crate) fn begin(&self, frame: usize) {
+        let depth = self.depth.get();
+        if let Some(place) = self.frames.get(depth) {
+            place.set(frame);
+        }
+        self.depth.set(depth + 1);
+    }
+
+    /// Saturating: a handler may have been the first to ask for forks.
+    pub(crate) fn end(&self) {
+        self.depth.set(self.depth.get().saturating_sub(1));
+    }
+
+    /// In a forked child: forks that were interrupted by the one that has made it, and that it goes on with, are its own.
+    pub(crate) fn forget(&self) {
+        self.depth.set(0);
+    }
+
+    /// Whether the jump leaves the fork that has begun last.
+    pub(crate) fn is_left_by(&self, jump: &Jump) -> bool {
+        let last = self.depth.get().checked_sub(1);
+        last.and_then(|last| self.frames.get(last.min(DEEPEST - 1)))
+            .is_some_and(|frame| jump.leaves(frame.get()))
+    }
+}
+
+/// The calling thread is about to jump, perhaps out of a handler of forks: that fork is over, in whichever process it is. There may be a child, so
+/// what was counted for it stays.
+pub(crate) fn jumping(jump: &Jump) {
+    while thread::this().forks.is_left_by(jump) {
+        if owns_records() {
+            lifecycle::after_fork_in_parent();
+        } else {
+            lifecycle::after_fork_in_child();
+        }
+    }
+}
 
 /// Forks of this process and of those it descends from, twice: a socket that is made amidst one differs from those before and after.
 static SO_FAR: AtomicU32 = AtomicU32::new(0);
@@ -193,5 +251,37 @@ pub(crate) fn after_fork_in_parent() {
     BEGUN.store(begun, Relaxed);
     if begun == 0 {
         forget_counts();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_jump_ends_the_forks_that_it_leaves() {
+        let begun = Begun::none();
+        let left_by = |target: usize| {
+            let mut count = 0;
+            while begun.is_left_by(&Jump::to(target)) {
+                begun.end();
+                count += 1;
+            }
+            count
+        };
+        assert_eq!(left_by(usize::MAX), 0, "there is none");
+        for frame in [900, 800, 700] {
+            begun.begin(frame);
+        }
+        assert_eq!(left_by(700), 0, "a handler jumps within itself");
+        assert_eq!(left_by(850), 2);
+        assert_eq!(left_by(901), 1);
+        // Deeper than is noted.
+        for depth in 0..10 {
+            begun.begin(900 - depth);
+        }
+        assert_eq!(left_by(897), 0);
+        assert_eq!(left_by(901), 10);
+        assert_eq!(left_by(901), 0);
     }
 }

@@ -3,7 +3,7 @@
 //! Most jumps come from functions of the program's own and leave nothing of ours. A signal handler may have interrupted calls of ours, though: then
 //! what these own and are counted with is given up if the jump leaves them, and stays if the handler jumps within itself.
 
-use crate::{asleep, epoll, lock, sys};
+use crate::{asleep, epoll, forks, lock, sys};
 use core::cell::OnceCell;
 use core::ops::Range;
 
@@ -17,7 +17,7 @@ pub(crate) struct Jump {
 }
 
 impl Jump {
-    fn to(target: usize) -> Self {
+    pub(crate) fn to(target: usize) -> Self {
         Self {
             target,
             apart: OnceCell::new(),
@@ -42,6 +42,7 @@ pub fn jumping(target: usize) {
     lock::jumping(&jump);
     asleep::jumping(&jump);
     epoll::jumping(&jump);
+    forks::jumping(&jump);
 }
 
 #[cfg(test)]

@@ -322,7 +322,7 @@ fn shutting_plain(conn: &'static Conn) {
     }
 }
 
-/// The process whose connections the records are; 0 before the first socket or record.
+/// The process whose connections and sets the records are; 0 before the first socket, set or record.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Whether the records are the calling process's, which may be a child on the memory of another.
@@ -330,7 +330,7 @@ pub(crate) fn owns_records() -> bool {
     PROCESS.load(Relaxed) == raw::getpid()
 }
 
-/// Before the first socket or record: has `fork` tell us.
+/// Before the first socket, set or record: has `fork` tell us.
 pub(crate) fn start() {
     if PROCESS.load(Relaxed) == 0 && PROCESS.swap(raw::getpid(), Relaxed) == 0 {
         crate::sys::at_fork(before_fork, after_fork_in_parent, after_fork_in_child);
@@ -342,7 +342,7 @@ pub fn forking(call: impl FnOnce() -> isize) -> isize {
     if PROCESS.load(Relaxed) == 0 {
         return call();
     }
-    before_fork();
+    before_fork(sys::stack_pointer());
     let child = call();
     if child == 0 {
         after_fork_in_child();
@@ -402,19 +402,23 @@ pub(crate) fn thread_ends() {
     asleep::wake_up();
 }
 
-fn before_fork() {
+/// `frame`: where on the stack, with what the program has called then deeper.
+fn before_fork(frame: usize) {
+    thread::this().forks.begin(frame);
     shelf::empty();
     agent::before_fork();
     forks::before_fork();
 }
 
-fn after_fork_in_parent() {
+pub(crate) fn after_fork_in_parent() {
+    thread::this().forks.end();
     forks::after_fork_in_parent();
     agent::after_fork_in_parent();
 }
 
-fn after_fork_in_child() {
+pub(crate) fn after_fork_in_child() {
     PROCESS.store(raw::getpid(), Relaxed);
+    thread::this().forks.forget();
     lodgers::after_fork();
     // What the parent locks its children do not.
     viaduct_channel::set_locked(false);

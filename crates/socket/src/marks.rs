@@ -107,8 +107,8 @@ fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leave: Leave)
             }
             Err(errno) => {
                 conn.set_flag(conn::PEER_FIN | conn::DEAD, true);
-                let marks_only = met_marks_only(conn, incoming, errno);
-                return last_bytes_first(conn, lane, if marks_only { Ok(Marks::End) } else { Err(errno) });
+                let quiet = note_quiet_end(conn, incoming, errno);
+                return last_bytes_first(conn, lane, if quiet { Ok(Marks::End) } else { Err(errno) });
             }
         }
     }
@@ -180,25 +180,25 @@ pub(crate) fn unless_closing<T>(conn: &Conn, out: &Outgoing<'_>, put: impl FnOnc
 
 /// A mark could not be sent. The kernel tells a broken connection's error once, so it is kept for the program's next call.
 pub(crate) fn found_broken(conn: &Conn, errno: Errno) {
-    let marks_only = conn.segment(&conn).is_some_and(|segment| {
+    let quiet = conn.segment(&conn).is_some_and(|segment| {
         let incoming = Incoming::new(segment.receiver(conn.side()));
-        met_marks_only(conn, &incoming, errno)
+        note_quiet_end(conn, &incoming, errno)
     });
     // Nobody but senders is ever told of a broken pipe.
-    if errno != libc::EPIPE && !marks_only {
+    if errno != libc::EPIPE && !quiet {
         conn.set_error(errno);
     }
 }
 
-/// Whether the peer was killed after it had received all that was sent to it. If so, TCP would have ended with FIN, and so does the connection
-/// from now on; the RST only says that the peer's kernel held marks of ours that nobody took.
-fn met_marks_only(conn: &Conn, incoming: &Incoming<'_>, errno: Errno) -> bool {
+/// Notes if the peer was killed after it had received all that was sent to it, and answers whether. TCP would have ended with FIN then, and so does
+/// the connection from now on; the RST only says that the peer's kernel held marks of ours that nobody took.
+fn note_quiet_end(conn: &Conn, incoming: &Incoming<'_>, errno: Errno) -> bool {
     let killed = errno == libc::ECONNRESET && !incoming.peer_means_reset();
-    let only = killed && peer_took_all(conn);
-    if only {
+    let quiet = killed && peer_took_all(conn);
+    if quiet {
         conn.set_flag(conn::QUIET_END, true);
     }
-    only
+    quiet
 }
 
 /// The kernel tells waits of an error: finds out whether the program is to be told. Left to the kernel where it is in any case.
@@ -216,8 +216,11 @@ pub(crate) fn learn_of_error(conn: &Conn) -> Result<(), Errno> {
     }
     kernel::take_error(conn.fd()).or_else(|errno| {
         conn.set_flag(conn::PEER_FIN | conn::DEAD, true);
-        let marks_only = met_marks_only(conn, &incoming, errno);
-        if marks_only { Ok(()) } else { Err(errno) }
+        if note_quiet_end(conn, &incoming, errno) {
+            Ok(())
+        } else {
+            Err(errno)
+        }
     })
 }
 
@@ -405,9 +408,10 @@ pub(crate) fn settle(conn: &Conn, receive: &Guard<'_>) {
 mod tests {
     use super::*;
     use crate::conn::Phase;
-    use crate::{lifecycle, records};
-    use std::io::Read;
+    use crate::{Vector, lifecycle, records};
+    use std::io::{Read, Write};
     use std::net::Shutdown;
+    use viaduct_stream::MARK_BACK;
 
     #[test]
     fn no_mark_comes_once_both_directions_are_down() {
@@ -469,5 +473,38 @@ mod tests {
             assert_eq!(found, expected);
             kept.push((own, peer));
         }
+    }
+
+    /// A look that leaves no marks takes a back off the kernel connection before the lane has been read.
+    #[test]
+    fn the_lane_comes_before_what_is_behind_a_back_taken_early() {
+        let (conn, [own, mut peer]) = records::on_the_heap();
+        conn.set_phase(Phase::Attached);
+        let segment = conn.segment(&conn).unwrap();
+        let sender = segment.sender(conn.side().other());
+        let (out, lane) = (Outgoing::new(sender), segment.receiver(conn.side()));
+        let incoming = Incoming::new(lane);
+        incoming.set_ready();
+        assert!(out.promote(0));
+        incoming.enter_lane();
+        sender.append(b"lane".as_slice().into()).unwrap();
+        out.demote();
+        // The bytes behind look like marks.
+        peer.write_all(&[MARK_BELL, MARK_BACK, MARK_BACK, MARK_BELL]).unwrap();
+        out.back_sent();
+        while kernel::queued(conn.fd()) < 4 {}
+        assert_eq!(look_at_marks(conn, &incoming, &lane), Ok(Marks::Changed));
+        assert_eq!((incoming.source(), kernel::queued(conn.fd())), (Source::LaneThenRaw, 2));
+        // Nor is it promoted to the lane again, whose bytes would be taken for the old ones.
+        assert!(!out.may_promote());
+        let mut bytes = [9; 8];
+        let parts = [libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        }];
+        let received = crate::receive(conn, Vector::own(&parts), libc::MSG_DONTWAIT, || unreachable!());
+        assert_eq!((received, &bytes), (6, b"lane\x01\x00\x09\x09"));
+        assert!(out.may_promote());
+        drop(own);
     }
 }

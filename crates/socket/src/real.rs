@@ -180,6 +180,8 @@ real! {
 real! {
     NOTHING, else ();
     pthread_testcancel() -> ();
+    pthread_exit(value: *mut c_void) -> ();
+    thrd_exit(value: c_int) -> ();
     longjmp(place: *mut c_void, value: c_int) -> ();
     _longjmp(place: *mut c_void, value: c_int) -> ();
     siglongjmp(place: *mut c_void, value: c_int) -> ();

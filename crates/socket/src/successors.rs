@@ -4,7 +4,7 @@ use crate::conn::{self, Conn};
 use crate::lifecycle::{begin_early, is_tcp};
 use crate::sys::{self, raw};
 use crate::table::{self, Entry};
-use crate::{counters, demote, epoll_share, lifecycle, lock, lodgers, recall, records, search, shelf, unseen};
+use crate::{counters, demote, epoll_back, lifecycle, lock, lodgers, recall, records, search, shelf, unseen};
 use libc::c_int;
 use viaduct_control::Reason;
 
@@ -74,7 +74,8 @@ pub fn handing_over(fd: c_int) {
         Entry::Connection(conn) => {
             demote::hand_over(conn, Reason::ForeignProcess, true);
         }
-        Entry::Epoll(_) => epoll_share::share_all(),
+        // Whoever gets it may know nothing of our registrations.
+        Entry::Epoll(index) => epoll_back::nest(index),
         Entry::Unknown | Entry::Private | Entry::Socket => {}
     }
 }

@@ -1,7 +1,7 @@
 //! What the library keeps for each thread and looks up at every call, in one block: to find a block takes a shared library a function call.
 
 use crate::search::Forking;
-use crate::{direct, epoll_set, lifecycle, lock, sys};
+use crate::{direct, epoll_set, forks, lifecycle, lock, sys};
 use core::cell::Cell;
 
 /// What the hooks of one thread know of each other. What calls on sets look at comes first, together in one cache line.
@@ -14,6 +14,7 @@ pub(crate) struct Thread {
     pub(crate) locks: lock::Own,
     pub(crate) calls: direct::Calls,
     pub(crate) forking: Forking,
+    pub(crate) forks: forks::Begun,
 }
 
 const _: () = assert!(core::mem::offset_of!(Thread, locks) <= 32);
@@ -26,6 +27,7 @@ thread_local! {
             asleep: epoll_set::Asleep::new(),
             watched: Cell::new(false),
             forking: Forking::none(),
+            forks: forks::Begun::none(),
         }
     };
 }

@@ -231,6 +231,7 @@ fn nothing_is_lost_over_thousands_of_switches() {
     assert!(direction.listener.entered > 2500, "{direction}");
     assert!(direction.talker.refused > 100, "{direction}");
     assert!(direction.listener.full_batches > 100, "{direction}");
+    assert!(direction.listener.ahead > 100, "{direction}");
     assert!(direction.talker.sent > 1 << 20, "{direction}");
 }
 

@@ -237,7 +237,7 @@ pub fn loaded() {
 }
 
 /// The child will know each socket that its parent knows.
-fn before_fork() {
+fn before_fork(_frame: usize) {
     // What either process will search later, both must see.
     area::share();
     let mut child = Child::begin();

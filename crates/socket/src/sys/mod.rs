@@ -317,14 +317,17 @@ pub(crate) fn random() -> u64 {
     (one ^ other.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ ticks()
 }
 
-/// Has `before` called before each `fork`, and `parent` and `child` in the respective process after it.
-pub(crate) fn at_fork(before: fn(), parent: fn(), child: fn()) {
+/// Has `before` called before each `fork`, and `parent` and `child` in the respective process after it. `before` is told where on the stack that is:
+/// what other functions are called then, before and after, is deeper.
+pub(crate) fn at_fork(before: fn(usize), parent: fn(), child: fn()) {
     use core::sync::atomic::Ordering::{Acquire, Release};
     static HOOKS: [AtomicPtr<c_void>; 3] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 3];
+    fn hook(index: usize) -> *mut c_void {
+        let hook = HOOKS.get(index);
+        hook.map_or(core::ptr::null_mut(), |hook| hook.load(Acquire))
+    }
     fn run(index: usize) {
-        let hook = HOOKS
-            .get(index)
-            .map_or(core::ptr::null_mut(), |hook| hook.load(Acquire));
+        let hook = hook(index);
         if !hook.is_null() {
             // SAFETY: only functions of this type are stored there.
             unsafe { core::mem::transmute::<*mut c_void, fn()>(hook)() };
@@ -336,8 +339,19 @@ pub(crate) fn at_fork(before: fn(), parent: fn(), child: fn()) {
     unsafe extern "C" fn in_child() {
         run(1);
     }
+    extern "C" fn ahead_of(frame: usize) {
+        let hook = hook(2);
+        if !hook.is_null() {
+            // SAFETY: only a function of this type is stored there.
+            unsafe { core::mem::transmute::<*mut c_void, fn(usize)>(hook)(frame) };
+        }
+    }
+    #[unsafe(naked)]
     unsafe extern "C" fn ahead() {
-        run(2);
+        #[cfg(target_arch = "x86_64")]
+        core::arch::naked_asm!("lea rdi, [rsp + 8]", "jmp {go_on}", go_on = sym ahead_of);
+        #[cfg(target_arch = "aarch64")]
+        core::arch::naked_asm!("mov x0, sp", "b {go_on}", go_on = sym ahead_of);
     }
     HOOKS[2].store(before as *mut c_void, Release);
     HOOKS[0].store(parent as *mut c_void, Release);

@@ -264,6 +264,8 @@ pub(crate) struct Listener<'a> {
     pub(crate) full_batches: u64,
     /// Recalls taken back.
     pub(crate) withdrawn: u64,
+    /// Ends of lane stretches that were seen before the lane had been read.
+    pub(crate) ahead: u64,
 }
 
 impl<'a> Listener<'a> {
@@ -282,6 +284,7 @@ impl<'a> Listener<'a> {
             entered: 0,
             full_batches: 0,
             withdrawn: 0,
+            ahead: 0,
         }
     }
 
@@ -473,6 +476,7 @@ impl<'a> Listener<'a> {
         if taken == 0 {
             return Step::Idle;
         }
+        self.ahead += u64::from(self.incoming.source() == Source::LaneThenRaw && self.lane.has_bytes());
         if taken == batch && self.pipe.queued() > batch {
             self.full_batches += 1;
         }

@@ -35,6 +35,21 @@ fn plugin(instance: &Instance, options: &[&str]) -> PathBuf {
     )
 }
 
+/// As the C library, ours finds what unwinds the stack before a thread ends itself, which must not wait for the dynamic linker then.
+#[test]
+fn a_thread_ends_itself_while_a_library_is_unloaded() {
+    if !can_run(false, &["cc"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let library = compile(&instance, "joining.so", "joining.c", &["-shared", "-fPIC"]);
+    let program = compile(&instance, "leaving", "leaving.c", &["-rdynamic", "-pthread"]);
+    for mode in [Mode::Native, Mode::Accelerated(&instance)] {
+        let left = Launch::new(mode, &program, [&library]).spawn();
+        assert!(left.finish(PATIENCE).success().contains("left"));
+    }
+}
+
 /// What `make` makes echoes over shared memory.
 fn echoes(make: impl FnOnce(&Instance) -> PathBuf) {
     echoes_in("host.c", make);

@@ -1,7 +1,9 @@
 /* Epoll sets that several threads sleep in, and connections in several sets, by one program with both ends. */
 #include "check.h"
+#include <sched.h>
 #include <stdatomic.h>
 #include <sys/epoll.h>
+#include <sys/syscall.h>
 
 enum { MOST = 3 };
 
@@ -235,8 +237,138 @@ static void once_registered_before_accepted(void)
     close_pair(p);
 }
 
+/* A set that is older than the first socket of either process that has it. */
+struct early {
+    int set, told[2], over[2];
+};
+
+static int registered(int set, int fd)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = 1};
+
+    return epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+static int tells_of_it(int set)
+{
+    struct epoll_event event;
+
+    return epoll_wait(set, &event, 1, 1000) == 1 && event.data.u64 == 1 && event.events == EPOLLIN;
+}
+
+static int register_in_the_child(void *argument)
+{
+    struct early *early = argument;
+    struct pair p = make_pair();
+    char bytes[2];
+
+    close(early->over[1]);
+    EXPECT(registered(early->set, p.far));
+    EXPECT(send_all(p.near, "ab", 2));
+    write(early->told[1], "t", 1);
+    read(early->over[0], bytes, 1);
+    EXPECT(receive_all(p.far, bytes, 2) && !memcmp(bytes, "ab", 2));
+    return 0;
+}
+
+static pid_t by_fork(struct early *early)
+{
+    pid_t child = fork();
+
+    if (child == 0)
+        _exit(register_in_the_child(early));
+    return child;
+}
+
+static pid_t by_fork_without_handlers(struct early *early)
+{
+    pid_t child = _Fork();
+
+    if (child == 0)
+        _exit(register_in_the_child(early));
+    return child;
+}
+
+static pid_t by_number(struct early *early)
+{
+    pid_t child = (pid_t)syscall(SYS_fork);
+
+    if (child == 0)
+        _exit(register_in_the_child(early));
+    return child;
+}
+
+static pid_t by_clone(struct early *early)
+{
+    static char stack[1 << 16] __attribute__((aligned(16)));
+
+    return clone(register_in_the_child, stack + sizeof stack, SIGCHLD, early);
+}
+
+static void filled_by_a_child_made(pid_t (*make)(struct early *), int copied)
+{
+    struct early early = {.set = epoll_create1(0)};
+    pid_t child;
+    char byte;
+
+    EXPECT(pipe(early.told) == 0 && pipe(early.over) == 0);
+    if (copied)
+        EXPECT((early.set = dup(early.set)) >= 0);
+    child = make(&early);
+    close(early.told[1]);
+    EXPECT(read(early.told[0], &byte, 1) == 1);
+    for (int round = 0; round < 3; round++)
+        EXPECT(tells_of_it(early.set));
+    close(early.over[1]);
+    EXPECT(exited_well(child));
+}
+
+static void early_set_filled_by_a_child(void)
+{
+    filled_by_a_child_made(by_fork, 0);
+    filled_by_a_child_made(by_fork, 1);
+    filled_by_a_child_made(by_fork_without_handlers, 0);
+}
+
+static void early_set_filled_by_a_child_by_number(void)
+{
+    filled_by_a_child_made(by_number, 0);
+}
+
+static void early_set_filled_by_a_cloned_child(void)
+{
+    filled_by_a_child_made(by_clone, 0);
+}
+
+/* In the process that it was passed to a set tells of the program's registrations, and of no others. */
+static void set_passed_to_another_process(void)
+{
+    int channel[2], set;
+    char bytes[2];
+    struct pair p;
+    pid_t child;
+
+    EXPECT(socketpair(AF_UNIX, SOCK_STREAM, 0, channel) == 0);
+    child = fork();
+    if (child == 0) {
+        set = take(channel[1]);
+        recv(channel[1], bytes, 1, 0);
+        _exit(tells_of_it(set) && tells_of_it(set) ? 0 : 1);
+    }
+    EXPECT((set = epoll_create1(0)) >= 0);
+    pass(channel[0], set);
+    p = make_pair();
+    EXPECT(registered(set, p.far));
+    EXPECT(send_all(p.near, "ab", 2));
+    EXPECT(send(channel[0], "g", 1, 0) == 1);
+    EXPECT(exited_well(child));
+    EXPECT(tells_of_it(set));
+    EXPECT(receive_all(p.far, bytes, 2) && !memcmp(bytes, "ab", 2));
+}
+
 MAIN(ALONE(all_sleepers_are_told_by_level), ALONE(all_sleepers_are_told_of_the_end),
      ALONE(other_sleepers_are_told_of_the_next_edge), ALONE(each_sleeper_is_told_of_one),
      ALONE(each_set_is_told_of_room), ALONE(room_is_told_though_another_has_sent),
      ALONE(room_is_told_after_bytes_without_room), ALONE(full_and_added_exclusively),
-     ALONE(once_registered_before_accepted))
+     ALONE(once_registered_before_accepted), ALONE(early_set_filled_by_a_child),
+     ALONE(early_set_filled_by_a_child_by_number), ALONE(early_set_filled_by_a_cloned_child), ALONE(set_passed_to_another_process))

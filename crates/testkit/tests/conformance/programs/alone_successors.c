@@ -166,13 +166,16 @@ static void forks_beside_new_connections(void)
 }
 
 static struct pair amidst;
-static int begins_amidst;
+static int begins_amidst, jumps_amidst;
+static jmp_buf out;
 
 static void before_a_fork(void)
 {
     if (begins_amidst)
         amidst = connect_pair();
     begins_amidst = 0;
+    if (jumps_amidst)
+        longjmp(out, 1);
 }
 
 /* Earlier than any connection: handlers run in the reverse order, so that this one comes last before the fork. */
@@ -218,6 +221,45 @@ static void connection_begun_amidst_a_fork(void)
     EXPECT(shutdown(amidst.near, SHUT_WR) == 0);
     EXPECT(recv(amidst.far, &byte, 1, 0) == 0);
     close_pair(amidst);
+}
+
+static void *await(void *set)
+{
+    struct epoll_event event;
+
+    return (void *)(long)epoll_wait(*(int *)set, &event, 1, 1000);
+}
+
+/* A fork that a handler jumps out of leaves nothing to the process but that. */
+static void jumps_out_of_forks(void)
+{
+    struct pair p = make_pair();
+    int set = epoll_create1(0);
+    pthread_t waiter;
+    pid_t child;
+    void *told;
+
+    EXPECT(watch(set, p.far, EPOLLIN) == 0);
+    for (int round = 0; round < 6; round++) {
+        jumps_amidst = 1;
+        if (setjmp(out) == 0)
+            fork();
+        EXPECT(jumps_amidst);
+        jumps_amidst = 0;
+    }
+    waiter = in_thread(await, &set);
+    EXPECT(send(p.near, "x", 1, 0) == 1);
+    pthread_join(waiter, &told);
+    EXPECT((long)told == 1);
+    EXPECT(recv(p.far, &(char){0}, 1, 0) == 1);
+    close_pair(make_pair());
+    child = fork();
+    if (child == 0)
+        _exit(exchanges(p) ? 0 : 1);
+    EXPECT(exited_well(child));
+    EXPECT(exchanges(p));
+    EXPECT(epoll_ctl(set, EPOLL_CTL_DEL, p.far, NULL) == 0);
+    close_pair(p);
 }
 
 /* A socket that is older than a fork is its child's as well, though only the parent connects it, and only then. */
@@ -344,4 +386,4 @@ static void passed_among_several_messages(void)
 
 MAIN(ALONE(a_successor_under_viaduct), ALONE(a_foreign_successor), ALONE(a_spawned_successor),
      ALONE(a_spawned_foreign_successor), ALONE(successors_by_every_call), ALONE(forks_beside_new_connections),
-     ALONE(connection_begun_amidst_a_fork), ALONE(connected_after_a_fork), ALONE(passed_to_another_process), ALONE(passed_among_several_messages))
+     ALONE(connection_begun_amidst_a_fork), ALONE(connected_after_a_fork), ALONE(jumps_out_of_forks), ALONE(passed_to_another_process), ALONE(passed_among_several_messages))
