@@ -6,6 +6,9 @@ CARGO ?= cargo
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
 GENERATED := $(TARGET)/generated
+# Debug information stays in target/; functions keep their names. STRIP=true installs all, STRIP=TRIPLET-strip what is of another machine.
+STRIP ?= strip
+STRIPPED := $(GENERATED)/stripped
 
 BINDIR := $(DESTDIR)$(PREFIX)/bin
 LIBDIR := $(DESTDIR)$(PREFIX)/lib/viaduct
@@ -82,7 +85,11 @@ CAN_BUILD := $(if $(SUDO_USER),,$(shell command -v $(CARGO)))
 
 generate: $(if $(filter 4,$(words $(BUILT))),$(if $(CAN_BUILD),build),build)
 	rm -rf $(GENERATED)
-	mkdir -p $(GENERATED)/man $(GENERATED)/completions
+	mkdir -p $(GENERATED)/man $(GENERATED)/completions $(STRIPPED)
+	for file in viaduct viaductd libviaduct_preload.so libviaduct.so; do \
+		cp $(RELEASE)/$$file $(STRIPPED) || exit; \
+		$(STRIP) --strip-debug $(STRIPPED)/$$file || echo "$$file is installed with its debug information" >&2; \
+	done
 	$(RELEASE)/viaduct generate man $(GENERATED)/man
 	$(RELEASE)/viaductd --man >$(GENERATED)/man/viaductd.8
 	$(RELEASE)/viaduct generate completions $(GENERATED)/completions
@@ -90,11 +97,11 @@ generate: $(if $(filter 4,$(words $(BUILT))),$(if $(CAN_BUILD),build),build)
 
 install: generate ## install under PREFIX (default /usr/local), staged under DESTDIR
 	install -d $(BINDIR) $(LIBDIR) $(INCLUDEDIR) $(PKGCONFIGDIR) $(MANDIR)/man1 $(MANDIR)/man3 $(MANDIR)/man8
-	install -d $(BASHDIR) $(ZSHDIR) $(FISHDIR) $(UNITDIR) $(DOCDIR)/docs
-	install -m 755 $(RELEASE)/viaduct $(RELEASE)/viaductd $(BINDIR)
-	install -m 755 $(RELEASE)/libviaduct_preload.so $(LIBDIR)
+	install -d $(BASHDIR) $(ZSHDIR) $(FISHDIR) $(UNITDIR) $(DOCDIR)/docs $(DOCDIR)/examples/seek
+	install -m 755 $(STRIPPED)/viaduct $(STRIPPED)/viaductd $(BINDIR)
+	install -m 755 $(STRIPPED)/libviaduct_preload.so $(LIBDIR)
 	rm -f $(DESTDIR)$(PREFIX)/lib/$(LIBRARY).*
-	install -m 755 $(RELEASE)/libviaduct.so $(DESTDIR)$(PREFIX)/lib/libviaduct.so.$(VERSION)
+	install -m 755 $(STRIPPED)/libviaduct.so $(DESTDIR)$(PREFIX)/lib/libviaduct.so.$(VERSION)
 	ln -sf libviaduct.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/$(LIBRARY)
 	ln -sf $(LIBRARY) $(DESTDIR)$(PREFIX)/lib/libviaduct.so
 	install -m 644 include/viaduct.h $(INCLUDEDIR)
@@ -110,6 +117,7 @@ install: generate ## install under PREFIX (default /usr/local), staged under DES
 	chmod 644 $(UNITDIR)/viaductd.service
 	install -m 644 README.md ARCHITECTURE.md $(GENERATED)/CHANGELOG.md LICENSE-APACHE LICENSE-MIT $(DOCDIR)
 	install -m 644 docs/*.md docs/*.svg $(DOCDIR)/docs
+	install -m 644 examples/seek/* $(DOCDIR)/examples/seek
 
 uninstall: ## remove what install put there
 	rm -f $(BINDIR)/viaduct $(BINDIR)/viaductd $(MANDIR)/man1/viaduct.1 $(MANDIR)/man1/viaduct-*.1 $(MANDIR)/man8/viaductd.8

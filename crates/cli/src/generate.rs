@@ -1,11 +1,11 @@
 //! `viaduct generate`: manual pages and shell completions, for packagers.
 
+use crate::path;
 use anyhow::{Context, Result};
-use clap::ValueEnum;
+use clap::{Arg, ValueEnum};
 use clap_complete::Shell;
-use clap_mangen::Man;
-use std::fmt::Write as _;
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Write manual pages or shell completions
@@ -30,19 +30,7 @@ enum What {
 pub(crate) fn run(args: &Args, mut command: clap::Command) -> Result<()> {
     fs::create_dir_all(&args.dir).with_context(|| args.dir.display().to_string())?;
     match args.what {
-        What::Completions => {
-            // Hidden commands would be offered as well.
-            let shown = command
-                .get_subcommands()
-                .filter(|subcommand| !subcommand.is_hide_set())
-                .cloned();
-            let options = clap::Command::new("viaduct").version(env!("CARGO_PKG_VERSION"));
-            let mut command = options.subcommand_required(true).subcommands(shown.collect::<Vec<_>>());
-            for shell in [Shell::Bash, Shell::Fish, Shell::Zsh] {
-                clap_complete::generate_to(shell, &mut command, "viaduct", &args.dir)?;
-            }
-            Ok(())
-        }
+        What::Completions => completions(&command, &args.dir),
         What::Man => {
             command = command.disable_help_subcommand(true);
             command.build();
@@ -55,67 +43,68 @@ pub(crate) fn run(args: &Args, mut command: clap::Command) -> Result<()> {
     }
 }
 
-/// Writes the page of one command. What follows the options in its help becomes sections of their own.
-fn page(command: &clap::Command, dir: &Path) -> Result<()> {
-    let name = command
-        .get_display_name()
-        .unwrap_or_else(|| command.get_name())
-        .to_owned();
-    let extra = command
-        .get_after_long_help()
-        .map(ToString::to_string)
-        .unwrap_or_default();
-    let man = Man::new(command.clone())
-        .title(name.to_uppercase())
-        .source(format!("viaduct {}", env!("CARGO_PKG_VERSION")))
-        .manual("Viaduct");
-    let mut page = Vec::new();
-    man.render_title(&mut page)?;
-    man.render_name_section(&mut page)?;
-    man.render_synopsis_section(&mut page)?;
-    man.render_description_section(&mut page)?;
-    man.render_options_section(&mut page)?;
-    if command.has_subcommands() {
-        man.render_subcommands_section(&mut page)?;
-    }
-    let see_also = match command.has_subcommands() {
-        true => "\nSEE ALSO\n    viaductd(8), viaduct_seek_recv(3), viaduct_inbox_open(3)\n",
-        false => "\nSEE ALSO\n    viaduct(1), viaductd(8)\n",
-    };
-    page.extend(sections(&(extra + see_also)).into_bytes());
-    let path = dir.join(format!("{name}.1"));
-    fs::write(&path, page).with_context(|| path.display().to_string())
-}
-
-/// Turns headings in capitals and indented lines into sections of unfilled text.
-fn sections(text: &str) -> String {
-    let mut roff = String::new();
-    for line in text.lines() {
-        let heading =
-            !line.is_empty() && line.chars().all(|c| c.is_ascii_uppercase() || c == ' ') && !line.starts_with(' ');
-        // Writing to a string does not fail.
-        let _ = if heading {
-            write!(roff, ".SH {line}\n.nf\n")
-        } else {
-            let line = line.strip_prefix("    ").unwrap_or(line);
-            let escaped = line.replace('\\', "\\e").replace('-', "\\-");
-            let guard = if escaped.starts_with(['.', '\'']) { "\\&" } else { "" };
-            writeln!(roff, "{guard}{escaped}")
+/// Writes what the shells complete.
+fn completions(whole: &clap::Command, dir: &Path) -> Result<()> {
+    // Hidden commands would be offered as well.
+    let shown = whole
+        .get_subcommands()
+        .filter(|subcommand| !subcommand.is_hide_set())
+        .map(|subcommand| match subcommand.get_name() {
+            "path" => path_by_place(subcommand),
+            _ => subcommand.clone(),
+        });
+    let options = clap::Command::new("viaduct").version(env!("CARGO_PKG_VERSION"));
+    let mut command = options.subcommand_required(true).subcommands(shown.collect::<Vec<_>>());
+    for shell in [Shell::Bash, Shell::Fish, Shell::Zsh] {
+        let file = clap_complete::generate_to(shell, &mut command, "viaduct", dir)?;
+        let more = match shell {
+            Shell::Bash => more(whole, BASH, " | "),
+            Shell::Fish => more(whole, FISH, " "),
+            _ => continue,
         };
+        let mut file = OpenOptions::new().append(true).open(file)?;
+        file.write_all(more.as_bytes())?;
     }
-    roff.replace("\n.SH", "\n.fi\n.SH")
+    Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// What is generated for these shells says nothing of words that are told by their place alone.
+const BASH: &str = include_str!("completions/viaduct.bash");
+const FISH: &str = include_str!("completions/viaduct.fish");
 
-    #[test]
-    fn help_becomes_sections() {
-        let roff = sections("EXAMPLES\n    a -b\n    .c\n\nEXIT STATUS\n    0\n");
-        assert_eq!(
-            roff,
-            ".SH EXAMPLES\n.nf\na \\-b\n\\&.c\n\n.fi\n.SH EXIT STATUS\n.nf\n0\n"
-        );
-    }
+/// One of these with the words filled in that the command line has.
+fn more(whole: &clap::Command, shell: &str, or: &str) -> String {
+    let run = whole.find_subcommand("run").into_iter();
+    let valued: Vec<_> = run
+        .flat_map(|run| run.get_opts())
+        .filter(|option| option.get_action().takes_values())
+        .filter_map(|option| option.get_long().map(|name| format!("--{name}")))
+        .collect();
+    let paths: Vec<_> = path::words().map(|word| word.get_name().to_owned()).collect();
+    shell
+        .replace("@RUN_OPTIONS@", &valued.join(or))
+        .replace("@PATHS@", &paths.join(" "))
+}
+
+/// `viaduct path` with its words one by one, as zsh can complete them.
+fn path_by_place(command: &clap::Command) -> clap::Command {
+    let options = command.get_opts().cloned();
+    let connection = Arg::new("connection").help("The connection").required(true);
+    let rest = Arg::new("path").help("The descriptor and the path").num_args(1..);
+    clap::Command::new("path")
+        .about(command.get_about().cloned().unwrap_or_default())
+        .args(options)
+        .arg(connection)
+        .arg(rest.value_parser(path::words().collect::<Vec<_>>()))
+}
+
+/// Writes the page of one command.
+fn page(command: &clap::Command, dir: &Path) -> Result<()> {
+    let see_also = match command.has_subcommands() {
+        true => "viaductd(8), viaduct_seek_recv(3), viaduct_inbox_open(3)",
+        false => "viaduct(1), viaductd(8)",
+    };
+    let path = dir.join(format!("{}.1", viaduct_manual::name(command)));
+    let page = viaduct_manual::page(command, "1", see_also)?;
+    fs::write(&path, page).with_context(|| path.display().to_string())
 }

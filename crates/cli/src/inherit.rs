@@ -1,5 +1,5 @@
 //! What a program finds as the user left it: whether SIGPIPE is ignored, which signals are blocked, and its environment but for our variables.
-//! And what no shell may read.
+//! And what no shell may read, and no viaductd is to run as.
 //!
 //! Rust's runtime ignores SIGPIPE before `main`, and its way of turning into another program sets SIGPIPE to its default and unblocks
 //! every signal. A program under `viaduct run` is to see neither. So the disposition is noted before the runtime starts, and put
@@ -51,6 +51,13 @@ pub(crate) fn as_found(command: &mut Command) {
     };
     // SAFETY: the closure makes two system calls and neither allocates nor locks.
     unsafe { command.pre_exec(restore) };
+}
+
+/// Has this process, which is about to start viaductd, scheduled as others are. What it may not change stays.
+pub(crate) fn as_others() {
+    let others = libc::sched_param { sched_priority: 0 };
+    // SAFETY: reads one structure, and is about this process alone.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const others) };
 }
 
 /// Has the program find the variable set so: where it found it before, or else behind the others. What else it finds stays as it is, in its

@@ -1,7 +1,7 @@
 //! Limits on what a process may use: those that viaductd is not to take over from the program that happens to be the first, and those under
 //! which a program would not start with the library in it.
 
-use crate::elf;
+use crate::{elf, inherit};
 use anyhow::{Result, bail};
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit, umask};
@@ -61,6 +61,7 @@ pub(crate) fn leave_behind() -> Result<()> {
         };
         let _ = setrlimit(Resource::Nofile, enough);
     }
+    inherit::as_others();
     let _ = setpriority_process(None, 0);
     // Neither the first to be ended where memory is short, nor the last.
     let _ = std::fs::write("/proc/self/oom_score_adj", "0");

@@ -13,7 +13,10 @@ mod doctor;
 mod elf;
 mod explain;
 mod generate;
-#[expect(unsafe_code, reason = "signals as they were before the runtime changed them")]
+#[expect(
+    unsafe_code,
+    reason = "signals as they were before the runtime changed them; scheduling"
+)]
 mod inherit;
 mod limits;
 mod locate;

@@ -5,12 +5,14 @@ use crate::target::Target;
 use crate::{config, proc};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
+use clap::builder::PossibleValue;
 use rustix::fd::OwnedFd;
 use rustix::io::pwrite;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
+use viaduct_control::Reason;
 use viaduct_control::counters::{Path, State, Wanted, slot, slot_base};
 use viaduct_control::runtime::instance_id;
 
@@ -45,7 +47,8 @@ EXAMPLES
     viaduct path 127.0.0.1:6379 auto
 
 EXIT STATUS
-    0   moved, or asked to with --no-wait
+    0   moved, or asked to with --no-wait; a direction in which nothing is sent has
+        nothing to move to shared memory, and is not waited for longer
     1   no such connection, not allowed, or closed meanwhile
     2   the command line was not understood
     3   not moved within 2 seconds; the wish stands";
@@ -60,6 +63,11 @@ enum Wish {
     Tcp,
     Shm,
     Auto,
+}
+
+/// The words for the paths, which are the command line's last.
+pub(crate) fn words() -> impl Iterator<Item = PossibleValue> {
+    Wish::value_variants().iter().filter_map(ValueEnum::to_possible_value)
 }
 
 impl Wish {
@@ -77,6 +85,11 @@ impl Wish {
             Self::Shm => is_on(state, Path::Shm),
             Self::Auto => true,
         }
+    }
+
+    /// Of a stream that goes one way there is no more to be moved: only a sender moves its direction.
+    fn is_met_as_far_as_used(self, state: State) -> bool {
+        matches!(self, Self::Shm) && state.reason == Reason::OneWay
     }
 }
 
@@ -132,6 +145,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
                 println!("{name}: left to Viaduct again, now {} so far", path_of(state));
             }
             Some(state) if wish.is_met(state) => println!("{name}: now {}", path_of(state)),
+            Some(state) if wish.is_met_as_far_as_used(state) => {
+                println!(
+                    "{name}: now {}; the other way moves when its end sends next",
+                    path_of(state)
+                );
+            }
             Some(state) => {
                 outcome = NOT_YET.into();
                 println!("{name}: still {}", path_of(state));

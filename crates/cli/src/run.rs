@@ -4,6 +4,7 @@ use crate::config::{self, Layer, OfferChoice, PathChoice, Settings, SpinChoice};
 use crate::elf::{self, NotFound};
 use crate::{daemon, inherit, limits, locate};
 use anyhow::Result;
+use clap::ValueHint;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -48,7 +49,12 @@ pub(crate) struct Args {
     #[arg(short, long)]
     verbose: bool,
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        value_name = "PROGRAM",
+        value_hint = ValueHint::CommandWithArguments
+    )]
     command: Vec<OsString>,
 }
 

@@ -2,7 +2,7 @@
 
 use crate::counters::{self, End, Process};
 use crate::{config, terminal};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -69,6 +69,11 @@ JSON
     offers, pairs           offers made to viaductd; pairs that came of them
     unshown                 connections without room in the counters, in no sum
 
+EXIT STATUS
+    0   shown, also where there is nothing to show
+    1   failed, or --dir names no directory and no program that runs uses it
+    2   the command line was not understood
+
 EXAMPLES
     viaduct status
     viaduct status --totals
@@ -77,11 +82,19 @@ EXAMPLES
 
 /// Shows the table or the JSON.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
+    let named = args.dir.clone();
     let dir = match args.all {
         true => None,
         false => Some(config::runtime_dir(args.dir)?),
     };
     let instance = dir.as_ref().map(|dir| instance_id(dir.as_os_str().as_encoded_bytes()));
+    if let Some(named) = &named
+        && !named.is_dir()
+        && counters::read_all(instance)?.is_empty()
+    {
+        // Else a misspelt name would look as if nothing ran.
+        bail!("{}: no such directory", named.display());
+    }
     loop {
         let processes = counters::read_all(instance)?;
         let shown = |print: fn(&[Process]) -> String| match args.watch && terminal::is_terminal() {

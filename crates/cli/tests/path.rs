@@ -125,6 +125,31 @@ fn a_program_that_does_not_move_is_told_of() {
 }
 
 #[test]
+fn of_a_stream_that_goes_one_way_the_other_is_not_waited_for() {
+    let guest = Guest::new();
+    let (client, _server) = connection();
+    let fd = client.as_raw_fd().to_string();
+    guest.show(
+        0,
+        &client,
+        State {
+            receiving: Path::Tcp,
+            reason: Reason::OneWay,
+            ..SHM
+        },
+    );
+    let output = path(&guest, &[&own_pid(), &fd, "shm"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stdout(&output));
+    let text = stdout(&output);
+    assert!(
+        text.contains("now sending by shm, receiving by tcp; the other way moves when its end sends next"),
+        "{text}"
+    );
+    // Back to TCP, there is something to wait for.
+    assert_eq!(path(&guest, &[&own_pid(), &fd, "tcp"]).status.code(), Some(3));
+}
+
+#[test]
 fn what_is_not_there_cannot_be_moved() {
     let guest = Guest::new();
     let (client, _server) = connection();

@@ -375,6 +375,7 @@ const LIMITED: &str = r#"#!/bin/sh
 cat /proc/$$/limits >"$2/limits"
 grep Cpus_allowed_list /proc/$$/status >"$2/processors"
 cut -d' ' -f19 /proc/$$/stat >"$2/niceness"
+cut -d' ' -f41 /proc/$$/stat >"$2/policy"
 cat /proc/$$/oom_score_adj >"$2/score"
 umask >"$2/umask"
 printf 1 >&"$6"
@@ -447,6 +448,30 @@ fn viaductd_is_started_from_no_program_whose_limit_would_have_it_refuse_everybod
             "{}",
             stderr(&output)
         );
+    }
+}
+
+#[test]
+fn viaductd_is_scheduled_as_others_are() {
+    for (policy, priority, is_right) in [
+        ("fifo", 1, true),
+        ("rr", 1, true),
+        ("batch", 0, false),
+        ("idle", 0, true),
+    ] {
+        if is_right && !has(CapabilitySet::SYS_NICE) {
+            eprintln!("skipped {policy}: needs rights");
+            continue;
+        }
+        let dir = Dir::new();
+        let first = format!("chrt --{policy} -p {priority} $$ || {{ echo none; exit; }}");
+        let output = run_after(&dir, &first, LIMITED, &["sh", "-c", "cut -d' ' -f41 /proc/$$/stat"]);
+        if stdout(&output) == "none\n" {
+            eprintln!("skipped {policy}: not on this machine");
+            continue;
+        }
+        assert_ne!(stdout(&output), "0\n", "{policy}: the program keeps its own");
+        assert_eq!(fs::read_to_string(dir.path.join("policy")).unwrap(), "0\n", "{policy}");
     }
 }
 
@@ -651,10 +676,79 @@ fn manual_pages_and_completions_are_written() {
         let text = fs::read_to_string(completions.join(file)).unwrap();
         assert!(text.contains("status") && !text.contains("launch-daemon"), "{file}");
     }
-    let checked = Command::new("bash")
-        .arg("-n")
-        .arg(completions.join("viaduct.bash"))
-        .status()
-        .unwrap();
-    assert!(checked.success());
+    // zsh cannot be asked without a terminal.
+    let zsh = fs::read_to_string(completions.join("_viaduct")).unwrap();
+    assert!(zsh.contains("*::command -- The program and its arguments:_cmdambivalent'"));
+    assert!(zsh.contains("*::path -- The descriptor and the path:(tcp shm auto)'"));
+}
+
+/// What the shell's completion offers for the last word of each line: these, and not those.
+const COMPLETED: [(&str, &[&str], &[&str]); 14] = [
+    ("viaduct s", &["status"], &["run"]),
+    ("viaduct run --pa", &["--path"], &["--spin"]),
+    ("viaduct run --path ", &["auto", "tcp", "shm"], &["tac"]),
+    ("viaduct run ta", &["tac"], &["--path"]),
+    ("viaduct run -- ta", &["tac"], &["--path"]),
+    ("viaduct run --spin never -v -- ta", &["tac"], &["--path"]),
+    ("viaduct run --path tcp ta", &["tac"], &["tcp"]),
+    ("viaduct path 47", &[], &["tcp", "shm"]),
+    ("viaduct path 4711 ", &[], &["tcp", "shm"]),
+    ("viaduct path 4711 12 ", &["tcp", "shm", "auto"], &["--dir"]),
+    ("viaduct path --dir /tmp 4711 12 s", &["shm"], &["tcp"]),
+    ("viaduct path 127.0.0.1:6379 ", &["tcp", "shm", "auto"], &[]),
+    ("viaduct path :6379 t", &["tcp"], &["shm"]),
+    ("viaduct path 4711 12 --no", &["--no-wait"], &["tcp"]),
+];
+
+/// Splits as the shell does where it completes, and prints what is offered.
+const COMPLETE: &str = r#"source "$1"
+COMP_LINE=$2 COMP_POINT=${#2}
+split=${2//:/ : }
+read -ra COMP_WORDS <<<"${split//=/ = }"
+[[ $2 == *' ' ]] && COMP_WORDS+=("")
+COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+function=$(complete -p viaduct | sed 's/.*-F \([^ ]*\).*/\1/')
+$function viaduct "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+printf '%s\n' "${COMPREPLY[@]}"
+"#;
+
+#[test]
+fn programs_and_paths_are_completed() {
+    let dir = Dir::new();
+    succeed(viaduct(&dir.path).args(["generate", "completions"]).arg(&dir.path));
+    let bash = dir.path.join("viaduct.bash");
+    let asked = |shell: &str, line: &str| {
+        let mut command = Command::new(shell);
+        match shell {
+            "bash" => command.args(["-c", COMPLETE, "bash"]).arg(&bash).arg(line),
+            _ => {
+                let source = format!(
+                    "source {}; complete -C \"$LINE\"",
+                    dir.path.join("viaduct.fish").display()
+                );
+                command.args(["--no-config", "-c", &source]).env("LINE", line)
+            }
+        };
+        let output = command.env("HOME", &dir.path).output();
+        output.map(|output| {
+            assert_eq!(stderr(&output), "", "{shell}: {line}");
+            let lines = stdout(&output);
+            let words = lines
+                .lines()
+                .filter_map(|line| line.split('\t').next().map(str::to_owned));
+            words.collect::<Vec<_>>()
+        })
+    };
+    for shell in ["bash", "fish"] {
+        if asked(shell, "viaduct ").is_err() {
+            eprintln!("skipped: no {shell}");
+            continue;
+        }
+        for (line, offered, not) in COMPLETED {
+            let words = asked(shell, line).unwrap();
+            let has = |word: &&str| words.iter().any(|own| own == word);
+            assert!(offered.iter().all(|word| has(word)), "{shell}: {line:?}: {words:?}");
+            assert!(!not.iter().any(|word| has(word)), "{shell}: {line:?}: {words:?}");
+        }
+    }
 }

@@ -461,3 +461,46 @@ fn doctor_finds_a_library_that_does_not_load_and_a_wrong_configuration() {
         "{text}"
     );
 }
+
+#[test]
+fn a_directory_that_is_not_there_is_told_and_an_empty_one_shows_nothing() {
+    let dir = Dir::new();
+    let file = dir.path.join("file");
+    fs::write(&file, "").unwrap();
+    let status = |named: &std::path::Path, options: &[&str]| {
+        let mut command = viaduct(&dir.path);
+        command
+            .args(["status", "--dir"])
+            .arg(named)
+            .args(options)
+            .output()
+            .unwrap()
+    };
+    for options in [
+        &[][..],
+        &["--json"],
+        &["--totals"],
+        &["--watch"],
+        &["--watch", "--json"],
+    ] {
+        for named in [&dir.path.join("misspelt"), &file] {
+            let output = status(named, options);
+            assert_eq!(output.status.code(), Some(1), "{options:?}");
+            assert_eq!(stdout(&output), "", "{options:?}");
+            let said = common::stderr(&output);
+            assert_eq!(said, format!("viaduct: {}: no such directory\n", named.display()));
+        }
+    }
+    for (options, text) in [(&[][..], "PID "), (&["--json"], "[]")] {
+        let output = status(&dir.path, options);
+        assert!(output.status.success());
+        assert!(stdout(&output).starts_with(text), "{}", stdout(&output));
+    }
+    // One that has been removed while programs go on in it.
+    let guest = Guest::new();
+    let (client, _server) = connection();
+    guest.show(0, &client, SHM);
+    fs::remove_dir_all(&guest.dir.path).unwrap();
+    let output = status(&guest.dir.path, &["--json"]);
+    assert!(stdout(&output).contains("shm"), "{}", common::stderr(&output));
+}

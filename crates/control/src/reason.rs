@@ -84,6 +84,8 @@ reasons! {
         "Start the other ends' programs under Viaduct, keep connections that have none on TCP by a rule, or raise `offers_per_user` in the configuration and restart viaductd.";
     PassedOn = 40, "passed-on", "The connection was opened by another program or process, which may still use it.",
         "Have the program that serves the connection accept or open it itself.";
+    SlowDaemon = 41, "daemon-slow", "viaductd is there, but did not answer in time; the connection is offered again when it is next used.",
+        "Nothing, if the machine was busy for a moment. If it stays, see whether viaductd is stopped or starved of processor time: `viaduct doctor`.";
     Misspelt = 39, "misspelt", "A VIADUCT_ variable of the program's environment makes no sense, so all its connections stay on TCP.",
         "Correct VIADUCT_PATH, VIADUCT_SPIN, VIADUCT_OFFER or VIADUCT_RULES, or start the program by `viaduct run`, which says what is wrong.";
 }

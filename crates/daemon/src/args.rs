@@ -1,7 +1,6 @@
 //! The command line.
 
 use clap::{CommandFactory, Parser};
-use std::io::Write;
 use std::path::PathBuf;
 
 /// Matches the two ends of TCP connections on this machine and gives them shared memory
@@ -76,26 +75,7 @@ FILES
                                          (~/.config where unset)
     viaductd.sock                        the socket, in the runtime directory";
 
-/// The manual page. What follows the options in the help becomes sections of their own, as in those of `viaduct generate man`.
+/// The manual page.
 pub(crate) fn manual() -> std::io::Result<Vec<u8>> {
-    let man = clap_mangen::Man::new(Args::command())
-        .title("VIADUCTD")
-        .section("8")
-        .source(concat!("viaduct ", env!("CARGO_PKG_VERSION")))
-        .manual("Viaduct");
-    let mut page = Vec::new();
-    man.render_title(&mut page)?;
-    man.render_name_section(&mut page)?;
-    man.render_synopsis_section(&mut page)?;
-    man.render_description_section(&mut page)?;
-    man.render_options_section(&mut page)?;
-    for line in AFTER.lines().chain(["", "SEE ALSO", "    viaduct(1), viaduct-run(1)"]) {
-        match line.strip_prefix("    ") {
-            Some(text) => writeln!(page, "{}", text.replace('-', "\\-"))?,
-            None if line.is_empty() => writeln!(page, ".fi")?,
-            None => writeln!(page, ".SH {line}\n.nf")?,
-        }
-    }
-    writeln!(page, ".fi")?;
-    Ok(page)
+    viaduct_manual::page(&Args::command(), "8", "viaduct(1), viaduct-run(1)")
 }

@@ -164,6 +164,8 @@ fn open_connection() -> Result<i32, Reason> {
     }
     let fd = sys::connect_packet_socket(path.get(..len).unwrap_or(&[])).map_err(|errno| match errno {
         libc::EMFILE | libc::ENFILE => Reason::NoDescriptors,
+        // More wait to be let in than it has room for.
+        libc::EAGAIN => Reason::SlowDaemon,
         _ => Reason::NoDaemon,
     })?;
     let region = counters::fd();

@@ -13,7 +13,7 @@ use crate::lone::Lone;
 use crate::records::{id_of, index_of};
 use crate::rest::Rest;
 use crate::sys::{self, Errno, SegmentCell, raw};
-use crate::{agent, counters, needs, send, stores};
+use crate::{agent, counters, needs, send, stores, wish};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 use viaduct_channel::{Segment, Side};
@@ -453,6 +453,7 @@ impl Conn {
         if self.searched() {
             self.set_flag(IN_WANTED, true);
         }
+        wish::note_peers_receiving(self);
         self.show();
     }
 

@@ -191,7 +191,7 @@ fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) 
                 wish::heed_sending(conn, id);
                 let wanted = out.peer_wants_raw();
                 if wanted {
-                    // It is on TCP only because the peer asks for it. Who does not send is told nothing: only promoting takes it back.
+                    // It is on TCP only because the peer asks for it.
                     conn.change_reason(Reason::Pairing, Reason::PeerRequested);
                     recall::answer(conn, &out);
                     // In this order: a receiver that ends its stretch between the two is fetched from before anything else is sent.
@@ -448,6 +448,7 @@ pub(crate) fn serve(conn: &Conn) {
         }
         recall::fetch(conn, &out);
     }
+    wish::note_peers(conn, &out);
     // What the kernel does not take now goes with the next send.
     if out.mode() == Mode::BackPending
         && let Err(errno) = send_back(conn, &out)

@@ -20,7 +20,7 @@ pub(crate) fn await_on(fd: i32) -> Result<Welcome, Reason> {
             Err(libc::EAGAIN) => {
                 let left = until.saturating_sub(sys::now_ns());
                 if left == 0 {
-                    return Err(Reason::NoDaemon);
+                    return Err(Reason::SlowDaemon);
                 }
                 sys::wait_readable_quietly(fd, left);
             }

@@ -9,7 +9,7 @@ use crate::demote;
 use crate::sys::raw;
 use viaduct_control::Reason;
 use viaduct_control::counters::Wanted;
-use viaduct_stream::Incoming;
+use viaduct_stream::{Incoming, Mode, Outgoing};
 
 /// Whether the peer does not know yet what is wanted. A connection that is banned from lanes has asked for good.
 #[inline]
@@ -48,10 +48,32 @@ fn tell(conn: &Conn, incoming: &Incoming<'_>) {
     // An end that never sends has no direction of its own to move, and would go on saying that it waits for one.
     if tcp {
         conn.set_reason(Reason::Requested);
-        // The peer may sleep with nothing to send; it looks when it wakes.
-        let _ = raw::eventfd_ring(conn.peer_bell());
     } else if conn.reason() == Reason::Requested {
         conn.set_reason(Reason::Pairing);
+    }
+    // The peer may sleep with nothing to send; it looks when it wakes.
+    let _ = raw::eventfd_ring(conn.peer_bell());
+}
+
+/// Says of an end whose sending direction is raw whether the peer keeps it so. One that sends is told when it does, and takes this back when it
+/// promotes; one that only receives learns it here.
+pub(crate) fn note_peers(conn: &Conn, out: &Outgoing<'_>) {
+    if out.mode() != Mode::Raw {
+        return;
+    }
+    match (out.peer_wants_raw(), conn.reason()) {
+        (true, Reason::Pairing) => conn.change_reason(Reason::Pairing, Reason::PeerRequested),
+        (false, Reason::PeerRequested) => conn.change_reason(Reason::PeerRequested, Reason::Pairing),
+        _ => {}
+    }
+}
+
+/// The same for a receiver, whose direction the peer has moved. A sender that owns its own sees to it itself.
+pub(crate) fn note_peers_receiving(conn: &Conn) {
+    if let Some(guard) = conn.try_own_send()
+        && let Some(segment) = conn.segment(&guard)
+    {
+        note_peers(conn, &Outgoing::new(segment.sender(conn.side())));
     }
 }
 

@@ -236,16 +236,30 @@ impl Instance {
     /// # Errors
     /// What `viaduct path` prints when it fails.
     pub fn move_connection(&self, pid: u32, fd: i32, path: &str) -> Result<(), String> {
+        self.ask_for_path(&["--no-wait"], pid, fd, path).map(drop)
+    }
+
+    /// The same, and waits to see it; answers what `viaduct path` says then.
+    ///
+    /// # Errors
+    /// What `viaduct path` prints when it fails.
+    pub fn move_and_wait(&self, pid: u32, fd: i32, path: &str) -> Result<String, String> {
+        self.ask_for_path(&[], pid, fd, path)
+    }
+
+    fn ask_for_path(&self, options: &[&str], pid: u32, fd: i32, path: &str) -> Result<String, String> {
         let output = Command::new(binary("viaduct"))
-            .args(["path", "--no-wait", "--dir"])
+            .arg("path")
+            .args(options)
+            .arg("--dir")
             .arg(self.dir())
             .args([pid.to_string(), fd.to_string(), path.to_owned()])
             .output()
             .map_err(|error| error.to_string())?;
-        if output.status.success() {
-            Ok(())
-        } else {
-            Err(String::from_utf8_lossy(&output.stderr).into_owned())
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        match output.status.success() {
+            true => Ok(text(&output.stdout)),
+            false => Err(text(&output.stdout) + &text(&output.stderr)),
         }
     }
 }

@@ -37,6 +37,7 @@ pub struct Launch<'a> {
     host: Option<&'a Host>,
     directory: Option<PathBuf>,
     input: Option<PathBuf>,
+    farewell: Option<Signal>,
 }
 
 impl<'a> Launch<'a> {
@@ -70,6 +71,7 @@ impl<'a> Launch<'a> {
             host: None,
             directory: None,
             input: None,
+            farewell: None,
         }
     }
 
@@ -110,6 +112,13 @@ impl<'a> Launch<'a> {
     #[must_use]
     pub fn input(mut self, file: &Path) -> Self {
         self.input = Some(file.to_owned());
+        self
+    }
+
+    /// Asks it by this signal to end, before it is killed: for a program that would leave something behind.
+    #[must_use]
+    pub fn farewell(mut self, signal: Signal) -> Self {
+        self.farewell = Some(signal);
         self
     }
 
@@ -174,6 +183,7 @@ impl<'a> Launch<'a> {
             child,
             output,
             errors,
+            farewell: self.farewell,
         }
     }
 
@@ -226,6 +236,9 @@ pub(crate) fn tail(text: &str) -> &str {
     &text[from..]
 }
 
+/// How long a program may take that is asked to end.
+const FAREWELL: Duration = Duration::from_secs(10);
+
 /// A running program, killed with its children on drop.
 #[derive(Debug)]
 pub struct Program {
@@ -233,6 +246,7 @@ pub struct Program {
     child: Child,
     output: Capture,
     errors: Capture,
+    farewell: Option<Signal>,
 }
 
 impl Program {
@@ -345,6 +359,12 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
+        if let Some(farewell) = self.farewell
+            && self.is_running()
+        {
+            self.signal(farewell);
+            self.wait(FAREWELL);
+        }
         // The group first, while its leader's number cannot be anybody else's.
         if let Ok(group) = i32::try_from(self.pid())
             && self.is_running()

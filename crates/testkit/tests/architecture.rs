@@ -10,6 +10,7 @@ use viaduct_testkit::binaries::workspace;
 const USES: &[(&str, &[&str])] = &[
     ("viaduct-channel", &[]),
     ("viaduct-control", &[]),
+    ("viaduct-manual", &[]),
     ("viaduct-stream", &["viaduct-channel"]),
     (
         "viaduct-socket",
@@ -17,9 +18,15 @@ const USES: &[(&str, &[&str])] = &[
     ),
     ("viaduct-preload", &["viaduct-socket"]),
     ("viaduct-seek", &["viaduct-socket"]),
-    ("viaduct-daemon", &["viaduct-channel", "viaduct-control"]),
+    (
+        "viaduct-daemon",
+        &["viaduct-channel", "viaduct-control", "viaduct-manual"],
+    ),
     // `bench` measures the raw channel beside the socket layer.
-    ("viaduct-cli", &["viaduct-control", "viaduct-channel", "viaduct-seek"]),
+    (
+        "viaduct-cli",
+        &["viaduct-control", "viaduct-manual", "viaduct-channel", "viaduct-seek"],
+    ),
     // What is measured against stands alone, and nothing of the product uses it.
     ("viaduct-rivals", &[]),
     ("viaduct-testkit", &["viaduct-control"]),
@@ -152,6 +159,7 @@ fn nothing_that_is_banned_is_used_by_any_way() {
 fn crates_that_need_no_unsafe_code_forbid_it() {
     for source in [
         "control/src/lib.rs",
+        "manual/src/lib.rs",
         "stream/src/lib.rs",
         "daemon/src/main.rs",
         "rivals/src/main.rs",

@@ -1,12 +1,13 @@
 //! What stands in the way of whoever runs programs under Viaduct is told, not left to be guessed.
 
+use nix::sys::signal::Signal;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 use viaduct_control::Reason;
 use viaduct_testkit::binaries::binary;
-use viaduct_testkit::processes::{free_port, wait_until};
+use viaduct_testkit::processes::{free_port, signal, wait_until};
 use viaduct_testkit::status::Row;
 use viaduct_testkit::{Instance, Launch, Mode, Program, Server, can_run};
 
@@ -91,6 +92,26 @@ fn a_misspelt_variable_is_told() {
         text.contains("VIADUCT_SPIN: expected auto, never or always, found 'somtimes'"),
         "{text}"
     );
+}
+
+/// One that is there is not said to be missing, and what was offered in vain is matched once it answers.
+#[test]
+fn a_viaductd_that_does_not_answer_in_time_is_told() {
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    let server = Server::start(mode, "epoll");
+    signal(instance.daemon_pid(), Signal::SIGSTOP);
+    let client = server.client(mode, "--seconds 100").spawn();
+    let rows = instance.wait_for_status(PATIENCE, |rows| {
+        let own = || rows.iter().filter(|row| row.pid == client.pid());
+        own().next().is_some() && own().all(|row| row.reason == "daemon-slow")
+    });
+    let explained = explain(&instance, client.pid());
+    signal(instance.daemon_pid(), Signal::SIGCONT);
+    assert!(rows.is_ok(), "{rows:#?}");
+    assert!(explained.contains("did not answer in time"), "{explained}");
+    let fast = instance.wait_for_status(PATIENCE, |rows| rows.iter().any(Row::is_fast_both_ways));
+    assert!(fast.is_ok(), "{fast:#?}");
 }
 
 fn is_loaded(program: &Program) -> bool {

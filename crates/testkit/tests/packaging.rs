@@ -64,6 +64,10 @@ fn run(command: &mut Command) -> String {
 
 /// A target of the Makefile, with the programs under test in place of a build.
 fn make(target: &str, stage: &Path) {
+    make_with(target, stage, &[]);
+}
+
+fn make_with(target: &str, stage: &Path, variables: &[&str]) {
     let built = bin_dir();
     run(Command::new("make")
         .args(["--silent", "--old-file=build", target])
@@ -71,8 +75,10 @@ fn make(target: &str, stage: &Path) {
         .arg(format!("PREFIX=/{PREFIX}"))
         .arg(format!("RELEASE={}", built.display()))
         .arg(format!("GENERATED={}", stage.join("generated").display()))
+        .args(variables)
         .env_remove("MAKEFLAGS")
         .env_remove("UNITDIR")
+        .env_remove("STRIP")
         .current_dir(workspace()));
 }
 
@@ -137,6 +143,12 @@ fn what_is_installed_is_enough_for_c_and_cpp() {
             .args(pkg_config(&stage, &["--cflags", "--libs"])));
         programs.push(program);
     }
+    let documentation = root.join("share/doc/viaduct");
+    run(Command::new("cc")
+        .args(["-O2", "-pthread", "-o"])
+        .arg(scratch.path().join("priorities"))
+        .arg(documentation.join("examples/seek/priorities.c"))
+        .args(pkg_config(&stage, &["--cflags", "--libs"])));
     // What only compilers need may be missing where programs run.
     std::fs::remove_file(library.join("libviaduct.so")).unwrap();
     for program in programs {
@@ -147,7 +159,6 @@ fn what_is_installed_is_enough_for_c_and_cpp() {
         let mode = std::fs::metadata(root.join(name)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o755, "{name}");
     }
-    let documentation = root.join("share/doc/viaduct");
     let readme = std::fs::read_to_string(documentation.join("README.md")).unwrap();
     for link in readme
         .split("](")
@@ -184,6 +195,41 @@ fn what_is_installed_is_enough_for_c_and_cpp() {
 }
 
 /// Every public name has its manual page.
+/// Names of the sections of a binary.
+fn sections(file: &Path) -> String {
+    run(Command::new("readelf").args(["--wide", "--section-headers"]).arg(file))
+}
+
+#[test]
+fn debug_information_stays_where_it_was_built() {
+    if !can_run(false, &["make", "pkg-config", "cc", "readelf", "strip"]) {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    for (strip, is_stripped) in [("strip", true), ("no-strip-here", false)] {
+        let stage = scratch.path().join(strip);
+        make_with("install", &stage, &[&format!("STRIP={strip}")]);
+        let root = stage.join(PREFIX);
+        for (built, installed) in [
+            ("viaduct", "bin/viaduct"),
+            ("viaductd", "bin/viaductd"),
+            ("libviaduct_preload.so", "lib/viaduct/libviaduct_preload.so"),
+            ("libviaduct.so", "lib/libviaduct.so"),
+        ] {
+            let has_lines = |file: &Path| sections(file).contains(".debug_line");
+            let (built, installed) = (bin_dir().join(built), root.join(installed));
+            assert_eq!(
+                has_lines(&installed),
+                has_lines(&built) && !is_stripped,
+                "{}",
+                installed.display()
+            );
+            // Functions keep their names, for profiles and what a panic says.
+            assert!(sections(&installed).contains(".symtab"), "{}", installed.display());
+        }
+    }
+}
+
 #[test]
 fn every_function_has_a_page() {
     let header = std::fs::read_to_string(workspace().join("include/viaduct.h")).unwrap();

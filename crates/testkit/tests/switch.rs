@@ -173,9 +173,16 @@ fn a_stream_that_goes_one_way_is_said_to() {
     let on_tcp = instance.wait_for_status(PATIENCE, |rows| rows.iter().all(|row| row.path == "tcp"));
     assert!(on_tcp.is_ok(), "{on_tcp:#?}");
     // The receiver wakes meanwhile, and learns what the sender wants.
-    std::thread::sleep(Duration::from_millis(100));
+    let told = instance.wait_for_status(PATIENCE, |rows| {
+        let says = |pid, reason| rows.iter().any(|row| row.pid == pid && row.reason == reason);
+        says(sender.pid(), "requested") && says(receiver.pid(), "peer-requested")
+    });
+    assert!(told.is_ok(), "{told:#?}");
     instance.move_connection(sender.pid(), fd.unwrap(), "auto").unwrap();
     one_way();
+    // There is nothing to move the other way: the wish is met.
+    let moved = instance.move_and_wait(sender.pid(), fd.unwrap(), "shm");
+    assert!(moved.is_ok_and(|said| said.contains("its end sends next")));
     sender.kill();
     receiver.kill();
 }

@@ -46,6 +46,7 @@ pub(crate) struct Launch<'a> {
     program: PathBuf,
     arguments: Vec<OsString>,
     variables: Vec<(&'static str, &'static str)>,
+    farewell: Signal,
 }
 
 impl<'a> Launch<'a> {
@@ -85,6 +86,7 @@ impl<'a> Launch<'a> {
             program,
             arguments: Vec::new(),
             variables: Vec::new(),
+            farewell: Signal::TERM,
         }
     }
 
@@ -106,6 +108,13 @@ impl<'a> Launch<'a> {
     #[must_use]
     pub(crate) fn variable(mut self, name: &'static str, value: &'static str) -> Self {
         self.variables.push((name, value));
+        self
+    }
+
+    /// The signal that has it end in order whoever is connected, in place of SIGTERM.
+    #[must_use]
+    pub(crate) fn farewell(mut self, signal: Signal) -> Self {
+        self.farewell = signal;
         self
     }
 
@@ -177,6 +186,7 @@ impl<'a> Launch<'a> {
             child,
             output,
             errors,
+            farewell: self.farewell,
         })
     }
 }
@@ -188,6 +198,7 @@ pub(crate) struct Program {
     child: Child,
     output: File,
     errors: File,
+    farewell: Signal,
 }
 
 /// What a program that has ended left behind.
@@ -295,7 +306,7 @@ impl Drop for Program {
             return;
         }
         let family = self.family();
-        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let _ = kill_process(Pid::from_child(&self.child), self.farewell);
         let start = Instant::now();
         while matches!(self.child.try_wait(), Ok(None)) {
             if start.elapsed() > FAREWELL {

@@ -1,6 +1,8 @@
 //! PostgreSQL: bulk copies both ways, and pgbench, whose transactions keep four sums equal.
 
 use crate::{PATIENCE, Pair};
+use nix::sys::signal::Signal;
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -62,6 +64,8 @@ pub(crate) fn start(pair: &Pair<'_>, port: u16) -> Program {
     );
     pair.server("setpriv", all.split_whitespace())
         .directory(Path::new("/"))
+        // Killed, it leaves segments of its own in /dev/shm.
+        .farewell(Signal::SIGINT)
         .spawn()
         .listening(port)
 }
@@ -78,9 +82,19 @@ fn rate(report: &str) -> f64 {
     line.split(' ').next().unwrap().parse().unwrap()
 }
 
+/// The server's own shared memory that has a name.
+fn segments(server: u32) -> BTreeSet<PathBuf> {
+    let maps = std::fs::read_to_string(format!("/proc/{server}/maps")).unwrap();
+    let files = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+    files
+        .filter(|file| file.starts_with("/dev/shm/PostgreSQL."))
+        .map(PathBuf::from)
+        .collect()
+}
+
 fn check(pair: &Pair<'_>) {
     let port = free_port();
-    let _server = start(pair, port);
+    let server = start(pair, port);
     let sql = |text: &str| {
         let file = pair.instance.scratch("sql");
         std::fs::write(&file, text).unwrap();
@@ -130,4 +144,10 @@ fn check(pair: &Pair<'_>) {
     let long = client(pair, "pgbench", port, "-n -S -c 2 -T 2 postgres");
     let report = pair.proved_meanwhile("postgres", long).success();
     assert!(report.contains("number of failed transactions: 0"), "{report}");
+
+    let segments = segments(server.pid());
+    assert!(!segments.is_empty());
+    drop(server);
+    let left: Vec<_> = segments.into_iter().filter(|segment| segment.exists()).collect();
+    assert!(left.is_empty(), "{left:?}");
 }

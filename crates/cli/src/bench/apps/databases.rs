@@ -4,6 +4,7 @@ use super::work::{Counted, Measurement, PATIENCE, Run};
 use crate::bench::parse;
 use crate::bench::program::{How, Launch, Program, free_port};
 use anyhow::{Context, Result};
+use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -111,6 +112,8 @@ fn postgres<'a>(how: How<'a>, data: &Path, port: u16) -> Result<Program> {
         .arg(data)
         .args(&format!("-p {port} -c listen_addresses=127.0.0.1 -c fsync=off -c"))
         .arg(format!("unix_socket_directories={place}"))
+        // At SIGTERM it waits for clients; killed after that, it leaves segments of its own in /dev/shm.
+        .farewell(Signal::INT)
         .spawn()?
         .listening(port)
 }

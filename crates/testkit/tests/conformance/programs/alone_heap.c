@@ -1,54 +1,6 @@
 /* Where the heap is not to be asked for memory: somebody may be in it. By one program with both ends. */
+#include "../../programs/heap.h"
 #include "check.h"
-
-void *__libc_malloc(size_t size);
-void *__libc_calloc(size_t count, size_t size);
-void *__libc_realloc(void *place, size_t size);
-void *__libc_memalign(size_t alignment, size_t size);
-void __libc_free(void *place);
-static int counts, asked;
-
-/* Whatever takes the heap's lock, to give memory back too. Mappings are the kernel's. */
-void *malloc(size_t size)
-{
-    asked += counts;
-    return __libc_malloc(size);
-}
-
-void *calloc(size_t count, size_t size)
-{
-    asked += counts;
-    return __libc_calloc(count, size);
-}
-
-void *realloc(void *place, size_t size)
-{
-    asked += counts;
-    return __libc_realloc(place, size);
-}
-
-void *memalign(size_t alignment, size_t size)
-{
-    asked += counts;
-    return __libc_memalign(alignment, size);
-}
-
-void *aligned_alloc(size_t alignment, size_t size)
-{
-    return memalign(alignment, size);
-}
-
-int posix_memalign(void **place, size_t alignment, size_t size)
-{
-    *place = memalign(alignment, size);
-    return *place ? 0 : ENOMEM;
-}
-
-void free(void *place)
-{
-    asked += counts;
-    __libc_free(place);
-}
 
 /* Another thread of its parent's may have been in the heap when it was made. */
 static void a_child_asks_for_no_memory(void)
