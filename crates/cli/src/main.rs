@@ -13,10 +13,7 @@ mod doctor;
 mod elf;
 mod explain;
 mod generate;
-#[expect(
-    unsafe_code,
-    reason = "signals as they were before the runtime changed them; scheduling"
-)]
+#[expect(unsafe_code, reason = "signals as they were before the runtime changed them")]
 mod inherit;
 mod limits;
 mod locate;

@@ -184,7 +184,12 @@ fn only_the_asked_for_instance_is_shown() {
         let local = stream.local_addr().unwrap().to_string();
         assert!(all.iter().any(|row| row["local"] == local));
     }
-    let empty = succeed(viaduct(&one.dir.path).args(["status", "--json", "--dir", "/nonexistent"]));
+    let unused = Dir::new();
+    let empty = succeed(
+        viaduct(&one.dir.path)
+            .args(["status", "--json", "--dir"])
+            .arg(&unused.path),
+    );
     assert_eq!(empty.trim(), "[]");
 }
 

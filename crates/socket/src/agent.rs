@@ -164,8 +164,7 @@ fn open_connection() -> Result<i32, Reason> {
     }
     let fd = sys::connect_packet_socket(path.get(..len).unwrap_or(&[])).map_err(|errno| match errno {
         libc::EMFILE | libc::ENFILE => Reason::NoDescriptors,
-        // More wait to be let in than it has room for.
-        libc::EAGAIN => Reason::SlowDaemon,
+        libc::EAGAIN => Reason::SlowDaemon, // Its queue is full.
         _ => Reason::NoDaemon,
     })?;
     let region = counters::fd();
