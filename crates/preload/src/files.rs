@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_uint};
 use libc::{off_t, size_t, ssize_t};
-use viaduct_socket::{file, lifecycle, real, sys, table};
+use viaduct_socket::{file, is_nowhere, lifecycle, real, sys, table};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
@@ -16,9 +16,12 @@ pub unsafe extern "C-unwind" fn sendfile(out: c_int, input: c_int, offset: *mut 
         return file::splice(conn, out, count, 0, direct);
     }
     match table::connection(out) {
-        // SAFETY: the program's offset, or null.
-        Some(conn) => file::send(conn, input, unsafe { offset.as_mut() }, count, direct),
-        None => direct(),
+        Some(conn) if offset.is_null() || !is_nowhere(offset) => {
+            // SAFETY: the program's offset, or null.
+            file::send(conn, input, unsafe { offset.as_mut() }, count, direct)
+        }
+        // An offset that is nowhere the kernel refuses before it sends anything.
+        _ => direct(),
     }
 }
 

@@ -1,6 +1,6 @@
 /* Where the heap is not to be asked for memory: somebody may be in it. By one program with both ends. */
-#include "../../programs/heap.h"
 #include "check.h"
+#include "../../programs/heap.h"
 
 /* Another thread of its parent's may have been in the heap when it was made. */
 static void a_child_asks_for_no_memory(void)

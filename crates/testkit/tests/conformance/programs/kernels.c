@@ -158,7 +158,7 @@ static void file_errors(void)
     pipe(ends);
     BOTH(R(sendfile(s, file, &far_away, 10)); R(sendfile(s, file, &negative, 10)); R(sendfile(s, 777, NULL, 10));
          R(sendfile(777, file, NULL, 10)); R(sendfile(s, s, NULL, 10)); R(copy_file_range(file, NULL, s, NULL, 10, 0));
-         R(copy_file_range(s, NULL, file, NULL, 10, 0)));
+         R(copy_file_range(s, NULL, file, NULL, 10, 0)); R(sendfile(s, file, (off_t *)8, 10)));
     NEAR(R(shutdown(s, SHUT_WR)); signal(SIGPIPE, SIG_IGN); lseek(file, 0, SEEK_SET); R(sendfile(s, file, NULL, 10)));
 }
 

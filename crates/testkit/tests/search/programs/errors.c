@@ -1,6 +1,6 @@
 /* The error numbers of direct search, each where it must come. */
-#include "../../programs/heap.h"
 #include "check.h"
+#include "../../programs/heap.h"
 #include "old.h"
 #include <sys/epoll.h>
 #include <sys/resource.h>
