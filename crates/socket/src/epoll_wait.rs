@@ -132,10 +132,10 @@ fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *con
         if events.used() > 0 {
             return events.used().cast_signed();
         }
-        let bound = if woken {
-            recall::serve_all()
+        let bound = if woken && recall::serve_all() {
+            Bound::UnrungRoom
         } else {
-            recall::serve_if_rung()
+            Bound::Program
         };
         match sleep(set, events, bound, deadline, &mut naps, timeout.fine, mask) {
             Ok(true) => woken = true,
@@ -232,7 +232,7 @@ fn sleep(
         set.fall_asleep();
     }
     let left = deadline.map(|deadline| deadline.saturating_sub(sys::now_ns()));
-    let for_room = bound.is_for_room();
+    let for_room = bound != Bound::Program;
     let from = events.used();
     let result = real::epoll_sleep(set.fd(), events, naps.next(bound, left), fine || for_room, mask);
     {
@@ -268,7 +268,6 @@ fn translate(set: &'static Set, owned: Option<&Guard<'_>>, events: &mut Events, 
         Tagged::Foreign => true,
         Tagged::Bell => {
             ours = true;
-            recall::rung();
             false
         }
         Tagged::Member(number) => {

@@ -1,7 +1,7 @@
 //! How often a connection looks at what costs time, and what its recent traffic was like.
 
 use crate::conn::Conn;
-use crate::{idle, recall, sys};
+use crate::{idle, sys};
 use core::sync::atomic::Ordering::Relaxed;
 use viaduct_control::Reason;
 
@@ -23,17 +23,8 @@ pub(crate) enum Bound {
     Program,
     /// Somebody waits for room in a lane, whose receiver may die without a sign.
     Room,
-    /// Somebody rang, and the connections may be looked at only in a while.
-    Turn,
-    /// As for room, and the receiver has no means to ring.
+    /// Likewise, and the receiver has no means to ring.
     UnrungRoom,
-}
-
-impl Bound {
-    /// Whether somebody waits for room, or for what has no means to ring.
-    pub(crate) fn is_for_room(self) -> bool {
-        matches!(self, Self::Room | Self::UnrungRoom)
-    }
 }
 
 /// The lengths of the sleeps of one wait.
@@ -56,7 +47,6 @@ impl Naps {
                 None => return left,
             },
             Bound::Room => STUCK_NS,
-            Bound::Turn => recall::TURN_NS,
             Bound::UnrungRoom => {
                 let nap = self.next_ns;
                 self.next_ns = (nap * 2).min(STUCK_NS);

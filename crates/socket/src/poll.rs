@@ -166,7 +166,7 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
         }
         spinner.paid();
     }
-    let mut asked = Bound::Program;
+    let mut recalled = false;
     loop {
         let by_mark = |conn: &&'static Conn| wait::bit_for(conn) == bell::BY_SOCKET;
         asleep::fall_asleep(receivers(entries).map(|(conn, _)| conn).filter(by_mark));
@@ -182,7 +182,7 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
                 }
             }
         };
-        let bound = bound.max(asked).max(recall::serve_if_rung());
+        let bound = if recalled { Bound::UnrungRoom } else { bound };
         let left = deadline.map(|deadline| deadline.saturating_sub(sys::now_ns()));
         let nap = naps.next(bound, left);
         let watched = prepare(entries, shadow);
@@ -200,10 +200,9 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
         let rang = watched.last().filter(|bell| bell.revents != 0).map(|bell| bell.fd);
         if let Some(bell) = rang.filter(|bell| Some(*bell) == own) {
             raw::eventfd_reset(bell);
-            recall::rung();
         }
         woken?;
-        if bound.is_for_room() {
+        if bound != Bound::Program {
             entries
                 .iter()
                 .filter_map(|entry| attached(entry.fd))
@@ -216,7 +215,7 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
         if ready > 0 || deadline.is_some_and(|deadline| sys::now_ns() >= deadline) {
             return Ok(ready);
         }
-        asked = recall::serve_all();
+        recalled = recall::serve_all();
     }
 }
 

@@ -3,7 +3,6 @@
 
 use crate::conn::{self, Conn, Phase};
 use crate::marks::{self, Marks};
-use crate::pace::Bound;
 use crate::sys::{self, Errno, raw};
 use crate::{kernel, receive, receive_raw, records, send};
 use core::sync::atomic::Ordering::Relaxed;
@@ -247,66 +246,38 @@ pub(crate) fn is_pending(conn: &Conn, out: &Outgoing<'_>) -> bool {
     out.is_recalled() && !conn.flag(conn::SHUT_WRITE | conn::DEAD) && !(out.awaits_receiver() && peer_is_gone(conn))
 }
 
-/// Whether the peer waits for this end to leave the lane, or for its part in a recall; false where somebody else owns the sending direction, who serves.
-fn is_asked(conn: &Conn) -> bool {
+/// The same where the sending direction is not owned; false where somebody else owns it, who serves.
+fn is_pending_now(conn: &Conn) -> bool {
     conn.try_own_send().is_some_and(|guard| {
-        conn.segment(&guard).is_some_and(|segment| {
-            let out = Outgoing::new(segment.sender(conn.side()));
-            let leaves = out.peer_wants_raw() && out.mode() == Mode::Lane && !conn.flag(conn::SHUT_WRITE | conn::DEAD);
-            leaves || is_pending(conn, &out)
-        })
+        conn.segment(&guard)
+            .is_some_and(|segment| is_pending(conn, &Outgoing::new(segment.sender(conn.side()))))
     })
 }
 
 /// When the process's connections may next be looked at by [`serve_all`],
 static SERVE_AT_NS: AtomicU64 = AtomicU64::new(0);
-/// what the last look found,
+/// and what the last look found.
 static PENDING: AtomicBool = AtomicBool::new(false);
-/// and whether somebody has rung since.
-static RUNG: AtomicBool = AtomicBool::new(false);
 
-/// A bell has been taken, which may have rung for any of the connections that know it, and for several at once: whatever else there is to tell, they
-/// are to be looked at before the next sleep.
-pub(crate) fn rung() {
-    if !RUNG.load(Relaxed) {
-        RUNG.store(true, Relaxed);
-    }
-}
-
-/// Before a sleep: [`serve_all`] if somebody has rung.
-pub(crate) fn serve_if_rung() -> Bound {
-    if RUNG.load(Relaxed) {
-        serve_all()
-    } else {
-        Bound::Program
-    }
-}
-
-/// Somebody rang, and none of the connections waited for need have anything new: one may be asked for TCP, of which a bell does not tell. Serves those
-/// that are; answers what the next sleep must not exceed. Nothing may be owned.
-pub(crate) fn serve_all() -> Bound {
+/// Somebody rang, and none of the connections waited for has anything new: one may be recalled, of which a bell does not tell. Serves those that
+/// are; true if one is not done with. Nothing may be owned.
+pub(crate) fn serve_all() -> bool {
     let now = sys::now_ns();
     if now < SERVE_AT_NS.load(Relaxed) {
-        return match (PENDING.load(Relaxed), RUNG.load(Relaxed)) {
-            (true, _) => Bound::UnrungRoom,
-            (false, true) => Bound::Turn,
-            (false, false) => Bound::Program,
-        };
+        return PENDING.load(Relaxed);
     }
-    // First: what rings from now on is not seen for certain.
-    RUNG.store(false, Relaxed);
     let mut pending = false;
     for conn in records::all().filter(|conn| conn.phase() == Phase::Attached) {
-        if is_asked(conn) {
+        if is_pending_now(conn) {
             send::serve(conn);
-            pending |= is_asked(conn);
+            pending |= is_pending_now(conn);
         }
     }
     PENDING.store(pending, Relaxed);
     // A small part of the time goes into this, however many there are.
     let end = sys::now_ns();
     SERVE_AT_NS.store(end + (end - now).saturating_mul(16).max(TURN_NS), Relaxed);
-    if pending { Bound::UnrungRoom } else { Bound::Program }
+    pending
 }
 
 /// Whether a recall that this end has answered leaves it something to send again, or may yet. The sending direction is owned.
@@ -409,31 +380,5 @@ mod tests {
         assert_eq!(go_on(conn, conn.id()), Progress::Sending);
         assert_eq!(inc.source(), Source::Raw);
         assert_ne!(raw::poll_now(bell, libc::POLLIN), 0);
-    }
-
-    /// Who waits for others hears of a connection that is asked for TCP by a bell alone, which it may take together with news of those.
-    #[test]
-    fn a_bell_has_all_looked_at_before_the_next_sleep() {
-        let (conn, _sockets) = records::on_the_heap();
-        conn.set_phase(Phase::Attached);
-        let segment = conn.segment(&conn).unwrap();
-        let out = Outgoing::new(segment.sender(conn.side()));
-        let incoming = Incoming::new(segment.receiver(conn.side().other()));
-        incoming.set_ready();
-        assert!(out.promote(0));
-        incoming.request_raw(true);
-        SERVE_AT_NS.store(u64::MAX, Relaxed);
-        rung();
-        serve_if_rung();
-        assert_eq!(out.mode(), Mode::Lane, "not yet");
-        // Other tests look too, and may be about to note when they did.
-        let until = sys::now_ns() + 5_000_000_000;
-        while out.mode() == Mode::Lane && sys::now_ns() < until {
-            rung();
-            SERVE_AT_NS.store(0, Relaxed);
-            serve_if_rung();
-        }
-        assert_eq!(out.mode(), Mode::Raw);
-        conn.set_phase(Phase::Plain);
     }
 }

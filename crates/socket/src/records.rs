@@ -135,8 +135,6 @@ pub(crate) fn on_the_heap() -> (&'static Conn, [std::net::TcpStream; 2]) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let own = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (peer, _) = listener.accept().unwrap();
-    // What an earlier test has closed unseen.
-    table::take(own.as_raw_fd());
     let conn = begin(own.as_raw_fd(), 0).unwrap();
     let segment = viaduct_channel::Segment::heap(viaduct_channel::Geometry::DEFAULT).0;
     conn.segment.fill(segment);

@@ -2,7 +2,7 @@
 
 use crate::conn::Conn;
 use crate::sys::{self, Errno};
-use crate::{bell, idle, real, recall, signals};
+use crate::{bell, idle, real, signals};
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, pollfd};
 
 /// Why a sleep ended.
@@ -107,7 +107,6 @@ pub(crate) fn sleep(conn: &Conn, bit: u32, events: i16, deadline: Deadline, cap_
     sys::set_errno(errno);
     if entries[1].revents != 0 {
         sys::raw::eventfd_reset(bell);
-        recall::rung();
     }
     woken
 }
