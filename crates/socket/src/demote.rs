@@ -237,8 +237,11 @@ where
 #[cold]
 pub(crate) fn send_on_tcp(conn: &'static Conn, reason: Reason, direct: impl FnOnce() -> isize) -> isize {
     if conn.flag(conn::SHUT_WRITE) {
-        // Nothing brings the direction back behind its FIN, and the kernel refuses whatever is sent.
-        return direct();
+        // Nothing brings the direction back behind its FIN, and the kernel refuses whatever is sent; an error is told first.
+        return match conn.take_error() {
+            0 => direct(),
+            errno => sys::fail(errno),
+        };
     }
     ban(conn, reason);
     let id = conn.id();

@@ -33,7 +33,7 @@ pub fn created(fd: i32) {
     }
     // First: a child shares the set with us, though neither of us may have had a socket by then. Not where that could take a forbidden system call.
     if !lifecycle::is_confined() {
-        lifecycle::start();
+        lifecycle::start(false);
     }
     for (index, set) in SET.iter().enumerate() {
         if set.used.load(Relaxed) || set.used.swap(true, AcqRel) {

@@ -13,7 +13,7 @@ use crate::search::area;
 use crate::{epoll_share, lifecycle, lone, sys, table, thread};
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
-use core::sync::atomic::{AtomicU32, AtomicU64, fence};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
 use viaduct_control::Reason;
 
 /// One bit a record: the child to come has been counted among the holders of [`Conn::counted`].
@@ -61,7 +61,8 @@ impl Begun {
         self.depth.set(0);
     }
 
-    /// Whether the jump leaves the fork that has begun last.
+    /// Whether the jump leaves the fork that has begun last. The C library calls handlers from the same depth before and after: a jump within one goes no
+    /// higher than where the first of them was called.
     pub(crate) fn is_left_by(&self, jump: &Jump) -> bool {
         let last = self.depth.get().checked_sub(1);
         last.and_then(|last| self.frames.get(last.min(DEEPEST - 1)))
@@ -144,6 +145,17 @@ fn forget_counts() {
     }
 }
 
+/// Whether there has been a socket: sets alone have nothing that is to lie in memory of both processes.
+static SOCKETS: AtomicBool = AtomicBool::new(false);
+
+/// There is a set, or a socket.
+#[inline]
+pub(crate) fn begin(sockets: bool) {
+    if sockets && !SOCKETS.load(Relaxed) {
+        SOCKETS.store(true, Relaxed);
+    }
+}
+
 /// Before a fork: there will be one more process that holds each connection.
 pub(crate) fn before_fork() {
     SO_FAR.fetch_add(1, Relaxed);
@@ -151,9 +163,11 @@ pub(crate) fn before_fork() {
     // Pairs with `lone::begin`: either it sees that the set is kept, or we see an owner.
     fence(SeqCst);
     all().for_each(lone::before_fork);
-    // What either process will search later, both must see.
-    area::share();
-    crate::worth::share();
+    if SOCKETS.load(Relaxed) {
+        // What either process will search later, both must see.
+        area::share();
+        crate::worth::share();
+    }
     let within = BEGUN.fetch_add(1, Relaxed) != 0;
     let mut child = area::Child::begin();
     all().for_each(|conn| count(conn, within, &mut child));

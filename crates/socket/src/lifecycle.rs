@@ -29,7 +29,7 @@ pub fn fresh(fd: c_int) {
 pub fn made_socket(fd: c_int, for_search: bool) {
     fresh(fd);
     if fd >= 0 && !lodgers::has_own_table() {
-        start();
+        start(true);
         table::set_socket(fd);
         if for_search {
             streams::set(fd);
@@ -152,7 +152,7 @@ pub(crate) fn begin_early(fd: c_int) -> Option<&'static Conn> {
     if kernel::is_listening(fd) {
         return None;
     }
-    start();
+    start(true);
     records::begin(fd, conn::EARLY)
 }
 
@@ -164,7 +164,7 @@ pub fn connected(fd: c_int, family: c_int, pending: bool) {
     if table::connection(fd).is_some_and(|conn| !conn.flag(conn::EARLY)) {
         return;
     }
-    start();
+    start(true);
     if let Some(conn) = records::begin(fd, conn::EARLY | conn::ACTIVE) {
         // It may have begun before.
         conn.set_flag(conn::ACTIVE, true);
@@ -231,7 +231,7 @@ pub fn accepted(fd: c_int, listener: c_int) {
     if lodgers::has_own_table() {
         return;
     }
-    start();
+    start(true);
     fresh(fd);
     if streams::is(listener) {
         streams::set(fd);
@@ -330,8 +330,9 @@ pub(crate) fn owns_records() -> bool {
     PROCESS.load(Relaxed) == raw::getpid()
 }
 
-/// Before the first socket, set or record: has `fork` tell us.
-pub(crate) fn start() {
+/// Before the first socket, set or record: has `fork` tell us. `sockets`: there will be some, not only sets.
+pub(crate) fn start(sockets: bool) {
+    forks::begin(sockets);
     if PROCESS.load(Relaxed) == 0 && PROCESS.swap(raw::getpid(), Relaxed) == 0 {
         crate::sys::at_fork(before_fork, after_fork_in_parent, after_fork_in_child);
     }

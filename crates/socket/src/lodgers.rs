@@ -23,7 +23,7 @@ pub fn expect(flags: u64) {
     }
     if has(libc::CLONE_VM) && !has(libc::CLONE_THREAD) {
         // So that who the records belong to is known, and forked children begin without.
-        lifecycle::start();
+        lifecycle::start(true);
         LODGERS.fetch_or(if has(libc::CLONE_FILES) { ANY } else { ANY | OWN_TABLE }, Relaxed);
     }
 }

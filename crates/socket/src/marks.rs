@@ -295,7 +295,8 @@ pub(crate) fn probe_behind_bytes(conn: &Conn, out: &Outgoing<'_>) {
 /// Once, when the peer's FIN has been seen: is it gone without having received all that was sent to it on the lane? TCP would have ended with
 /// RST then; but a peer that was killed, or whose last holder did not know that it was the last, leaves its kernel unaware of lane
 /// bytes. One that has only closed its own direction still reads. Its kernel tells which it is: it answers a bell with RST. So it does where the
-/// program has shut both directions down, and may still read: a peer that says so itself is not asked, and resets by itself when it closes.
+/// program has shut both directions down, and may still read: a peer that says so itself is not asked, and resets by itself
+/// when it closes. One that is killed between the two is found out by the second send only.
 pub(crate) fn look_behind_fin(conn: &Conn) {
     if let Some(guard) = conn.try_own_send() {
         look_behind(conn, &guard);

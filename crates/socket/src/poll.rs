@@ -6,6 +6,7 @@ use crate::pace::{Bound, Naps};
 use crate::spin::Spinner;
 use crate::sys::{self, raw};
 use crate::{agent, announce, asleep, bell, cancel, epoll_back, marks, ready, real, recall, send, table, wait};
+use core::cell::Cell;
 use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM, c_int, pollfd};
 use viaduct_stream::Outgoing;
 
@@ -54,8 +55,17 @@ fn attached(fd: c_int) -> Option<&'static Conn> {
     table::connection(fd).filter(|conn| conn.phase() == Phase::Attached)
 }
 
-/// How often, in microseconds, the kernel is asked for connections that are not ready beside others that are.
+/// How often at most, in microseconds, the kernel is asked for connections that are not ready beside others that are,
 const CHECK_US: u64 = 20;
+/// and the part of a thread's time that this may take, one in so many,
+const CHECK_SHARE: u64 = 16;
+/// but for this many microseconds at most.
+const LONGEST_CHECK_US: u64 = 20_000;
+
+thread_local! {
+    /// When the kernel is to be asked again, in ticks. A clock that was set back has gone far on.
+    static NEXT_CHECK: Cell<u64> = const { Cell::new(0) };
+}
 /// How long a wait sleeps that only hears of ends it has not asked for.
 const END_NAP_NS: u64 = 1_000_000;
 
@@ -232,25 +242,36 @@ fn at_once(entries: &mut [pollfd], shadow: &mut [pollfd], mask: *const libc::sig
 /// Where entries are ready nobody sleeps, and as long as that goes on only this tells of ends of other connections, and of what comes by TCP after
 /// a lane: the kernel is asked for those without bytes, now and then. Answers how many entries are ready then; so far `ready` are.
 fn ask_for_others(entries: &mut [pollfd], shadow: &mut [pollfd], ready: usize) -> usize {
-    let mut due = false;
+    let began = sys::ticks();
+    let left = NEXT_CHECK.get().wrapping_sub(began);
+    if left <= LONGEST_CHECK_US * sys::ticks_per_us() {
+        return ready;
+    }
+    let mut any = false;
     for (place, entry) in shadow.iter_mut().zip(entries.iter()) {
-        let quiet = attached(entry.fd).filter(|_| entry.revents & IN == 0 && may_be_told_of(entry.fd));
-        due |= quiet.is_some_and(|conn| conn.due_for_check(CHECK_US));
+        let quiet = entry.revents & IN == 0 && attached(entry.fd).is_some() && may_be_told_of(entry.fd);
+        any |= quiet;
         *place = pollfd {
-            fd: if quiet.is_some() { entry.fd } else { -1 },
+            fd: if quiet { entry.fd } else { -1 },
             events: entry.events & (IN | POLLPRI | POLLRDHUP),
             revents: 0,
         };
     }
     let shadow = shadow.get_mut(..entries.len()).unwrap_or(&mut []);
-    if !due || real::ppoll_masked(shadow, Some(&sys::timespec(0)), core::ptr::null()).unwrap_or(0) == 0 {
+    let told = any && real::ppoll_masked(shadow, Some(&sys::timespec(0)), core::ptr::null()).unwrap_or(0) > 0;
+    let now = sys::ticks();
+    let took = now.wrapping_sub(began).saturating_mul(CHECK_SHARE);
+    let rest = took.clamp(CHECK_US * sys::ticks_per_us(), LONGEST_CHECK_US * sys::ticks_per_us());
+    NEXT_CHECK.set(now.wrapping_add(rest));
+    if !told {
         return ready;
     }
     for (entry, place) in entries.iter_mut().zip(shadow) {
         if place.revents != 0
             && let Some(conn) = attached(entry.fd)
         {
-            entry.revents = look(conn, entry.events, true).unwrap_or(0);
+            // What has been found so far stays: another thread may have taken it meanwhile, as it may after any wait.
+            entry.revents |= look(conn, entry.events, true).unwrap_or(0);
         }
     }
     entries.iter().filter(|entry| entry.revents != 0).count()

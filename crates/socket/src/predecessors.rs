@@ -69,7 +69,7 @@ fn came(fd: c_int, may_be: impl Fn(c_int) -> bool) {
 
 /// A record for a connected socket whose opening was not seen. Not of a lodger with descriptors of its own.
 pub(crate) fn adopted(fd: c_int) -> Option<&'static Conn> {
-    start();
+    start(true);
     let conn = records::begin(fd, conn::EARLY | conn::BANNED)?;
     if conn.is_early() {
         conn.set_flag(conn::BANNED, true);

@@ -26,7 +26,7 @@ pub fn executing() {
 /// The program loads code whose calls are not seen.
 pub fn loading_unseen() {
     // The counters that tell of it are one process's.
-    lifecycle::start();
+    lifecycle::start(true);
     // Its C library, if it has one of its own, counts its own threads.
     sys::threads::several();
     unseen::come(|| {
