@@ -747,8 +747,8 @@ fn programs_and_paths_are_completed() {
         for (line, offered, not) in COMPLETED {
             let words = asked(shell, line).unwrap();
             let has = |word: &&str| words.iter().any(|own| own == word);
-            assert!(offered.iter().all(|word| has(word)), "{shell}: {line:?}: {words:?}");
-            assert!(!not.iter().any(|word| has(word)), "{shell}: {line:?}: {words:?}");
+            assert!(offered.iter().all(&has), "{shell}: {line:?}: {words:?}");
+            assert!(!not.iter().any(has), "{shell}: {line:?}: {words:?}");
         }
     }
 }

@@ -448,8 +448,7 @@ impl Conn {
     /// The receiving direction has changed its path.
     pub(crate) fn receives_on(&self, path: Path) {
         self.receiving.store(path as u8, Relaxed);
-        // Where there are holes to mind, a receive ends with the stretch though more may have come, and been told of: a program that takes what it
-        // got for all there was waits for an edge.
+        // Where there are holes to mind, a receive ends with the stretch though more may have been told of: who takes it for all waits for an edge.
         if self.searched() {
             self.set_flag(IN_WANTED, true);
         }
