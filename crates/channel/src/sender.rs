@@ -20,7 +20,7 @@ const PLACES: usize = 17;
 
 /// The sending side of a lane. One user at a time, but for [`tail`](Self::tail),
 /// [`in_flight`](Self::in_flight), the bits and the words, which anyone may look at, and
-/// [`space`](Self::space), which to others is a hint.
+/// [`space`](Self::space) and [`prefetch`](Self::prefetch), which to others are hints.
 ///
 /// Bytes are numbered from 0, the lane's first. The tail is the number of the next byte.
 #[derive(Clone, Copy, Debug)]

@@ -66,6 +66,7 @@ thread_local! {
     /// When the kernel is to be asked again, in ticks. A clock that was set back has gone far on.
     static NEXT_CHECK: Cell<u64> = const { Cell::new(0) };
 }
+
 /// How long a wait sleeps that only hears of ends it has not asked for.
 const END_NAP_NS: u64 = 1_000_000;
 
