@@ -3,7 +3,7 @@
 //! else there may be to do, and go on where this leaves off.
 
 use crate::conn::{self, Conn};
-use crate::receive::consume;
+use crate::receive_lane::take;
 use crate::receive_wait::begin_to_poll;
 use crate::send::{CHECK_US, PLAIN_FLAGS, sent_on_lane};
 use crate::spin::{self, Spinner};
@@ -140,8 +140,7 @@ fn look(conn: &'static Conn, id: u64, dest: Dest<'_>, flags: c_int, may_rest: bo
     if readable < dest.len() && (flags & libc::MSG_WAITALL != 0 || Incoming::new(lane).sender_leaves()) {
         return Look::Elsewhere;
     }
-    let bytes = lane.copy_out(dest, 0);
+    let bytes = take(conn, &lane, dest);
     conn.received_again(bytes);
-    consume(conn, &lane, bytes);
     Look::Found(bytes)
 }

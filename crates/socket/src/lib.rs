@@ -59,6 +59,7 @@ mod ready;
 pub mod real;
 mod recall;
 mod receive;
+mod receive_lane;
 mod receive_raw;
 mod receive_wait;
 mod records;

@@ -5,6 +5,7 @@ use crate::direct::DirectCall;
 use crate::lock::Guard;
 use crate::marks::{Marks, keep_error, look_past_bells};
 use crate::peek::Peek;
+use crate::receive_lane::from_lane;
 use crate::receive_raw::{before_lane, behind_urgent_data, end_of_raw, low_water, position, raw_receive};
 use crate::receive_wait::{END, wait_for_bytes};
 use crate::spin::Spinner;
@@ -421,52 +422,6 @@ pub(crate) fn approach(conn: &Conn, incoming: &Incoming<'_>, until: u64) -> Resu
         conn.receives_on(Path::Shm);
     }
     Ok(left)
-}
-
-#[inline]
-fn from_lane(conn: &Conn, lane: &Receiver<'_>, vector: Vector<'_>, skip: usize, flags: c_int) -> Result<Found, Errno> {
-    let readable = match lane.readable_or(vector.len().saturating_sub(skip)) {
-        Ok(readable) => readable,
-        Err(_) => return Err(send::violated(conn)),
-    };
-    if readable == 0 {
-        return Ok(Found::Nothing);
-    }
-    let mut bytes = 0;
-    if flags & libc::MSG_TRUNC != 0 {
-        // As TCP does: the bytes are received, but not copied.
-        bytes = readable.min(vector.len().saturating_sub(skip));
-    } else {
-        for dest in vector.dests(skip, readable) {
-            bytes += lane.copy_out(dest, bytes);
-        }
-    }
-    if flags & libc::MSG_PEEK == 0 {
-        conn.received_again(bytes);
-        consume(conn, lane, bytes);
-    }
-    Ok(Found::Bytes(bytes))
-}
-
-#[inline(always)]
-pub(crate) fn consume(conn: &Conn, lane: &Receiver<'_>, bytes: usize) {
-    counters::add(conn, slot::BYTES_RECEIVED, bytes as u64);
-    counters::add(conn, slot::FAST_BYTES_RECEIVED, bytes as u64);
-    if lane.consume(bytes) != 0 {
-        gave_back(conn, *lane);
-    }
-}
-
-/// The sender has gained blocks.
-#[inline(never)]
-fn gave_back(conn: &Conn, lane: Receiver<'_>) {
-    let incoming = Incoming::new(lane);
-    needs::consumed(conn, &incoming);
-    wish::heed(conn, &incoming);
-    let bits = lane.take_credit_wait();
-    if bits != 0 {
-        needs::ring_for_credit(conn, bits);
-    }
 }
 
 /// Bytes that receives would find.

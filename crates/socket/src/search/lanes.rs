@@ -16,7 +16,7 @@ use crate::marks::{Marks, look_at_marks, look_behind_bells};
 use crate::sys::memory::discard;
 use crate::sys::{Errno, raw};
 use crate::vector::Vector;
-use crate::{counters, kernel, needs, receive};
+use crate::{counters, kernel, needs, receive_lane};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use parts::{Parts, Place};
@@ -68,7 +68,7 @@ pub(super) fn take_simply(
     // With what has been received behind it. That has been published, if the peer is honest.
     let gone = narrow(holes.head().saturating_sub(base));
     let gone = lane.readable_or(gone).unwrap_or(0).min(gone);
-    receive::consume(conn, &lane, gone);
+    receive_lane::consume(conn, &lane, gone);
     area.base.store(base + gone as u64, Relaxed);
     Some(want)
 }
@@ -267,7 +267,7 @@ impl<'a> Stretches<'a> {
             }
             let gone = match first.place {
                 Place::Lane => {
-                    receive::consume(self.conn, &self.lane, now);
+                    receive_lane::consume(self.conn, &self.lane, now);
                     now
                 }
                 Place::Kernel => match discard(self.conn.fd(), now) {

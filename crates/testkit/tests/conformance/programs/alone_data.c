@@ -2,7 +2,9 @@
 #include "check.h"
 #include <linux/sockios.h>
 #include <sys/sendfile.h>
+#include <signal.h>
 #include <stdarg.h>
+#include <sys/mman.h>
 #include <sys/uio.h>
 
 static void peek_shows_what_comes(void)
@@ -456,8 +458,63 @@ static void small_buffers_fill_soon(void)
     close_pair(p);
 }
 
+enum { LONG_RECEIVE = 1 << 20, HALF = LONG_RECEIVE / 2 };
+
+static char *received;
+static _Atomic long sent_so_far, sent_at_half, sent_behind_half;
+
+static void *send_counted(void *fd)
+{
+    static char bytes[1 << 14];
+
+    for (; sent_so_far < 4 * LONG_RECEIVE; sent_so_far += sizeof bytes)
+        if (!send_all(*(int *)fd, bytes, sizeof bytes))
+            return NULL;
+    return fd;
+}
+
+/* A receive has come to the second half of its buffer. Sooner than this a sender gives no lane up on which nothing moves. */
+static void halfway(int number)
+{
+    (void)number;
+    sent_at_half = sent_so_far;
+    for (int wait = 0; wait < 5 && sent_so_far == sent_at_half; wait++)
+        sleep_ms(1);
+    sent_behind_half = sent_so_far;
+    mprotect(received + HALF, HALF, PROT_READ | PROT_WRITE);
+}
+
+/* Whoever is blocked in a send goes on while a long receive copies, not only when that is done. The kernel raises no signal, it receives
+   what it can. */
+static void a_long_receive_makes_room_as_it_goes(void)
+{
+    struct sigaction action = {.sa_handler = halfway};
+
+    received = mmap(NULL, LONG_RECEIVE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    EXPECT(received != MAP_FAILED && sigaction(SIGSEGV, &action, NULL) == 0);
+    for (int tries = 0; tries < 20 && sent_behind_half == sent_at_half; tries++) {
+        struct pair p = make_pair();
+        long before = -1, count;
+        sent_so_far = 0;
+        pthread_t thread = in_thread(send_counted, &p.near);
+
+        for (; sent_so_far != before; sleep_ms(1))
+            before = sent_so_far;
+        EXPECT(mprotect(received + HALF, HALF, PROT_NONE) == 0);
+        for (long total = 0; total < 4 * LONG_RECEIVE; total += count) {
+            EXPECT((count = recv(p.far, received, LONG_RECEIVE, 0)) > 0);
+            mprotect(received + HALF, HALF, PROT_READ | PROT_WRITE);
+        }
+        pthread_join(thread, NULL);
+        close_pair(p);
+    }
+    EXPECT(sent_at_half == 0 || sent_behind_half > sent_at_half);
+    signal(SIGSEGV, SIG_DFL);
+    munmap(received, LONG_RECEIVE);
+}
+
 MAIN(ALONE(peek_shows_what_comes), ALONE(waitall_waits), ALONE(dontwait_does_not_wait), ALONE(trunc_throws_away),
      ALONE(vectors), ALONE(messages), ALONE(several_messages), ALONE(fortified_calls), ALONE(counts_of_waiting_bytes),
      ALONE(nothing_is_sent_and_received), ALONE(much_both_ways), ALONE(files_are_sent), ALONE(splices),
      ALONE(vectors_with_flags), ALONE(text_is_printed), ALONE(urgent_data), ALONE(urgent_data_behind_the_first_bytes), ALONE(small_buffers_fill_soon),
-     ALONE(options_and_addresses), ALONE(threads_share_a_socket))
+     ALONE(a_long_receive_makes_room_as_it_goes),     ALONE(options_and_addresses), ALONE(threads_share_a_socket))
