@@ -6,11 +6,9 @@
 
 use crate::conn::{self, Conn, Phase};
 use crate::policy::{directory, policy};
-use crate::records;
 use crate::sys::{self, raw};
-use crate::{
-    bell, counters, epoll, lifecycle, lock, lone, options, peer_bells, process, table, unseen, welcome, worth,
-};
+use crate::{bell, counters, epoll, lifecycle, lock, lone, options, peer_bells, table, unseen, welcome, worth};
+use crate::{process, records};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use std::os::fd::AsFd;
