@@ -1,10 +1,16 @@
 """Direct search: receiving any message from the middle of a TCP stream.
 
 >>> import socket, viaduct
->>> near, far = connected_pair()                              # doctest: +SKIP
->>> near.sendall(b"bulk, bulk, bulk; urgent")                 # doctest: +SKIP
->>> viaduct.seek_recv(far, 6, offset=18, flags=socket.MSG_WAITALL)  # doctest: +SKIP
+>>> with socket.create_server(("127.0.0.1", 0)) as listener:
+...     near = socket.create_connection(listener.getsockname())
+...     far, _ = listener.accept()
+>>> near.sendall(b"bulk, bulk, bulk; urgent")
+>>> viaduct.seek_recv(far, 6, offset=18, flags=socket.MSG_WAITALL)
 b'urgent'
+>>> viaduct.seek_recv(far, 100)
+b'bulk, bulk, bulk; '
+>>> near.close(), far.close()
+(None, None)
 
 The bytes received become a hole, which later calls skip. Under ``viaduct run`` the socket's own ``recv`` skips holes too; without it,
 receive from a socket that has been received from by :func:`seek_recv` by it only.
@@ -22,7 +28,7 @@ import socket as _socket
 import struct
 import threading
 import time
-from typing import Callable, Iterator, NamedTuple, NoReturn, Optional, Union
+from typing import Callable, Iterator, NamedTuple, NoReturn, Optional, TypeVar, Union
 
 from ._library import Message as _Message
 from ._library import library as _library
@@ -53,6 +59,7 @@ ANY = -1
 
 Socket = Union[_socket.socket, int]
 _Bytes = Union[bytes, bytearray, memoryview]
+_Self = TypeVar("_Self", bound="Inbox")
 
 
 class MessageError(Exception):
@@ -315,7 +322,7 @@ class Inbox:
                 self._users -= 1
             self._give_up()
 
-    def __enter__(self) -> "Inbox":
+    def __enter__(self: _Self) -> _Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -5,7 +5,10 @@
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde::Deserialize;
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{Deserializer, SeqAccess, Visitor};
 use std::env;
+use std::fmt;
 use std::fs;
 use std::io::ErrorKind;
 use std::ops::Range;
@@ -193,9 +196,9 @@ pub(crate) fn read_rules(path: &Path) -> Result<Vec<String>> {
     #[serde(deny_unknown_fields)]
     struct RulesFile {
         #[serde(default)]
-        rules: Vec<RuleTable>,
+        rules: RuleTables,
     }
-    let text = fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
+    let text = text_of(path)?.ok_or_else(|| anyhow!("--rules {}: no such file", path.display()))?;
     let file: RulesFile = toml::from_str(&text).map_err(|error| located(path, &text, &error))?;
     rule_texts(path, &text, file.rules)
 }
@@ -208,7 +211,7 @@ struct File {
     offer: Option<OfferChoice>,
     dir: Option<Spanned<PathBuf>>,
     #[serde(default)]
-    rules: Vec<RuleTable>,
+    rules: RuleTables,
     #[serde(rename = "daemon")]
     _daemon: Option<DaemonTable>,
 }
@@ -229,6 +232,27 @@ struct DaemonTable {
     _same_user: Option<bool>,
 }
 
+#[derive(Default)]
+struct RuleTables(Vec<RuleTable>);
+
+impl<'de> Deserialize<'de> for RuleTables {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Tables;
+        impl<'de> Visitor<'de> for Tables {
+            type Value = RuleTables;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("`[[rules]]`, in double brackets, above each rule")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, tables: A) -> Result<RuleTables, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(tables)).map(RuleTables)
+            }
+        }
+        deserializer.deserialize_seq(Tables)
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RuleTable {
@@ -246,11 +270,18 @@ enum Ports {
 }
 
 /// `Ok(None)`: there is no such file.
+fn text_of(path: &Path) -> Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("{}", path.display())),
+    }
+}
+
+/// `Ok(None)`: there is no such file.
 fn read(path: &Path) -> Result<Option<Layer>> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
-        Err(error) => return Err(error).with_context(|| format!("{}", path.display())),
+    let Some(text) = text_of(path)? else {
+        return Ok(None);
     };
     let file: File = toml::from_str(&text).map_err(|error| located(path, &text, &error))?;
     let dir = match file.dir {
@@ -269,8 +300,9 @@ fn read(path: &Path) -> Result<Option<Layer>> {
     }))
 }
 
-fn rule_texts(path: &Path, text: &str, tables: Vec<RuleTable>) -> Result<Vec<String>> {
+fn rule_texts(path: &Path, text: &str, tables: RuleTables) -> Result<Vec<String>> {
     tables
+        .0
         .into_iter()
         .map(|table| {
             rule_text(table).map_err(|(span, error)| {
@@ -300,6 +332,9 @@ fn rule_text(table: RuleTable) -> Result<String, (Range<usize>, anyhow::Error)> 
     check_rules(&rule).map_err(|error| (span, error))?;
     for (key, value) in conditions {
         if let Some((span, value)) = value {
+            if value.is_empty() {
+                return Err((span, anyhow!("{key} is empty: leave it out where a rule is for any")));
+            }
             if value.contains([',', ';', '\0']) {
                 return Err((span, anyhow!("{key}: a rule cannot contain ',' or ';'")));
             }
@@ -348,7 +383,11 @@ fn word_of<T: clap::ValueEnum>(word: &str) -> Result<T, String> {
             .iter()
             .filter_map(|variant| Some(variant.to_possible_value()?.get_name().to_owned()))
             .collect();
-        format!("{word:?} is none of {}", known.join(", "))
+        let known = known.join(", ");
+        match word {
+            "" => format!("an empty word is none of {known}: leave the setting out to have its default"),
+            _ => format!("{word:?} is none of {known}"),
+        }
     })
 }
 

@@ -29,7 +29,7 @@ const ANSWER_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 pub(crate) enum Answer {
     /// viaductd's statistics.
     Stats(Stats),
-    /// Nobody listens: no socket, or nobody behind it.
+    /// Nobody listens: no socket, nobody behind it, or one that has ended as it was asked.
     Absent,
     /// Somebody may listen, but did not answer sensibly.
     Failed(String),
@@ -40,7 +40,7 @@ pub(crate) fn query(dir: &Path) -> Answer {
     match try_query(dir) {
         Ok(Some(stats)) => Answer::Stats(stats),
         Ok(None) => Answer::Failed("it did not answer within a second".to_owned()),
-        Err(Errno::NOENT | Errno::CONNREFUSED | Errno::NOTDIR) => Answer::Absent,
+        Err(Errno::NOENT | Errno::CONNREFUSED | Errno::NOTDIR | Errno::CONNRESET | Errno::PIPE) => Answer::Absent,
         Err(error) => Answer::Failed(std::io::Error::from(error).to_string()),
     }
 }
@@ -63,10 +63,14 @@ fn try_query(dir: &Path) -> Result<Option<Stats>, Errno> {
     }
     let mut buffer = [0; MAX_PACKET];
     let (len, _) = recv(&socket, &mut buffer[..], RecvFlags::empty())?;
+    if len == 0 {
+        // It has read the question, so the kernel calls its end no reset.
+        return Err(Errno::CONNRESET);
+    }
     Ok(decode(buffer.get(..len).unwrap_or(&[])))
 }
 
-/// Sees to it that a viaductd listens in `dir`, starting one if none answers.
+/// Sees to it that a viaductd listens in `dir`, starting one if none answers: once, and that one waits until another that is being killed is gone.
 ///
 /// # Errors
 /// None could be started, or it did not become ready in time.

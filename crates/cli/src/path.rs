@@ -30,13 +30,13 @@ use viaduct_control::runtime::instance_id;
     after_long_help = AFTER_HELP
 )]
 pub(crate) struct Args {
-    /// The connection, as PID FD or ADDR:PORT or :PORT, and its path
-    #[arg(required = true, num_args = 2..=3, value_name = "CONNECTION PATH")]
+    /// The connection, as PID FD or ADDR:PORT or :PORT, and its path: tcp, shm or auto
+    #[arg(required = true, num_args = 2..=3, value_names = ["CONNECTION", "PATH"])]
     words: Vec<String>,
-    /// Do not wait for the move
+    /// Do not wait for the move [default: wait up to 2 seconds]
     #[arg(long)]
     no_wait: bool,
-    /// Runtime directory of the instance in which to look for ADDR:PORT
+    /// Runtime directory of the instance in which to look for ADDR:PORT [default: as `viaduct run`]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }

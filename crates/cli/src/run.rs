@@ -24,28 +24,31 @@ use viaduct_control::runtime::DIR_VARIABLE;
 /// What cannot be accelerated runs as plain TCP; `viaduct explain` says why. A program that Viaduct cannot enter at all
 /// (statically linked, set-user-ID, written in Go; too little memory allowed by `ulimit -d` or `-v`) is announced once on standard
 /// error, and runs; so is one for which no viaductd could be started.
+///
+/// The defaults of the options hold where neither the environment nor a configuration file says otherwise.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "viaduct run [OPTIONS] [--] PROGRAM [ARGS]...", after_long_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// Which paths the connections may take
+    /// Which paths the connections may take [default: auto]
     #[arg(long, value_enum)]
     path: Option<PathChoice>,
-    /// Whether a waiting program polls before it sleeps
+    /// Whether a waiting program polls before it sleeps [default: auto]
     #[arg(long, value_enum)]
     spin: Option<SpinChoice>,
-    /// When a connection is offered to be matched with its other end
+    /// When a connection is offered to be matched with its other end [default: auto]
     #[arg(long, value_enum)]
     offer: Option<OfferChoice>,
-    /// File with `[[rules]]` that go before those of the configuration
+    /// File with `[[rules]]` that go before those of the configuration [default: none]
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
-    /// Runtime directory of the instance; both ends must use the same
+    /// Runtime directory of the instance; both ends must use the same [default: /run/viaduct for root, else $XDG_RUNTIME_DIR/viaduct,
+    /// or /tmp/viaduct-UID where that is unset]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Configuration file to read on top of the machine's and the user's
+    /// Configuration file to read on top of the machine's and the user's [default: $VIADUCT_CONFIG, or none]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Say on standard error what is done
+    /// Say on standard error what is done [default: only what goes wrong]
     #[arg(short, long)]
     verbose: bool,
     /// The program and its arguments
@@ -114,7 +117,11 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let file = match elf::find(program) {
         Ok(file) => file,
         Err(NotFound::Missing) => {
-            eprintln!("viaduct: {}: not found", program.display());
+            if program.is_empty() {
+                eprintln!("viaduct: the name of the program is empty");
+            } else {
+                eprintln!("viaduct: {}: not found", program.display());
+            }
             return Ok(127.into());
         }
         Err(NotFound::NotExecutable) => {

@@ -176,6 +176,20 @@ fn errors_name_file_and_line() {
         ("[daemon]\nsegments = 3\n", 2, "segments"),
         ("[daemon]\nmemory_per_user = 'much'\n", 2, "expected u64"),
         ("path = \n", 1, ""),
+        ("\npath = ''\n", 2, "leave the setting out to have its default"),
+        ("dir = ''\n", 1, "absolute"),
+        (
+            "[[rules]]\naction = 'tcp'\nprogram = ''\n",
+            3,
+            "program is empty: leave it out",
+        ),
+        (
+            "[[rules]]\naction = 'tcp'\nport = ''\n",
+            3,
+            "port is empty: leave it out",
+        ),
+        ("\n[rules]\naction = 'tcp'\n", 2, "`[[rules]]`, in double brackets"),
+        ("rules = 3\n", 1, "`[[rules]]`, in double brackets"),
     ];
     for (text, line, word) in cases {
         let home = Dir::new();
@@ -248,7 +262,7 @@ fn a_file_that_was_asked_for_must_exist() {
     let home = Dir::new();
     for option in ["--config", "--rules"] {
         let error = refused(viaduct(&home.path).args(["run", option, "/nonexistent/file", "true"]));
-        assert!(error.contains("/nonexistent/file"), "{error}");
+        assert!(error.ends_with("/nonexistent/file: no such file\n"), "{error}");
     }
 }
 
@@ -260,6 +274,7 @@ fn wrong_variables_are_named() {
         ("VIADUCT_SPIN", "sometimes"),
         ("VIADUCT_OFFER", "later"),
         ("VIADUCT_RULES", "tcp,colour=red"),
+        ("VIADUCT_RULES", "tcp,program="),
     ] {
         let error = refused(viaduct(&home.path).env(name, value).args(["run", "true"]));
         assert!(error.contains(name), "{error}");

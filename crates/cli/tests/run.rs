@@ -3,6 +3,11 @@
 mod common;
 
 use common::{Dir, some_library, stderr, stdout, succeed, viaduct};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::OwnedFd;
+use rustix::net::{
+    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen, recv, socket_with,
+};
 use rustix::thread::{CapabilitySet, CpuSet, capabilities, sched_getaffinity};
 use std::fs;
 use std::io::Write;
@@ -11,6 +16,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
+use viaduct_control::runtime::socket_path;
 
 fn run(arguments: &[&str]) -> Output {
     let home = Dir::new();
@@ -37,6 +43,11 @@ fn what_cannot_be_run_is_told_as_a_shell_does() {
     assert_eq!(missing.status.code(), Some(127));
     assert!(stderr(&missing).contains("no-such-program-anywhere"));
     assert_eq!(run(&["/nonexistent/program"]).status.code(), Some(127));
+    for nameless in [&[""][..], &["--", ""], &["--", "", "argument"]] {
+        let output = run(nameless);
+        assert_eq!(output.status.code(), Some(127));
+        assert_eq!(stderr(&output), "viaduct: the name of the program is empty\n");
+    }
     let plain = dir.file("plain", "text");
     assert_eq!(run(&[plain.to_str().unwrap()]).status.code(), Some(126));
     assert_eq!(run(&[dir.path.to_str().unwrap()]).status.code(), Some(126));
@@ -573,6 +584,44 @@ fn a_viaductd_that_fails_or_hangs_does_not_hinder_the_program() {
     assert!(took < Duration::from_millis(2900), "{took:?}");
 }
 
+/// What a viaductd that is killed just then has done by that time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Last {
+    Listened,
+    Accepted,
+    ReadTheQuestion,
+}
+
+#[test]
+fn a_viaductd_that_is_killed_as_it_is_asked_is_replaced() {
+    for last in [Last::Listened, Last::Accepted, Last::ReadTheQuestion] {
+        let dir = Dir::new();
+        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(socket_path(&dir.path)).unwrap()).unwrap();
+        listen(&listener, 1).unwrap();
+        let killed = std::thread::spawn(move || {
+            let comes = |socket: &OwnedFd| poll(&mut [PollFd::new(socket, PollFlags::IN)], None).unwrap();
+            comes(&listener);
+            if last == Last::Listened {
+                // The question has been sent meanwhile.
+                std::thread::sleep(Duration::from_millis(50));
+                return;
+            }
+            let asker = accept(&listener).unwrap();
+            comes(&asker);
+            if last == Last::ReadTheQuestion {
+                recv(&asker, &mut [0; 64], RecvFlags::empty()).unwrap();
+            }
+        });
+        let started = "#!/bin/sh\n: >\"$2/started\"\nprintf 1 >&\"$6\"\n";
+        let (output, _) = start(&dir, started, &["sh", "-c", "exit 4"]);
+        killed.join().unwrap();
+        assert_eq!(output.status.code(), Some(4));
+        assert_eq!(stderr(&output), "", "{last:?}");
+        assert!(dir.path.join("started").exists(), "{last:?}");
+    }
+}
+
 #[test]
 fn the_program_finds_signals_as_the_user_left_them() {
     let dir = Dir::new();
@@ -680,6 +729,19 @@ fn manual_pages_and_completions_are_written() {
     let zsh = fs::read_to_string(completions.join("_viaduct")).unwrap();
     assert!(zsh.contains("*::command -- The program and its arguments:_cmdambivalent'"));
     assert!(zsh.contains("*::path -- The descriptor and the path:(tcp shm auto)'"));
+}
+
+#[test]
+fn help_tells_what_holds_without_an_option() {
+    let dir = Dir::new();
+    let help = |command: &str| succeed(viaduct(&dir.path).args([command, "--help"]));
+    for (command, options) in [("run", 7), ("path", 2)] {
+        let text = help(command);
+        // Lines are broken where they are full.
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(text.matches("[default: ").count(), options, "{text}");
+    }
+    assert!(help("path").contains("<CONNECTION> <PATH>"), "{}", help("path"));
 }
 
 /// What the shell's completion offers for the last word of each line: these, and not those.

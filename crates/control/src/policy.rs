@@ -295,14 +295,14 @@ fn parse_rule<'a>(program: &str, text: &'a str) -> Result<Option<Rule>, PolicyEr
     Ok(applies.then_some(rule))
 }
 
-/// `None`: the pattern matches nothing, having a `*` that is not its last character.
+/// `None`: the pattern matches nothing, being empty or having a `*` that is not its last character.
 fn program_matches(pattern: &str, program: &str) -> Option<bool> {
     let (name, is_prefix) = match pattern.strip_suffix('*') {
         Some(prefix) => (prefix, true),
         None => (pattern, false),
     };
     let matches = program == name || is_prefix && program.starts_with(name);
-    (!name.contains('*')).then_some(matches)
+    (!pattern.is_empty() && !name.contains('*')).then_some(matches)
 }
 
 fn parse_network(text: &str) -> Option<([u8; 16], u8)> {

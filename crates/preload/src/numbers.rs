@@ -96,7 +96,7 @@ pub unsafe extern "C-unwind" fn syscall(
             libc::SYS_mlockall => process::mlockall(fd).into(),
             libc::SYS_munlockall => process::munlockall().into(),
             libc::SYS_seccomp => {
-                lifecycle::confining();
+                viaduct_socket::process::confining();
                 real::syscall(number, a, b, c, d, e, f)
             }
             libc::SYS_exit_group => process::_exit(fd),
@@ -120,7 +120,7 @@ pub unsafe extern "C-unwind" fn syscall(
 /// Makes a child, or a thread, by a call that tells nobody.
 fn cloning(flags: u64, call: impl FnOnce() -> c_long) -> c_long {
     if process::has_own_memory(flags) {
-        return lifecycle::forking(|| call() as isize) as c_long;
+        return viaduct_socket::process::forking(|| call() as isize) as c_long;
     }
     lodgers::expect(flags);
     call()

@@ -3,7 +3,7 @@
 use crate::unwind;
 use core::ffi::{c_int, c_ulong, c_void};
 use libc::pid_t;
-use viaduct_socket::{cancel, lifecycle, lodgers, predecessors, real, signals, successors, sys};
+use viaduct_socket::{cancel, lodgers, predecessors, process, real, signals, successors, sys};
 
 /// A child of `vfork` would run our hooks on its parent's memory; a forked one has its own. POSIX allows the exchange.
 #[unsafe(no_mangle)]
@@ -16,7 +16,7 @@ pub unsafe extern "C-unwind" fn vfork() -> pid_t {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn _Fork() -> pid_t {
     // SAFETY: no arguments.
-    lifecycle::forking(|| unsafe { real::_Fork() } as isize) as pid_t
+    process::forking(|| unsafe { real::_Fork() } as isize) as pid_t
 }
 
 /// Whether a child made with these flags gets memory of its own, as after `fork`.
@@ -33,7 +33,7 @@ struct Beginning {
 }
 
 unsafe extern "C-unwind" fn begin(beginning: *mut c_void) -> c_int {
-    lifecycle::forked();
+    process::forked();
     // SAFETY: given to `clone` below.
     let beginning = unsafe { &*beginning.cast::<Beginning>() };
     // SAFETY: the program's function.
@@ -60,13 +60,13 @@ pub unsafe extern "C-unwind" fn clone(
         return call(start, argument);
     };
     let mut beginning = Beginning { start, argument };
-    lifecycle::forking(|| call(begin as Start as *const c_void, (&raw mut beginning).cast()) as isize) as c_int
+    process::forking(|| call(begin as Start as *const c_void, (&raw mut beginning).cast()) as isize) as c_int
 }
 
 /// The process ends without telling anybody.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn _exit(status: c_int) -> ! {
-    lifecycle::exiting();
+    process::exiting();
     sys::raw::exit(status)
 }
 
@@ -203,7 +203,7 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
     if option == libc::PR_SET_SECCOMP {
-        lifecycle::confining();
+        process::confining();
     }
     // SAFETY: the program's own call.
     unsafe { real::prctl(option, a, b, c, d) }
@@ -212,13 +212,13 @@ pub unsafe extern "C-unwind" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn mlockall(flags: c_int) -> c_int {
     // SAFETY: no pointers.
-    lifecycle::locking(flags & libc::MCL_FUTURE != 0, || unsafe { real::mlockall(flags) })
+    process::locking(flags & libc::MCL_FUTURE != 0, || unsafe { real::mlockall(flags) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn munlockall() -> c_int {
     // SAFETY: no arguments.
-    lifecycle::locking(false, || unsafe { real::munlockall() })
+    process::locking(false, || unsafe { real::munlockall() })
 }
 
 /// Runs when the library is loaded.
@@ -226,7 +226,7 @@ extern "C" fn loaded() {
     viaduct_socket::remember_environment();
     viaduct_socket::hold_instance();
     real::prepare();
-    lifecycle::prepare();
+    process::prepare();
     predecessors::inherited();
     // SAFETY: a function that lives as long as the process.
     unsafe { __cxa_at_quick_exit(exiting_quickly, core::ptr::null_mut()) };
@@ -242,12 +242,12 @@ static AT_LOAD: extern "C" fn() = loaded;
 
 /// Runs when the process ends in an orderly way.
 extern "C" fn exiting() {
-    lifecycle::exiting();
+    process::exiting();
 }
 
 /// Runs when the process ends by `quick_exit`, after what the program has asked for.
 extern "C" fn exiting_quickly(_: *mut c_void) {
-    lifecycle::exiting();
+    process::exiting();
 }
 
 #[used]

@@ -6,9 +6,9 @@
 
 use crate::conn::{self, Conn, Phase};
 use crate::policy::{directory, policy};
-use crate::records;
 use crate::sys::{self, raw};
 use crate::{bell, counters, epoll, lifecycle, lock, lone, options, peer_bells, table, unseen, welcome, worth};
+use crate::{process, records};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use std::os::fd::AsFd;
@@ -419,7 +419,7 @@ fn attach(pair: &Pair, segment: Option<std::os::fd::BorrowedFd<'_>>, bell: i32) 
         return false;
     };
     // What the program locks a lane is left out of by calls that it may have forbidden itself.
-    let may_map = !viaduct_channel::is_locked() || !lifecycle::is_confined();
+    let may_map = !viaduct_channel::is_locked() || !process::is_confined();
     let Some(segment) = segment.filter(|_| may_map).and_then(|fd| Segment::map(fd).ok()) else {
         // The kernel drops one for which the program may have no more numbers.
         let reason = segment.map_or(Reason::NoDescriptors, |_| Reason::NoMemory);

@@ -3,7 +3,7 @@
 use crate::conn::{Conn, FORKED};
 use crate::records;
 use crate::sys::{self, raw};
-use crate::{lifecycle, table, unseen};
+use crate::{process, table, unseen};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 use std::os::fd::IntoRawFd;
@@ -62,7 +62,7 @@ pub(crate) fn add(conn: &Conn, word: usize, amount: u64) {
 /// The slot of a connection that has none yet: one that was inherited gets its own when it is first used.
 #[cold]
 fn begin_slot(conn: &Conn) -> Option<&'static Slot> {
-    if !conn.flag(FORKED) || conn.is_early() || lifecycle::is_confined() {
+    if !conn.flag(FORKED) || conn.is_early() || process::is_confined() {
         return None;
     }
     start();

@@ -4,7 +4,7 @@ use crate::conn::{Conn, FORKED, LEFT, Phase};
 use crate::lock::Locks;
 use crate::records::disclaim;
 use crate::search::area;
-use crate::{agent, bell, counters, epoll, forks, lifecycle, lone, peer_bells, sys, table, worth};
+use crate::{agent, bell, counters, epoll, forks, lone, peer_bells, process, sys, table, worth};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 impl Conn {
@@ -35,7 +35,7 @@ impl Conn {
             // Before a child has come to itself, the place is its parent's.
             if let Some(locks) = self.locks()
                 && let reference @ 1.. = locks.area.load(Acquire)
-                && lifecycle::owns_records()
+                && process::owns_records()
             {
                 area::leave(reference);
             }

@@ -20,7 +20,7 @@ pub(crate) use crate::epoll_set::{
 use crate::lock::Guard;
 use crate::pace::Bound;
 use crate::sys::{Errno, raw};
-use crate::{demote, lifecycle, lodgers, lone, ready, table};
+use crate::{demote, lodgers, lone, process, ready, table};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::fence;
 use libc::{EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP};
@@ -32,8 +32,8 @@ pub fn created(fd: i32) {
         return;
     }
     // First: a child shares the set with us, though neither of us may have had a socket by then. Not where that could take a forbidden system call.
-    if !lifecycle::is_confined() {
-        lifecycle::start(false);
+    if !process::is_confined() {
+        process::start();
     }
     for (index, set) in SET.iter().enumerate() {
         if set.used.load(Relaxed) || set.used.swap(true, AcqRel) {

@@ -6,11 +6,11 @@
 
 use crate::conn::{ASKED, BANNED, Conn, FORKED, LEFT, Phase, READY_OWED};
 use crate::jump::Jump;
-use crate::lifecycle::owns_records;
 use crate::lock::Locks;
+use crate::process::owns_records;
 use crate::records::{self, RECORDS, all};
 use crate::search::area;
-use crate::{epoll_share, lifecycle, lone, sys, table, thread};
+use crate::{epoll_share, lone, process, sys, table, thread};
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
@@ -75,9 +75,9 @@ impl Begun {
 pub(crate) fn jumping(jump: &Jump) {
     while thread::this().forks.is_left_by(jump) {
         if owns_records() {
-            lifecycle::after_fork_in_parent();
+            process::after_fork_in_parent();
         } else {
-            lifecycle::after_fork_in_child();
+            process::after_fork_in_child();
         }
     }
 }
@@ -148,10 +148,10 @@ fn forget_counts() {
 /// Whether there has been a socket: sets alone have nothing that is to lie in memory of both processes.
 static SOCKETS: AtomicBool = AtomicBool::new(false);
 
-/// There is a set, or a socket.
+/// There is a socket.
 #[inline]
-pub(crate) fn begin(sockets: bool) {
-    if sockets && !SOCKETS.load(Relaxed) {
+pub(crate) fn expect_sockets() {
+    if !SOCKETS.load(Relaxed) {
         SOCKETS.store(true, Relaxed);
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! | module | what it knows |
 //! |---|---|
-//! | [`lifecycle`] | descriptors: connect, accept, dup, close, fork, exit; [`predecessors`], [`successors`]: who had them before, who else has them; [`lodgers`]: children on the same memory |
+//! | [`lifecycle`], [`process`] | descriptors: connect, accept, dup, close; the process: fork, threads, exit; [`predecessors`], [`successors`]: who had them before, who else has them; [`lodgers`]: children on the same memory |
 //! | [`send()`], [`receive()`], [`mod@file`] | the stream's bytes; `at_once`: what most calls come down to; `peek`: unread ones; `demote`: back to TCP |
 //! | [`epoll`], [`epoll_ctl`], [`epoll_wait`], [`poll`] | readiness; `ready`: how it is computed |
 //! | [`options`], [`signals`], [`cancel`] | calls whose meaning we keep; `wish`: what `viaduct path` asks for |
@@ -54,6 +54,7 @@ mod peer_bells;
 mod policy;
 pub mod poll;
 pub mod predecessors;
+pub mod process;
 mod ready;
 #[expect(unsafe_code, reason = "the C library's functions")]
 pub mod real;

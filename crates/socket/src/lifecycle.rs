@@ -5,12 +5,8 @@ use crate::records;
 use crate::search::streams;
 use crate::sys::{self, raw};
 use crate::table::{self, Entry};
-use crate::{
-    agent, asleep, bell, counters, demote, direct, epoll, epoll_back, epoll_share, forks, kernel, lock, lodgers, marks,
-    options, policy, send, shelf, thread, worth,
-};
+use crate::{agent, demote, epoll, epoll_back, kernel, lodgers, marks, options, policy, process, send, shelf};
 use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicBool, AtomicU32};
 use libc::c_int;
 use viaduct_control::Reason;
 use viaduct_control::policy::OfferPolicy;
@@ -29,7 +25,7 @@ pub fn fresh(fd: c_int) {
 pub fn made_socket(fd: c_int, for_search: bool) {
     fresh(fd);
     if fd >= 0 && !lodgers::has_own_table() {
-        start(true);
+        process::start_with_sockets();
         table::set_socket(fd);
         if for_search {
             streams::set(fd);
@@ -152,7 +148,7 @@ pub(crate) fn begin_early(fd: c_int) -> Option<&'static Conn> {
     if kernel::is_listening(fd) {
         return None;
     }
-    start(true);
+    process::start_with_sockets();
     records::begin(fd, conn::EARLY)
 }
 
@@ -164,7 +160,7 @@ pub fn connected(fd: c_int, family: c_int, pending: bool) {
     if table::connection(fd).is_some_and(|conn| !conn.flag(conn::EARLY)) {
         return;
     }
-    start(true);
+    process::start_with_sockets();
     if let Some(conn) = records::begin(fd, conn::EARLY | conn::ACTIVE) {
         // It may have begun before.
         conn.set_flag(conn::ACTIVE, true);
@@ -231,7 +227,7 @@ pub fn accepted(fd: c_int, listener: c_int) {
     if lodgers::has_own_table() {
         return;
     }
-    start(true);
+    process::start_with_sockets();
     fresh(fd);
     if streams::is(listener) {
         streams::set(fd);
@@ -322,116 +318,6 @@ fn shutting_plain(conn: &'static Conn) {
     }
 }
 
-/// The process whose connections and sets the records are; 0 before the first socket, set or record.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
-
-/// Whether the records are the calling process's, which may be a child on the memory of another.
-pub(crate) fn owns_records() -> bool {
-    PROCESS.load(Relaxed) == raw::getpid()
-}
-
-/// Before the first socket, set or record: has `fork` tell us. `sockets`: there will be some, not only sets.
-pub(crate) fn start(sockets: bool) {
-    forks::begin(sockets);
-    if PROCESS.load(Relaxed) == 0 && PROCESS.swap(raw::getpid(), Relaxed) == 0 {
-        crate::sys::at_fork(before_fork, after_fork_in_parent, after_fork_in_child);
-    }
-}
-
-/// The program makes a child by a call that tells nobody.
-pub fn forking(call: impl FnOnce() -> isize) -> isize {
-    if PROCESS.load(Relaxed) == 0 {
-        return call();
-    }
-    before_fork(sys::stack_pointer());
-    let child = call();
-    if child == 0 {
-        after_fork_in_child();
-        return 0;
-    }
-    let errno = sys::errno();
-    if child < 0 {
-        forks::failed();
-    }
-    after_fork_in_parent();
-    sys::set_errno(errno);
-    child
-}
-
-/// In a child that [`forking`] cannot return in.
-pub fn forked() {
-    if PROCESS.load(Relaxed) != 0 {
-        after_fork_in_child();
-    }
-}
-
-static CONFINED: AtomicBool = AtomicBool::new(false);
-
-/// Whether the process has forbidden itself system calls; which, is not known.
-pub(crate) fn is_confined() -> bool {
-    CONFINED.load(Relaxed)
-}
-
-/// The process is about to forbid itself system calls: what would take some later, and can be done without, is done now or never.
-pub fn confining() {
-    if lodgers::is_one() {
-        return;
-    }
-    counters::begin_inherited();
-    CONFINED.store(true, Relaxed);
-}
-
-/// The program locks its memory, or unlocks it, by `call`; `later`: what it maps from now on, too.
-pub fn locking(later: bool, call: impl FnOnce() -> c_int) -> c_int {
-    // While it is not certain, what other threads map is taken for locked, which does no harm.
-    let before = viaduct_channel::set_locked(true);
-    let result = call();
-    viaduct_channel::set_locked(if result == 0 { later } else { before });
-    result
-}
-
-/// The library is loaded. What threads need later is asked of the C library now: they may need it in a signal handler.
-pub fn prepare() {
-    thread::this().watch();
-}
-
-/// The calling thread ends: gives back what it has of ours.
-pub(crate) fn thread_ends() {
-    bell::thread_ends();
-    direct::thread_ends();
-    epoll::wake_elsewhere();
-    asleep::wake_up();
-}
-
-/// `frame`: where on the stack, with what the program has called then deeper.
-fn before_fork(frame: usize) {
-    thread::this().forks.begin(frame);
-    shelf::empty();
-    agent::before_fork();
-    forks::before_fork();
-}
-
-pub(crate) fn after_fork_in_parent() {
-    thread::this().forks.end();
-    forks::after_fork_in_parent();
-    agent::after_fork_in_parent();
-}
-
-pub(crate) fn after_fork_in_child() {
-    PROCESS.store(raw::getpid(), Relaxed);
-    thread::this().forks.forget();
-    lodgers::after_fork();
-    // What the parent locks its children do not.
-    viaduct_channel::set_locked(false);
-    lock::after_fork();
-    asleep::after_fork();
-    agent::after_fork();
-    bell::after_fork();
-    epoll_share::after_fork();
-    counters::after_fork();
-    forks::after_fork_in_child();
-}
-
 /// The connection was opened by a send; where its bytes stand is not known well enough for a lane.
 pub fn fast_opened(fd: c_int) {
     connected(fd, libc::AF_INET, false);
@@ -464,37 +350,4 @@ pub fn sends_by_kernel(conn: &'static Conn) -> bool {
 pub fn receives_by_kernel(conn: &'static Conn) -> bool {
     demote::ban(conn, Reason::Splice);
     demote::receives_raw(conn, conn.id())
-}
-
-/// Before the process ends in an orderly way: its connections are closed by the kernel, which is to see what `close` would have
-/// shown it.
-pub fn exiting() {
-    if PROCESS.load(Relaxed) == 0 {
-        return;
-    }
-    // A child that runs on its parent's memory ends nothing of its parent's. Not asked for nothing: programs forbid themselves system calls.
-    if lodgers::is_one() {
-        return;
-    }
-    // What is let go of is in use as long as other threads run on.
-    lock::TURNS.end(true);
-    let is_ours = core::cell::LazyCell::new(owns_records);
-    let until = sys::now_ns() + demote::PATIENCE_NS;
-    for conn in records::all() {
-        if conn.phase() != Phase::Plain {
-            if !*is_ours {
-                return;
-            }
-            worth::learn(conn);
-        }
-        if conn.phase() == Phase::Attached {
-            if conn.alone() && !send::finish(conn, until) {
-                marks::reset_on_close(conn);
-            }
-            if let Some(guard) = conn.own_receive(conn.id()) {
-                marks::settle(conn, &guard);
-            }
-        }
-        conn.leave();
-    }
 }

@@ -3,7 +3,7 @@
 //! They find its records and must leave them alone: what such a child closes, copies or opens in a table of descriptors of its own changes nothing
 //! for its parent.
 
-use crate::lifecycle;
+use crate::process;
 use crate::sys::threads;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
@@ -23,7 +23,7 @@ pub fn expect(flags: u64) {
     }
     if has(libc::CLONE_VM) && !has(libc::CLONE_THREAD) {
         // So that who the records belong to is known, and forked children begin without.
-        lifecycle::start(true);
+        process::start_with_sockets();
         LODGERS.fetch_or(if has(libc::CLONE_FILES) { ANY } else { ANY | OWN_TABLE }, Relaxed);
     }
 }
@@ -42,7 +42,7 @@ pub(crate) fn has_own_table() -> bool {
 #[inline]
 fn is_of(kind: u32) -> bool {
     // The system call only where there is need: programs forbid themselves some.
-    LODGERS.load(Relaxed) & kind != 0 && !lifecycle::owns_records()
+    LODGERS.load(Relaxed) & kind != 0 && !process::owns_records()
 }
 
 /// In a forked child, which has memory of its own.

@@ -2,7 +2,8 @@
 //! is not known. They are shown.
 
 use crate::conn::{self, Conn};
-use crate::lifecycle::{duplicated, fresh, is_confined, is_tcp, start};
+use crate::lifecycle::{duplicated, fresh, is_tcp};
+use crate::process::{is_confined, start_with_sockets};
 use crate::sys::{self, listing, raw};
 use crate::{lodgers, records, table};
 use core::sync::atomic::AtomicU8;
@@ -69,7 +70,7 @@ fn came(fd: c_int, may_be: impl Fn(c_int) -> bool) {
 
 /// A record for a connected socket whose opening was not seen. Not of a lodger with descriptors of its own.
 pub(crate) fn adopted(fd: c_int) -> Option<&'static Conn> {
-    start(true);
+    start_with_sockets();
     let conn = records::begin(fd, conn::EARLY | conn::BANNED)?;
     if conn.is_early() {
         conn.set_flag(conn::BANNED, true);

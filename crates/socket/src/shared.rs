@@ -1,6 +1,6 @@
 //! Memory that a process shares with the children it forks from then on.
 
-use crate::lifecycle;
+use crate::process;
 use crate::sys::{self, Errno, raw};
 use std::os::fd::IntoRawFd;
 use viaduct_channel::{Mapping, is_locked};
@@ -17,7 +17,7 @@ pub(crate) fn memory(len: usize) -> Result<*mut u8, Errno> {
 /// The same of a program that locks all that it maps. Only a file's mapping can grow, and so be left out.
 fn unlocked(len: usize) -> Result<*mut u8, Errno> {
     // The program may have forbidden itself the calls that this takes; and a file longer than it may write is not refused only: the kernel kills it.
-    if lifecycle::is_confined() || sys::limit_of(libc::RLIMIT_FSIZE) < len as u64 {
+    if process::is_confined() || sys::limit_of(libc::RLIMIT_FSIZE) < len as u64 {
         return Err(libc::ENOMEM);
     }
     let whole_words = len.next_multiple_of(size_of::<u64>());

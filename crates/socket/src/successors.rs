@@ -4,7 +4,7 @@ use crate::conn::{self, Conn};
 use crate::lifecycle::{begin_early, is_tcp};
 use crate::sys::{self, raw};
 use crate::table::{self, Entry};
-use crate::{counters, demote, epoll_back, lifecycle, lock, lodgers, recall, records, search, shelf, unseen};
+use crate::{counters, demote, epoll_back, lock, lodgers, process, recall, records, search, shelf, unseen};
 use libc::c_int;
 use viaduct_control::Reason;
 
@@ -26,7 +26,7 @@ pub fn executing() {
 /// The program loads code whose calls are not seen.
 pub fn loading_unseen() {
     // The counters that tell of it are one process's.
-    lifecycle::start(true);
+    process::start_with_sockets();
     // Its C library, if it has one of its own, counts its own threads.
     sys::threads::several();
     unseen::come(|| {

@@ -1,7 +1,7 @@
 //! What the library keeps for each thread and looks up at every call, in one block: to find a block takes a shared library a function call.
 
 use crate::search::Forking;
-use crate::{direct, epoll_set, forks, lifecycle, lock, sys};
+use crate::{direct, epoll_set, forks, lock, process, sys};
 use core::cell::Cell;
 
 /// What the hooks of one thread know of each other. What calls on sets look at comes first, together in one cache line.
@@ -9,7 +9,7 @@ use core::cell::Cell;
 #[repr(C, align(64))]
 pub(crate) struct Thread {
     pub(crate) asleep: epoll_set::Asleep,
-    /// Whether [`lifecycle::thread_ends`] will be called.
+    /// Whether [`process::thread_ends`] will be called.
     watched: Cell<bool>,
     pub(crate) locks: lock::Own,
     pub(crate) calls: direct::Calls,
@@ -47,7 +47,7 @@ impl Thread {
         sys::at_thread_exit(|| {
             // Destructors of the program's may come after this one, and need it again.
             this().watched.set(false);
-            lifecycle::thread_ends();
+            process::thread_ends();
         });
     }
 }

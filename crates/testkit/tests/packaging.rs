@@ -299,7 +299,8 @@ fn the_python_package_installs_and_is_typed() {
     let user = scratch.join("user.py");
     std::fs::write(
         &user,
-        "import viaduct\nfirst: str = viaduct.Inbox().receive().payload\n",
+        "import viaduct\nfirst: str = viaduct.Inbox().receive().payload\n\n\n\
+         async def second() -> None:\n    with viaduct.AsyncInbox() as inbox:\n        await inbox.receive_async()\n",
     )
     .unwrap();
     let output = Command::new(find("mypy").unwrap())
@@ -314,4 +315,5 @@ fn the_python_package_installs_and_is_typed() {
         said.contains("expression has type \"bytes\", variable has type \"str\""),
         "{said}"
     );
+    assert!(said.contains("Found 1 error"), "{said}");
 }

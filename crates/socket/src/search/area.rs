@@ -1,16 +1,18 @@
 //! Where holes live: in anonymous memory that a process and its forked children share, out of the peer's reach.
 
 use super::holders::{Family, Holders, Member, Places};
-use crate::sys::memory::Buffer;
+use crate::sys::memory::{self, Buffer};
 use crate::{lock, shared, sys, thread};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use viaduct_stream::Holes;
 
 /// Connections of a family of processes that can be searched at one time.
-///
-/// Their memory is address space of every process that forks, which some limit (vsftpd: 200 MiB).
 const AREAS: usize = 2048;
+
+/// How many of them have a place in every process that forks, though nothing may ever be searched: all take 128 MiB of address space, which some
+/// programs limit. The others get one in the processes that need them.
+const FIRST: usize = 32;
 
 /// What is kept of one receiving direction that is searched. Used while the direction is owned.
 #[derive(Debug)]
@@ -48,7 +50,6 @@ pub(crate) struct Area {
 #[derive(Debug)]
 #[repr(C)]
 struct Shared {
-    areas: [Area; AREAS],
     /// How many areas have ever been used, so that nobody touches memory of the others.
     reach: AtomicU32,
     /// What the trees of holes are drawn by; 0 until the first is needed.
@@ -56,6 +57,15 @@ struct Shared {
     /// Owned by who looks for the area of a socket that has no record, and claims one if there is none.
     claiming: AtomicU32,
     family: Family,
+    first: [Area; FIRST],
+}
+
+/// All of it.
+#[derive(Debug)]
+#[repr(C)]
+struct Whole {
+    shared: Shared,
+    others: [Area; AREAS - FIRST],
 }
 
 /// The front of a connection's stream as this process has peeked it. Bytes at a position never change, so it stays true however
@@ -77,6 +87,8 @@ const _: () = assert!(AREAS <= NUMBER as usize);
 const TAKEN: u32 = u32::MAX;
 
 static REGION: AtomicPtr<Shared> = AtomicPtr::new(core::ptr::null_mut());
+/// The same memory once more, where this process has needed more than is at [`REGION`].
+static WHOLE: AtomicPtr<Whole> = AtomicPtr::new(core::ptr::null_mut());
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 static PEEKED: [Peeked; AREAS] = [const {
     Peeked {
@@ -93,9 +105,10 @@ pub(crate) fn share() {
     if known().is_some() {
         return;
     }
-    let Ok(fresh) = shared::memory(size_of::<Shared>()) else {
+    let Ok(fresh) = shared::memory(size_of::<Whole>()) else {
         return;
     };
+    memory::give_up_rest(fresh, size_of::<Shared>(), size_of::<Whole>());
     // Release pairs with the acquire in `known`. A loser's region is never used; it costs address space only.
     let _ = REGION.compare_exchange(core::ptr::null_mut(), fresh.cast(), Release, Relaxed);
 }
@@ -106,6 +119,30 @@ fn known() -> Option<&'static Shared> {
     (!region.is_null()).then(|| sys::shared_record(region, 0))
 }
 
+/// The areas beyond the first, to which this process gives a place if they have none; `None` if there is no room for them.
+fn others() -> Option<&'static [Area]> {
+    let mut whole = WHOLE.load(Acquire);
+    if whole.is_null() {
+        let region = REGION.load(Acquire);
+        let fresh = memory::whole(region.cast(), size_of::<Whole>()).ok()?.cast();
+        // As in `share`.
+        whole = match WHOLE.compare_exchange(core::ptr::null_mut(), fresh, AcqRel, Acquire) {
+            Ok(_) => fresh,
+            Err(other) => other,
+        };
+    }
+    Some(&sys::shared_record(whole, 0).others)
+}
+
+impl Shared {
+    fn area(&'static self, index: usize) -> Option<&'static Area> {
+        match self.first.get(index) {
+            Some(area) => Some(area),
+            None => others()?.get(index - FIRST),
+        }
+    }
+}
+
 const fn index(reference: u32) -> Option<usize> {
     ((reference & NUMBER) as usize).checked_sub(1)
 }
@@ -113,7 +150,7 @@ const fn index(reference: u32) -> Option<usize> {
 /// The area with a reference from [`claim`]; `None` for 0.
 #[inline]
 pub(crate) fn numbered(reference: u32) -> Option<&'static Area> {
-    known()?.areas.get(index(reference)?)
+    known()?.area(index(reference)?)
 }
 
 /// What this process has peeked of the area's connection.
@@ -135,7 +172,10 @@ pub(crate) fn claim() -> Option<u32> {
 fn take(shared: &'static Shared, own: Member) -> Option<u32> {
     let free =
         |area: &Area| area.used.load(Relaxed) == 0 && area.used.compare_exchange(0, TAKEN, AcqRel, Relaxed).is_ok();
-    let (index, area) = (1_u32..).zip(&shared.areas).find(|(_, area)| free(area))?;
+    let beyond = core::iter::once_with(others).flatten().flatten();
+    let (index, area) = (1_u32..)
+        .zip(shared.first.iter().chain(beyond))
+        .find(|(_, area)| free(area))?;
     // At once: should this process be killed now, others are to find those behind.
     shared.reach.fetch_max(index, AcqRel);
     // Processes that share the region draw from different numbers by way of their own.
@@ -169,11 +209,14 @@ fn seed(shared: &Shared) -> u64 {
     fresh
 }
 
+fn reach(shared: &Shared) -> usize {
+    shared.reach.load(Acquire) as usize
+}
+
 /// The areas in use, with their references.
 fn all(shared: &'static Shared) -> impl Iterator<Item = (u32, &'static Area)> {
-    let reach = shared.reach.load(Acquire) as usize;
-    let used = |area: &'static Area| (area.used.load(Acquire), area);
-    let areas = shared.areas.iter().take(reach).map(used);
+    let used = |index| shared.area(index).map(|area| (area.used.load(Acquire), area));
+    let areas = (0..reach(shared)).filter_map(used);
     areas.filter(|(reference, _)| !matches!(*reference, 0 | TAKEN))
 }
 
@@ -183,9 +226,11 @@ pub(super) fn find(identity: u64) -> Option<u32> {
     all(known()?).find(same).map(|(reference, _)| reference)
 }
 
-/// Excludes others that look for a socket's area, lest two get one each for the same. `None`: there is no memory.
+/// Excludes others that look for a socket's area, lest two get one each for the same. `None`: there is no memory, or no room to look at it.
 pub(super) fn claiming() -> Option<&'static AtomicU32> {
-    Some(&known()?.claiming)
+    let shared = known()?;
+    let all_seen = reach(shared) <= FIRST || others().is_some();
+    all_seen.then_some(&shared.claiming)
 }
 
 /// The references of areas whose sockets this process knows by descriptors. Touches no others, which would be faults of each child.

@@ -1,8 +1,8 @@
 //! Which processes know a socket that is searched: a forked child knows what its parent knew. One that is killed tells nobody, so processes have
 //! places of their own, and those of the dead are found where room is needed.
 
-use crate::lifecycle::is_confined;
 use crate::lock::{self, Guard};
+use crate::process::is_confined;
 use crate::sys::{coarse_now_ns, listing, raw};
 use crate::thread;
 use core::cell::Cell;

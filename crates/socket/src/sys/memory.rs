@@ -122,6 +122,25 @@ impl Buffer {
     }
 }
 
+/// Larger than any page, and a multiple of it.
+const PAGES: usize = 64 << 10;
+
+/// Gives the place up that all but the first bytes of a new mapping have, which nobody knows yet. They stay in its memory.
+pub(crate) fn give_up_rest(mapping: *mut u8, first: usize, len: usize) {
+    let first = first.next_multiple_of(PAGES);
+    let rest = mapping.wrapping_add(first).expose_provenance();
+    // SAFETY: within the mapping, of which there are no references.
+    let _ = unsafe { raw::call(libc::SYS_munmap, [rest, len - first, 0, 0, 0, 0]) };
+}
+
+/// A place for all of the memory that is mapped, in part, from `mapping` on.
+pub(crate) fn whole(mapping: *mut u8, len: usize) -> Result<*mut u8, Errno> {
+    let at = mapping.expose_provenance();
+    // SAFETY: nothing is moved of a mapping that is said to have no length; a new one of the same memory is made where the kernel likes.
+    let fresh = unsafe { raw::call(libc::SYS_mremap, [at, 0, len, libc::MREMAP_MAYMOVE as usize, 0, 0]) }?;
+    Ok(core::ptr::with_exposed_provenance_mut(fresh))
+}
+
 /// Throws the first `len` bytes of a socket's stream away; answers how many were there.
 ///
 /// # Errors
@@ -131,4 +150,23 @@ pub(crate) fn discard(fd: c_int, len: usize) -> Result<usize, Errno> {
     // SAFETY: nowhere is where the kernel is told to write, if it does not do without.
     let gone = unsafe { raw::call(libc::SYS_recvfrom, [fd as usize, 0, len, flags as usize, 0, 0]) };
     gone.map_err(|errno| if errno == libc::EFAULT { libc::EOPNOTSUPP } else { errno })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_keeps_what_has_no_place() {
+        const ALL: usize = 4 * PAGES;
+        let part = raw::anonymous_shared(ALL).unwrap();
+        give_up_rest(part, 1, ALL);
+        let place = |all: *mut u8, index: usize| all.cast::<AtomicUsize>().wrapping_byte_add(index);
+        let (one, other) = (whole(part, ALL).unwrap(), whole(part, ALL).unwrap());
+        let last = |all| crate::sys::shared_record(place(all, ALL - 8), 0);
+        last(one).store(7, Relaxed);
+        assert_eq!(last(other).load(Relaxed), 7);
+        crate::sys::shared_record(place(part, 0), 0).store(5, Relaxed);
+        assert_eq!(crate::sys::shared_record(place(one, 0), 0).load(Relaxed), 5);
+    }
 }

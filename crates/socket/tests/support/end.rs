@@ -10,7 +10,7 @@ use libc::{c_int, epoll_event, iovec, pollfd};
 use viaduct_socket::epoll_ctl::{self, Asked};
 use viaduct_socket::epoll_wait::{self as waiting, Timeout};
 use viaduct_socket::poll::{self, Wait};
-use viaduct_socket::{Conn, Vector, epoll, lifecycle, options, search, sys, table};
+use viaduct_socket::{Conn, Vector, epoll, lifecycle, options, process, search, sys, table};
 
 /// Longer than any call takes here, on a machine however busy.
 const PROMPTLY: Duration = Duration::from_secs(20);
@@ -211,7 +211,7 @@ impl End {
                 to_parent.write_all(&done.to_ne_bytes()).expect("the parent reads");
                 to_parent.write_all(bytes).expect("the parent reads");
             }));
-            lifecycle::exiting();
+            process::exiting();
             sys::raw::exit(c_int::from(done.is_err()));
         }
         drop(to_parent);

@@ -36,6 +36,34 @@ fn python_bindings() {
     }
 }
 
+/// What the README and the documentation of the module show.
+#[test]
+fn python_examples_run_as_written() {
+    if !can_run(false, &["python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let python = viaduct_testkit::binaries::find("python3").unwrap();
+    let readme = std::fs::read_to_string(workspace().join("python/README.md")).unwrap();
+    let blocks = readme.split("```python\n").skip(1);
+    let mut examples: Vec<String> = blocks
+        .map(|rest| rest.split("```").next().unwrap().to_owned())
+        .collect();
+    assert_eq!(examples.len(), 2);
+    examples.push("import doctest, viaduct\nprint(doctest.testmod(viaduct))\n".to_owned());
+    let file = instance.scratch("example.py");
+    for (example, printed) in examples.iter().zip([
+        "b'help!'\nb'a long story; '\nb'first'\nb'later'\n",
+        "b'urgent'\n1 b'bulk'\n",
+        "TestResults(failed=0, attempted=6)\n",
+    ]) {
+        std::fs::write(&file, example).unwrap();
+        for mode in [Mode::Native, Mode::Accelerated(&instance)] {
+            assert_eq!(succeeds(mode, &python, &[&file]), printed);
+        }
+    }
+}
+
 #[test]
 fn urgent_messages_overtake_bulk() {
     if !can_run(false, &["cc"]) {

@@ -163,22 +163,6 @@ static void receive_time_out(void)
     close_pair(p);
 }
 
-/* Fills the connection, and while it is moved both of its paths: a move makes room. Returns the number of bytes that went in. */
-static size_t fill_up(int fd)
-{
-    static char bytes[30000];
-    size_t total = 0;
-
-    for (int rest = 0; rest < 60; rest++) {
-        ssize_t count;
-        while ((count = send(fd, bytes, sizeof bytes, MSG_DONTWAIT)) > 0 ||
-               (count = send(fd, bytes, 1, MSG_DONTWAIT)) > 0)
-            total += (size_t)count;
-        sleep_ms(1);
-    }
-    return total;
-}
-
 static int drains(int fd, size_t count)
 {
     static char bytes[100000];
@@ -197,7 +181,7 @@ static void a_full_socket(void)
     struct pair p = make_pair();
     struct pollfd wait = {p.near, POLLOUT, 0};
     struct timeval time = {0, 80000};
-    size_t total = fill_up(p.near);
+    size_t total = fill(p.near);
     double began;
 
     EXPECT(total > 10000);
@@ -278,9 +262,9 @@ static void epoll_when_room_comes(void)
     EXPECT(watch(set, p.near, EPOLLOUT | EPOLLET) == 0);
     EXPECT(epoll_wait(set, &event, 1, 1000) == 1 && event.events == EPOLLOUT);
     EXPECT(epoll_wait(set, &event, 1, 10) == 0);
-    total = fill_up(p.near);
+    total = fill(p.near);
     while (epoll_wait(set, &event, 1, 10) == 1)
-        total += fill_up(p.near);
+        total += fill(p.near);
     EXPECT(drains(p.far, total));
     EXPECT(epoll_wait(set, &event, 1, 1000) == 1 && event.events == EPOLLOUT);
     EXPECT(send(p.near, "x", 1, MSG_DONTWAIT) == 1);
@@ -300,7 +284,7 @@ static void epoll_for_room_after_idling(void)
     EXPECT(epoll_wait(set, &event, 1, 1000) == 1 && event.events == EPOLLOUT);
     for (wait = 0; wait < 100; wait++)
         EXPECT(epoll_wait(set, &event, 1, 1) == 0);
-    total = fill_up(p.near);
+    total = fill(p.near);
     EXPECT(drains(p.far, total));
     EXPECT(epoll_wait(set, &event, 1, 1000) == 1 && event.events == EPOLLOUT);
     close(set);

@@ -287,7 +287,7 @@ static void time_stamps(void)
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
     struct cmsghdr *header;
 
-    FAR(R(setsockopt(s, SOL_SOCKET, SO_TIMESTAMP, &on, sizeof on)));
+    FAR(R(setsockopt(s, SOL_SOCKET, SO_TIMESTAMP, &on, sizeof on)); await_time_stamps());
     if (is_near) {
         sleep_ms(20);
         R(send(s, "abc", 3, 0));
@@ -307,7 +307,7 @@ static void time_stamps_without_room(void)
     struct iovec part = {bytes, 8};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
 
-    FAR(R(setsockopt(s, SOL_SOCKET, SO_TIMESTAMP, &on, sizeof on)));
+    FAR(R(setsockopt(s, SOL_SOCKET, SO_TIMESTAMP, &on, sizeof on)); await_time_stamps());
     for (int round = 0; round < 2; round++) {
         if (is_near) {
             sleep_ms(20);

@@ -95,6 +95,9 @@ size_t fill(int fd);
 /* Receives and forgets. */
 void drain(int fd, size_t count);
 
+/* Waits, at most some seconds, until the kernel stamps what is received: it begins a while after a socket has asked for that. */
+void await_time_stamps(void);
+
 /* A system call that no library sees. */
 long unseen_call(long number, long first, long second, long third);
 /* SIGUSR1 is counted in `signals`; `flags` as for sigaction. */

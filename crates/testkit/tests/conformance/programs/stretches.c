@@ -133,6 +133,7 @@ static void time_stamps_set_before_connecting(void)
         for (int round = 0; round < 40; round++)
             if (is_near ? !send_all(fd, "w", 1) || !receive_all(fd, bytes, 1) : !receive_all(fd, bytes, 1) || !send_all(fd, "w", 1))
                 say("no use of it");
+        NEAR(await_time_stamps());
         FAR(R(send(fd, "x", 1, 0)));
         NEAR(R(recvmsg(fd, &message, 0)); say("times %d", message.msg_controllen > 0));
         close(fd);

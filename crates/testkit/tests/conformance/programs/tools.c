@@ -157,6 +157,29 @@ int dial(int family, int port)
     return fd;
 }
 
+void await_time_stamps(void)
+{
+    int on = 1, port, listening = listener(AF_INET, &port), near, far, stamped = 0;
+
+    setsockopt(listening, SOL_SOCKET, SO_TIMESTAMP, &on, sizeof on);
+    near = dial(AF_INET, port);
+    far = accept(listening, NULL, NULL);
+    for (double until = now() + 5; !stamped && now() < until;) {
+        char byte, control[64];
+        struct iovec part = {&byte, 1};
+        struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+
+        stamped = send_all(near, "t", 1) && recvmsg(far, &message, 0) == 1 && message.msg_controllen > 0;
+        if (!stamped)
+            sleep_ms(1);
+    }
+    if (!stamped)
+        say("nothing is stamped");
+    close(near);
+    close(far);
+    close(listening);
+}
+
 int join_by(int family, void (*prepare)(int fd))
 {
     struct sockaddr_storage address;

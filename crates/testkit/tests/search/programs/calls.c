@@ -99,8 +99,7 @@ static void every_call_minds_holes(void)
             had += (size_t)got;
         }
         EXPECT(waiting(p.far) == 0);
-        EXPECT(send(p.near, "0123456789", 10, 0) == 10);
-        settle();
+        EXPECT(send_digits(p.near));
         EXPECT(viaduct_seek_recv(p.far, bytes, 2, 0, 4) == 2 && !memcmp(bytes, "45", 2));
         EXPECT(recv(p.far, bytes, 16, 0) == 8 && !memcmp(bytes, "01236789", 8));
         close_pair(p);
@@ -111,11 +110,9 @@ static void every_call_minds_holes(void)
 static void pipes_are_filled_from_any_path(void)
 {
     for (enum way way = SPLICE; way <= SENDFILE; way++) {
-        struct pair p = connect_pair();
+        struct pair p = pair_with_digits();
         char bytes[16] = {0};
 
-        EXPECT(send(p.near, "0123456789", 10, 0) == 10);
-        settle();
         EXPECT(receive(way, p.far, bytes, 4) == 4 && !memcmp(bytes, "0123", 4));
         EXPECT(receive(way, p.far, bytes, 16) == 6 && !memcmp(bytes, "456789", 6));
         EXPECT(send(p.near, "abc", 3, 0) == 3);
@@ -138,8 +135,7 @@ static void many_messages_at_once(void)
         close_pair(p);
         return;
     }
-    EXPECT(send(p.near, "0123456789", 10, 0) == 10);
-    settle();
+    EXPECT(send_digits(p.near));
     EXPECT(viaduct_seek_recv(p.far, bytes[0], 1, 0, 2) == 1 && bytes[0][0] == '2');
     EXPECT(recvmmsg(p.far, messages, 3, MSG_DONTWAIT, NULL) == 3);
     EXPECT(messages[0].msg_len == 3 && messages[1].msg_len == 4 && messages[2].msg_len == 2);
@@ -187,8 +183,7 @@ static void messages_carry_an_offset(void)
     p.far = accept(listener, NULL, NULL);
     EXPECT(p.far >= 0);
     warm_up(p.near, p.far);
-    EXPECT(send(p.near, "0123456789", 10, 0) == 10);
-    settle();
+    EXPECT(send_digits(p.near));
     far = p.far;
     for (uint64_t offset = 0; offset < 2; offset++) {
         message.msg_iov = &nowhere;
@@ -203,8 +198,7 @@ static void messages_carry_an_offset(void)
     EXPECT(message.msg_controllen == 0 && recvmsg(far, &message, 0) == 5);
     EXPECT(!memcmp(bytes, "01", 2) && !memcmp(rest, "239", 3));
     /* Several at once, each with its own. */
-    EXPECT(send(p.near, "0123456789", 10, 0) == 10);
-    settle();
+    EXPECT(send_digits(p.near));
     memset(messages, 0, sizeof messages);
     for (int index = 0; index < 2; index++) {
         messages[index].msg_hdr.msg_iov = &parts[index];

@@ -45,6 +45,23 @@ void settle(void)
     sleep_ms(3);
 }
 
+int send_digits(int fd)
+{
+    int sent = send_all(fd, "0123456789", 10);
+
+    settle();
+    return sent;
+}
+
+struct pair pair_with_digits(void)
+{
+    struct pair p = connect_pair();
+
+    if (!send_digits(p.near))
+        snprintf(failure, sizeof failure, "could not send (errno %d %s)", errno, strerror(errno));
+    return p;
+}
+
 void reset(int fd)
 {
     struct linger linger = {.l_onoff = 1, .l_linger = 0};

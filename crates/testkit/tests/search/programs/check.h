@@ -46,6 +46,10 @@ ssize_t in_order(int fd, void *bytes, size_t count, int flags);
 long waiting(int fd);
 /* What has been sent is there. */
 void settle(void);
+/* Sends ten digits, which are there then; false on any error. */
+int send_digits(int fd);
+/* A connection on which they have been sent, and nothing has been received. */
+struct pair pair_with_digits(void);
 /* Closes it without an end of its stream. */
 void reset(int fd);
 /* Until the thread waits in the kernel: no if it has ended instead, or has not done so for some seconds. */

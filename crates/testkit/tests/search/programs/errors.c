@@ -176,8 +176,7 @@ static void options_that_rule_searches_out(void)
             char bytes[16] = {0};
 
             EXPECT(setsockopt(p.far, SOL_SOCKET, names[index], &value, sizeof value) == 0);
-            EXPECT(send(p.near, "0123456789", 10, 0) == 10);
-            settle();
+            EXPECT(send_digits(p.near));
             for (int round = 0; round < 2; round++)
                 if (viaduct_seek_recv(p.far, bytes, 1, MSG_DONTWAIT, 4) != -1 || errno != EOPNOTSUPP)
                     snprintf(failure, sizeof failure, "option %d, %s: no EOPNOTSUPP", names[index], warm ? "warm" : "fresh");
@@ -285,12 +284,10 @@ static void *reset_later(void *fd)
 static void a_reset_is_told(void)
 {
     for (int waits = 0; waits < 2; waits++) {
-        struct pair p = connect_pair();
+        struct pair p = pair_with_digits();
         char bytes[16] = {0};
         pthread_t thread;
 
-        EXPECT(send(p.near, "0123456789", 10, 0) == 10);
-        settle();
         EXPECT(viaduct_seek_recv(p.far, bytes, 2, 0, 3) == 2 && !memcmp(bytes, "34", 2));
         thread = in_thread(reset_later, &p.near);
         if (!waits)

@@ -191,6 +191,61 @@ static void processes_in_other_namespaces(void)
     close_pair(p);
 }
 
+/* Bytes of address space that this process has mapped; 0 if that is not told. */
+static long address_space(void)
+{
+    long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+
+    if (file && fscanf(file, "%ld", &pages) != 1)
+        pages = 0;
+    if (file)
+        fclose(file);
+    return pages * sysconf(_SC_PAGESIZE);
+}
+
+/* Programs limit it, and most processes that fork search nothing. */
+static void a_fork_takes_little_address_space(void)
+{
+    struct pair p = connect_quickly();
+    long before = address_space();
+    int status = 1;
+    pid_t child = fork();
+
+    if (child == 0)
+        _exit(0);
+    EXPECT(waitpid(child, &status, 0) == child && status == 0);
+    EXPECT(before > 0 && address_space() - before < 16 << 20);
+    close_pair(p);
+}
+
+/* More than have their place in every process. */
+static void many_sockets_of_a_family(void)
+{
+    enum { many = 100 };
+    static struct pair pairs[many];
+    char bytes[8];
+    int status = 1;
+    pid_t child;
+
+    for (int index = 0; index < many; index++) {
+        pairs[index] = connect_quickly();
+        EXPECT(send(pairs[index].near, "0123", 4, 0) == 4);
+    }
+    child = fork();
+    if (child == 0) {
+        for (int index = 0; index < many; index++)
+            if (viaduct_seek_recv(pairs[index].far, bytes, 1, MSG_WAITALL, 2) != 1 || bytes[0] != '2')
+                _exit(1);
+        _exit(0);
+    }
+    EXPECT(waitpid(child, &status, 0) == child && status == 0);
+    for (int index = many - 1; index >= 0; index--) {
+        EXPECT(waiting(pairs[index].far) == 3 && in_order(pairs[index].far, bytes, 8, 0) == 3 && !memcmp(bytes, "013", 3));
+        close_pair(pairs[index]);
+    }
+}
+
 enum { AMID = 250 };
 
 /* What the program does amid its next fork, once the library has prepared for that. */
@@ -293,6 +348,8 @@ static const struct check checks[] = {
     {"mapped_to_four", mapped_to_four},
     {"messages_over_six", messages_over_six},
     {"offsets_in_messages_over_six", offsets_in_messages_over_six},
+    {"a_fork_takes_little_address_space", a_fork_takes_little_address_space},
+    {"many_sockets_of_a_family", many_sockets_of_a_family},
     {"first_searches_amid_a_fork", first_searches_amid_a_fork},
     {"forks_amid_a_fork", forks_amid_a_fork},
     /* It leaves little room for others. */

@@ -5,11 +5,9 @@
 
 static void a_hole_is_skipped(void)
 {
-    struct pair p = connect_pair();
+    struct pair p = pair_with_digits();
     char bytes[16] = {0};
 
-    EXPECT(send(p.near, "0123456789", 10, 0) == 10);
-    settle();
     EXPECT(viaduct_seek_recv(p.far, bytes, 3, 0, 4) == 3 && !memcmp(bytes, "456", 3));
     EXPECT(waiting(p.far) == 7);
     EXPECT(viaduct_seek_recv(p.far, bytes, 2, 0, 3) == 2 && !memcmp(bytes, "37", 2));
@@ -91,11 +89,9 @@ static void it_waits_for_what_is_not_there(void)
 
 static void the_end_of_the_stream(void)
 {
-    struct pair p = connect_pair();
+    struct pair p = pair_with_digits();
     char bytes[16] = {0};
 
-    EXPECT(send(p.near, "0123456789", 10, 0) == 10);
-    settle();
     EXPECT(viaduct_seek_recv(p.far, bytes, 2, 0, 8) == 2 && !memcmp(bytes, "89", 2));
     EXPECT(shutdown(p.near, SHUT_WR) == 0);
     EXPECT(viaduct_seek_recv(p.far, bytes, 4, 0, 8) == 0);
@@ -135,13 +131,11 @@ static void large_pieces(void)
 
 static void threads_and_children_share_holes(void)
 {
-    struct pair p = connect_pair();
+    struct pair p = pair_with_digits();
     char bytes[16] = {0};
     int status = 1;
     pid_t child;
 
-    EXPECT(send(p.near, "0123456789", 10, 0) == 10);
-    settle();
     EXPECT(viaduct_seek_recv(p.far, bytes, 2, 0, 2) == 2);
     child = fork();
     if (child == 0) {
@@ -153,9 +147,7 @@ static void threads_and_children_share_holes(void)
     EXPECT(in_order(p.far, bytes, 16, 0) == 5 && !memcmp(bytes, "14589", 5));
     /* Searched for the first time in the child. */
     close_pair(p);
-    p = connect_pair();
-    EXPECT(send(p.near, "0123456789", 10, 0) == 10);
-    settle();
+    p = pair_with_digits();
     child = fork();
     if (child == 0)
         _exit(!(viaduct_seek_recv(p.far, bytes, 2, 0, 4) == 2 && !memcmp(bytes, "45", 2)));
@@ -168,13 +160,11 @@ static void threads_and_children_share_holes(void)
 static void processes_search_first_at_once(void)
 {
     for (int round = 0; round < 20; round++) {
-        struct pair p = connect_pair();
+        struct pair p = pair_with_digits();
         char bytes[16] = {0};
         int status = 1;
         pid_t child;
 
-        EXPECT(send(p.near, "0123456789", 10, 0) == 10);
-        settle();
         child = fork();
         if (child == 0)
             _exit(!(viaduct_seek_recv(p.far, bytes, 1, 0, 1) == 1 && (bytes[0] == '1' || bytes[0] == '2')));
@@ -190,9 +180,7 @@ static void a_new_socket_has_no_holes(void)
     char bytes[16] = {0};
 
     for (int round = 0; round < 40; round++) {
-        struct pair p = connect_pair();
-        EXPECT(send(p.near, "0123456789", 10, 0) == 10);
-        settle();
+        struct pair p = pair_with_digits();
         EXPECT(viaduct_seek_recv(p.far, bytes, 1, 0, 1 + round % 8) == 1);
         close_pair(p);
     }
