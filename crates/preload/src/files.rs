@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_uint};
 use libc::{off_t, size_t, ssize_t};
-use viaduct_socket::{file, is_nowhere, lifecycle, real, sys, table};
+use viaduct_socket::{file, is_nowhere, real, table};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
@@ -47,9 +47,8 @@ pub unsafe extern "C-unwind" fn splice(
     {
         return file::splice(conn, output, len, flags, direct);
     }
-    if !table::connection(output).is_none_or(lifecycle::sends_by_kernel) {
-        // Programs then fall back to reading and writing.
-        return sys::fail(libc::EINVAL);
+    match table::connection(output) {
+        Some(conn) => file::splice_out(conn, input, direct),
+        None => direct(),
     }
-    direct()
 }

@@ -69,8 +69,9 @@ pub unsafe extern "C-unwind" fn getsockopt(
     }
 }
 
-/// linux/sockios.h; the libc crate has no name for it.
+/// linux/sockios.h; the libc crate has no names for these.
 const SIOCATMARK: c_ulong = 0x8905;
+const SIOCOUTQNSD: c_ulong = 0x894b;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
@@ -86,6 +87,8 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: c_u
     let answer = match request {
         libc::FIONREAD => options::readable_bytes(conn),
         libc::TIOCOUTQ => options::unsent_bytes(conn),
+        // What is in the lane has gone out; the kernel would count marks.
+        SIOCOUTQNSD => options::unsent_bytes(conn).map(|_| 0),
         libc::FIONBIO => {
             let result = direct();
             if result == 0 {

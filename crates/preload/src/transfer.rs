@@ -310,7 +310,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
             return done;
         }
     }
-    if let Some(errno) = lifecycle::kept_error(conn) {
+    if let Some(errno) = lifecycle::first_error(conn) {
         sys::set_errno(errno);
         return -1;
     }

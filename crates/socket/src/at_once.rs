@@ -11,7 +11,6 @@ use crate::stores::LONG;
 use crate::vector::is_nowhere;
 use libc::c_int;
 use viaduct_channel::{Dest, Sender, Source as Bytes, Violation};
-use viaduct_control::Reason;
 use viaduct_stream::{Incoming, Mode, Outgoing, Source};
 
 /// Flags of receives that are heeded here.
@@ -66,11 +65,7 @@ pub(crate) fn receive(
     flags: c_int,
     polling: &mut Option<Spinner>,
 ) -> usize {
-    if flags & !RECEIVE_FLAGS != 0
-        || dest.is_empty()
-        || is_nowhere(dest.as_mut_ptr())
-        || conn.reason() == Reason::ReceiveLowWater
-    {
+    if flags & !RECEIVE_FLAGS != 0 || dest.is_empty() || is_nowhere(dest.as_mut_ptr()) || conn.flag(conn::LOW_WATER) {
         return 0;
     }
     let waits = flags & libc::MSG_DONTWAIT == 0 && !conn.nonblocking();

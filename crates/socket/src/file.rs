@@ -1,10 +1,10 @@
 //! `sendfile` onto a lane and `splice` off it.
 
-use crate::conn::{Conn, Phase};
+use crate::conn::{self, Conn, Phase};
 use crate::send::{self as sending, PIECE};
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
-use crate::{agent, at_once, lifecycle, receive};
+use crate::{agent, at_once, cancel, kernel, lifecycle, receive};
 use libc::{c_int, c_uint, iovec, off_t};
 
 /// Bytes read from the file in one step, on the stack, where it cannot be put in place.
@@ -104,6 +104,19 @@ fn put_in_place(conn: &'static Conn, id: u64, input: c_int, at: off_t, len: usiz
     }
 }
 
+/// `splice(input, conn, len, flags)`, whose input must be a pipe; `direct` is the program's own call.
+pub fn splice_out(conn: &'static Conn, input: c_int, direct: impl FnOnce() -> isize) -> isize {
+    if !lifecycle::sends_by_kernel(conn) && !conn.flag(conn::DEAD) {
+        // Programs then fall back to reading and writing.
+        return sys::fail(libc::EINVAL);
+    }
+    // As with TCP, what has broken the connection is told of by the first bytes that there are.
+    if conn.has_error() && raw::poll_now(input, libc::POLLIN) & libc::POLLIN != 0 {
+        return sys::fail(conn.take_error());
+    }
+    direct()
+}
+
 /// `splice(conn, output, len, flags)`, whose output must be a pipe; `direct` is the program's own call.
 pub fn splice(conn: &'static Conn, output: c_int, len: usize, flags: c_uint, direct: impl FnOnce() -> isize) -> isize {
     if raw::fcntl(output, libc::F_GETPIPE_SZ, 0).is_err() {
@@ -113,7 +126,13 @@ pub fn splice(conn: &'static Conn, output: c_int, len: usize, flags: c_uint, dir
         return copy(conn, output, len, flags);
     }
     if conn.phase() == Phase::Attached {
-        return direct();
+        // The look for marks may have met the error, which the kernel tells once.
+        let errno = if kernel::queued(conn.fd()) == 0 {
+            conn.take_error()
+        } else {
+            0
+        };
+        return if errno == 0 { direct() } else { sys::fail(errno) };
     }
     receive::by_kernel(conn, 0, direct).unwrap_or_else(|| copy(conn, output, len, flags))
 }
@@ -134,6 +153,9 @@ fn copy(conn: &'static Conn, output: c_int, len: usize, flags: c_uint) -> isize 
     } else if raw::poll_now(output, libc::POLLOUT) == 0 {
         return sys::fail(libc::EAGAIN);
     }
+    // Once, as in `send`.
+    let id = conn.id();
+    cancel::point();
     // A pipe that has room takes so many bytes at once; more might have to wait for a reader.
     let mut buffer = [0_u8; libc::PIPE_BUF];
     let part = |len: usize| {
@@ -146,7 +168,7 @@ fn copy(conn: &'static Conn, output: c_int, len: usize, flags: c_uint) -> isize 
     place[0].iov_base = buffer.as_mut_ptr().cast();
     let none = || sys::fail(libc::EAGAIN);
     let peek = libc::MSG_PEEK | if asked { libc::MSG_DONTWAIT } else { 0 };
-    let seen = receive::receive(conn, Vector::own(&place), peek, none);
+    let seen = receive::attached(conn, id, Vector::own(&place), peek, None, none);
     let Ok(seen @ 1..) = usize::try_from(seen) else {
         return seen;
     };
@@ -158,19 +180,13 @@ fn copy(conn: &'static Conn, output: c_int, len: usize, flags: c_uint) -> isize 
     let (mut left, mut looks) = (moved, 0);
     while left > 0 && looks < LOOKS {
         let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
-        match usize::try_from(receive::attached(
-            conn,
-            conn.id(),
-            Vector::own(&part(left)),
-            flags,
-            None,
-            none,
-        )) {
+        let taken = receive::attached(conn, id, Vector::own(&part(left)), flags, None, none);
+        match usize::try_from(taken) {
             Ok(taken @ 1..) => left -= taken.min(left),
             // What comes next is behind a mark that nobody has looked at lately.
             _ => {
                 looks += 1;
-                receive::clear_marks(conn, conn.id());
+                receive::clear_marks(conn, id);
             }
         }
     }

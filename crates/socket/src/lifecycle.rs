@@ -266,9 +266,9 @@ pub fn keep_error(conn: &Conn, errno: c_int) {
     conn.set_error(errno);
 }
 
-/// Such an error, taken.
-pub fn kept_error(conn: &Conn) -> Option<c_int> {
-    Some(conn.take_error()).filter(|errno| *errno != 0)
+/// Such an error, taken, or one of the kernel's, which comes first in some calls.
+pub fn first_error(conn: &Conn) -> Option<c_int> {
+    marks::untold_error(conn)
 }
 
 /// Whether `fd` is a TCP socket.
@@ -287,7 +287,7 @@ pub fn shut_down(conn: &'static Conn, how: c_int, direct: impl FnOnce() -> c_int
         send::finish(conn, sys::now_ns() + demote::PATIENCE_NS);
     }
     // Marks and FIN must not overtake each other.
-    let guard = if conn.phase() == Phase::Attached {
+    let mut guard = if conn.phase() == Phase::Attached {
         conn.own_send(conn.id())
     } else {
         None
@@ -299,13 +299,13 @@ pub fn shut_down(conn: &'static Conn, how: c_int, direct: impl FnOnce() -> c_int
         marks::shutting(conn, how, guard);
     }
     let result = direct();
-    if result == 0 && how != libc::SHUT_RD {
-        conn.set_flag(conn::SHUT_WRITE, true);
+    if result == 0 {
+        marks::has_shut(conn, how, guard.as_ref());
+        // As with TCP, sets are told anew of all there is.
+        if guard.take().is_some() {
+            epoll::wants_room(conn);
+        }
     }
-    if result == 0 && how != libc::SHUT_WR {
-        conn.set_flag(conn::SHUT_READ, true);
-    }
-    drop(guard);
     result
 }
 
@@ -337,7 +337,7 @@ pub fn to_background(conn: &'static Conn) -> bool {
 }
 
 /// The program has the kernel send the socket bytes; false if that direction is still on a lane.
-pub fn sends_by_kernel(conn: &'static Conn) -> bool {
+pub(crate) fn sends_by_kernel(conn: &'static Conn) -> bool {
     // Behind its FIN the kernel refuses everything.
     if conn.flag(conn::SHUT_WRITE) {
         return true;
@@ -347,7 +347,7 @@ pub fn sends_by_kernel(conn: &'static Conn) -> bool {
 }
 
 /// The program has the kernel take the socket's bytes; false if that direction is still on a lane.
-pub fn receives_by_kernel(conn: &'static Conn) -> bool {
+pub(crate) fn receives_by_kernel(conn: &'static Conn) -> bool {
     demote::ban(conn, Reason::Splice);
     demote::receives_raw(conn, conn.id())
 }

@@ -4,7 +4,7 @@ use crate::bell;
 use crate::conn::{self, Conn};
 use crate::lock::Guard;
 use crate::sys::{self, Errno, raw};
-use crate::{epoll, kernel, send};
+use crate::{epoll, flags, kernel, send};
 use core::sync::atomic::Ordering::Relaxed;
 use viaduct_channel::{Receiver, Segment};
 use viaduct_stream::{Incoming, MARK_BELL, Mode, Outgoing, Source};
@@ -224,11 +224,28 @@ pub(crate) fn learn_of_error(conn: &Conn) -> Result<(), Errno> {
     })
 }
 
+/// The error that has not been told: to a send on a broken connection, as with TCP, before that it is broken. The kernel is asked where there may be one.
+pub(crate) fn untold_error(conn: &Conn) -> Option<Errno> {
+    let kept = conn.take_error();
+    if kept != 0 {
+        return Some(kept);
+    }
+    let ends = |segment: &Segment| Incoming::new(segment.receiver(conn.side())).sender_ends();
+    if !conn.flag(conn::PEER_FIN | conn::DEAD | conn::SHUT_WRITE) && !conn.segment(&conn).is_some_and(ends) {
+        return None;
+    }
+    let known = learn_of_error(conn).and_then(|()| match conn.flag(conn::QUIET_END) {
+        true => Ok(()),
+        false => kernel::take_error(conn.fd()),
+    });
+    known.err()
+}
+
 /// Whether the peer has received all that was sent to it.
 fn peer_took_all(conn: &Conn) -> bool {
     conn.segment(&conn).is_some_and(|segment| {
         let lane = segment.sender(conn.side());
-        Outgoing::new(lane).mode() == Mode::Lane && lane.in_flight() == 0
+        Outgoing::new(lane).mode() == Mode::Lane && lane.in_flight() == 0 && !conn.flag(flags::REFUSED)
     })
 }
 
@@ -350,14 +367,31 @@ fn tell_of_loss(conn: &Conn, receive: &Guard<'_>) {
 
 /// The program shuts a direction down. With both down the kernel answers bytes with RST, and forgets what it has still to deliver.
 pub(crate) fn shutting(conn: &Conn, how: libc::c_int, send: &Guard<'_>) {
+    let Some(segment) = conn.segment(send) else { return };
+    if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR) {
+        Outgoing::new(segment.sender(conn.side())).set_ending();
+    }
     let both = match how {
         libc::SHUT_RD => conn.flag(conn::SHUT_WRITE),
         libc::SHUT_WR => conn.flag(conn::SHUT_READ),
         libc::SHUT_RDWR => true,
         _ => false,
     };
-    if let Some(segment) = conn.segment(send).filter(|_| both) {
+    if both {
         refuse(conn, segment);
+    }
+}
+
+/// The program has shut a direction down.
+pub(crate) fn has_shut(conn: &Conn, how: libc::c_int, send: Option<&Guard<'_>>) {
+    conn.set_flag(conn::SHUT_WRITE, how != libc::SHUT_RD || conn.flag(conn::SHUT_WRITE));
+    conn.set_flag(conn::SHUT_READ, how != libc::SHUT_WR || conn.flag(conn::SHUT_READ));
+    if conn.flag(conn::SHUT_WRITE)
+        && conn.flag(conn::SHUT_READ)
+        && let Some(segment) = send.and_then(|guard| conn.segment(guard))
+    {
+        conn.set_flag(flags::REFUSED, true);
+        Outgoing::new(segment.sender(conn.side())).set_refusing();
     }
 }
 
@@ -390,7 +424,9 @@ pub(crate) fn settle(conn: &Conn, receive: &Guard<'_>) {
     if let Source::RawUntil(until) = incoming.source() {
         let _ = crate::receive::approach(conn, &incoming, until);
     }
-    if incoming.source() == Source::Lane {
+    // The look would take an error, which the kernel tells once, away from who goes on.
+    let is_broken = || raw::poll_now(conn.fd(), 0) & libc::POLLERR != 0;
+    if incoming.source() == Source::Lane && !(shared && is_broken()) {
         let _ = look(conn, &incoming, &lane, if shared { Leave::All } else { Leave::None });
     }
     if shared {

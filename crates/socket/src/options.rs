@@ -235,6 +235,14 @@ pub fn was_set(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_i
             recall_timeouts(conn);
         }
         (libc::IPPROTO_TCP, libc::TCP_NODELAY | libc::TCP_CORK) => hold_back(conn, name, value.unwrap_or(0) != 0),
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
+            let mark = value.unwrap_or(1).max(1);
+            conn.set_flag(conn::LOW_WATER, mark > 1);
+            // As with TCP, sets are told anew where there is as much.
+            if conn.phase() == Phase::Attached && receive::readable_bytes(conn, conn.id()) >= mark {
+                conn.set_flag(conn::IN_WANTED, true);
+            }
+        }
         (libc::IPPROTO_TCP, libc::TCP_INQ) => conn.set_flag(TELLS_REST, value.unwrap_or(0) != 0),
         (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE) if conn.phase() == Phase::Attached => {
             if let Some(guard) = conn.own_send(conn.id()) {

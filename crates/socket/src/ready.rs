@@ -5,6 +5,7 @@ use crate::epoll::{EDGE, FIRED, FRESH, KERNEL, Member, ROOM, Set, UNSEEN};
 use crate::lock::Guard;
 use crate::pace::Bound;
 use crate::receive::{self, Found};
+use crate::receive_raw::is_below_low_water;
 use crate::sys::raw;
 use crate::{bell, marks, recall, send};
 use core::sync::atomic::Ordering::Relaxed;
@@ -29,6 +30,9 @@ const NEWS_IN: u32 = IN | RDHUP | PRI | ALWAYS;
 pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, mut kernel: bool) -> u32 {
     let Some(segment) = conn.segment(proof) else { return 0 };
     let mut mask = 0;
+    let ends = || Incoming::new(segment.receiver(conn.side())).sender_ends();
+    // Behind an end only the kernel knows what else there is to tell.
+    kernel |= conn.flag(conn::PEER_FIN | conn::DEAD | conn::SHUT_READ) || ends();
     if interest & OUT != 0 {
         let lane = segment.sender(conn.side());
         let out = Outgoing::new(lane);
@@ -63,7 +67,7 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, mut kernel:
     if interest & IN != 0 {
         let lane = segment.receiver(conn.side());
         if Incoming::new(lane).source() == Source::Lane && lane.published() != lane.head() {
-            mask |= IN;
+            mask |= if is_too_little(conn) { 0 } else { IN };
         } else if kernel || conn.flag(conn::PEER_FIN) || conn.has_error() {
             mask |= look_closely(conn);
         }
@@ -105,9 +109,19 @@ pub(crate) fn roomy(lane: &Sender<'_>) -> bool {
     false
 }
 
+/// Whether the program does not want to hear of what there is to receive. Of an end it always does.
+#[inline]
+fn is_too_little(conn: &Conn) -> bool {
+    conn.flag(conn::LOW_WATER)
+        && !conn.flag(conn::PEER_FIN | conn::DEAD)
+        && !conn.has_error()
+        && is_below_low_water(conn, conn.id())
+}
+
 /// Readiness to receive, with the marks looked at and stretches entered and left.
 fn look_closely(conn: &'static Conn) -> u32 {
     match receive::look(conn, conn.id()) {
+        Ok(Found::Bytes(_)) if is_too_little(conn) => 0,
         Ok(Found::Bytes(_)) => IN,
         Ok(Found::Nothing) => 0,
         Ok(Found::End) => IN | RDHUP,
@@ -166,9 +180,11 @@ fn due(owner: &Guard<'_>, member: &Member, conn: &'static Conn, position: u64) -
     if mask == 0 || interest & EPOLLET.cast_unsigned() == 0 {
         return mask;
     }
-    let arrived =
-        flags & (FRESH | EDGE) != 0 || conn.flag(conn::IN_WANTED) || position != member.reported.load(Relaxed);
-    let news = mask & NEWS_IN != 0 && arrived || mask & OUT != 0 && flags & (FRESH | ROOM) != 0;
+    let moved = position != member.reported.load(Relaxed);
+    let arrived = flags & (FRESH | EDGE) != 0 || conn.flag(conn::IN_WANTED) || moved;
+    // As with TCP, bytes that have come and have been received meanwhile leave an event that tells of all else there is.
+    let roomy = flags & (FRESH | ROOM) != 0 || moved && interest & IN != 0;
+    let news = mask & NEWS_IN != 0 && arrived || mask & OUT != 0 && roomy;
     if news { mask } else { 0 }
 }
 
@@ -241,7 +257,9 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static 
 #[inline]
 fn has_news(member: &Member, conn: &Conn, lane: &viaduct_channel::Receiver<'_>, edge: bool) -> bool {
     let published = lane.published();
-    published != lane.head() && (!edge || published != member.reported.load(Relaxed) || conn.flag(conn::IN_WANTED))
+    published != lane.head()
+        && (!edge || published != member.reported.load(Relaxed) || conn.flag(conn::IN_WANTED))
+        && !is_too_little(conn)
 }
 
 /// Takes back what [`arm`] left, where it was the set's bell.
@@ -265,7 +283,7 @@ pub(crate) fn arm_for<P>(proof: &P, conn: &'static Conn, bit: u32) -> bool {
     if Incoming::new(lane).source() != Source::LaneThenRaw {
         lane.arm(bit);
     }
-    Incoming::new(lane).source() == Source::Lane && lane.published() != lane.head()
+    Incoming::new(lane).source() == Source::Lane && lane.published() != lane.head() && !is_too_little(conn)
 }
 
 /// Takes the wait bit `bit` back.

@@ -6,7 +6,9 @@ use crate::lock::Guard;
 use crate::marks::{Marks, keep_error, look_past_bells};
 use crate::peek::Peek;
 use crate::receive_lane::from_lane;
-use crate::receive_raw::{before_lane, behind_urgent_data, end_of_raw, low_water, position, raw_receive};
+use crate::receive_raw::{
+    before_lane, behind_urgent_data, end_of_raw, low_water, pass_urgent_data, position, raw_receive,
+};
 use crate::receive_wait::{END, wait_for_bytes};
 use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};
@@ -24,7 +26,7 @@ use viaduct_stream::{Incoming, Source};
 const ROUNDS: u32 = 4096;
 /// Not an error number: the direction is searched, `crate::search` receives.
 const SEARCHED: Errno = -1;
-/// A reader that never waits looks this often, in microseconds, whether the kernel connection has ended.
+/// A reader that never waits looks this often, in microseconds, whether the kernel connection has ended without a word from the peer.
 const CHECK_US: u64 = 50;
 
 /// What one look at the stream found.
@@ -130,12 +132,12 @@ pub(crate) fn attached(
     let error = loop {
         let found = match total {
             // Nothing is received, but not before something could be.
-            0 => look(conn, id).map(|found| {
-                if found == Found::Bytes(1) {
-                    Found::Bytes(0)
-                } else {
-                    found
-                }
+            0 => look(conn, id).map(|found| match found {
+                Found::Bytes(_) => Found::Bytes(0),
+                // Urgent data is enough, and so is less than a wait asks for.
+                Found::Nothing if kernel::is_at_mark(conn.fd()) => Found::Bytes(0),
+                Found::Nothing if conn.flag(conn::LOW_WATER) && readable_bytes(conn, id) > 0 => Found::Bytes(0),
+                other => other,
             }),
             _ => attempt(conn, id, vector, if peek { 0 } else { done }, flags, nonblocking),
         };
@@ -286,8 +288,9 @@ fn in_stretches(
                 let ends = !is_full && incoming.sender_leaves();
                 if found == Found::Nothing {
                     // A waiter looks at the kernel connection before it sleeps.
-                    let due = || conn.due_for_check(CHECK_US) || conn.flag(conn::PEER_FIN) || conn.has_error();
-                    if !(ends || nonblocking && due()) {
+                    let over =
+                        || conn.flag(conn::PEER_FIN | conn::SHUT_READ) || conn.has_error() || incoming.sender_ends();
+                    if !(ends || nonblocking && (over() || conn.due_for_check(CHECK_US))) {
                         return Ok(Found::Nothing);
                     }
                     match look_past_bells(conn, &incoming, &lane)? {
@@ -307,8 +310,8 @@ fn in_stretches(
                 found => (found, true),
             },
             // As with TCP, what stands behind urgent data is not received together with what stands before.
-            Source::RawUntil(_) | Source::Raw if *at > began && kernel::is_at_mark(conn.fd()) => {
-                return Ok(Found::Nothing);
+            Source::RawUntil(_) | Source::Raw if *at > 0 && kernel::is_at_mark(conn.fd()) => {
+                return Ok(if *at > began { Found::Nothing } else { Found::End });
             }
             Source::RawUntil(until) => match before_lane(conn, &incoming, until, vector, *at, flags)? {
                 None => continue,
@@ -327,7 +330,10 @@ fn in_stretches(
                 } else {
                     match end_of_raw(conn, &incoming)? {
                         // Bytes that the kernel does not count: they stand behind urgent data.
-                        Found::Bytes(_) => behind_urgent_data(conn, vector, *at, flags)?,
+                        Found::Bytes(_) => behind_urgent_data(conn, &incoming, vector, *at, flags)?,
+                        _ if flags & libc::MSG_PEEK == 0 && kernel::is_at_mark(conn.fd()) => {
+                            pass_urgent_data(conn, &incoming, vector, *at, flags)?
+                        }
                         other => other,
                     }
                 };

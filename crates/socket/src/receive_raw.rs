@@ -1,6 +1,7 @@
 //! Receiving bytes that the kernel connection carries.
 
-use crate::conn::Conn;
+use crate::conn::{self, Conn};
+use crate::peek::Peek;
 use crate::receive::{Found, approach};
 use crate::sys::{Errno, raw};
 use crate::vector::Vector;
@@ -14,12 +15,28 @@ use viaduct_stream::{Incoming, Source};
 /// As few bytes a waiting receive is content with.
 #[inline]
 pub(crate) fn low_water(conn: &Conn) -> usize {
-    if conn.reason() != Reason::ReceiveLowWater {
+    if !conn.flag(conn::LOW_WATER) {
         return 1;
     }
     let mut mark: c_int = 1;
     let _ = raw::getsockopt(conn.fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, &mut mark);
     usize::try_from(mark).unwrap_or(1).max(1)
+}
+
+/// Whether the lane's bytes, with what stands around them, are fewer than the program wants to hear of. The kernel minds that itself where it
+/// carries them all.
+#[cold]
+pub(crate) fn is_below_low_water(conn: &Conn, id: u64) -> bool {
+    let mark = low_water(conn);
+    let Some(guard) = conn.own_receive(id) else {
+        return false;
+    };
+    let Some(segment) = conn.segment(&guard) else {
+        return false;
+    };
+    let lane = segment.receiver(conn.side());
+    Incoming::new(lane).source() != Source::Raw
+        && Peek::new(conn, &guard, lane).readable().is_ok_and(|bytes| bytes < mark)
 }
 
 /// Nothing waits in a raw stretch: is that the end, an error, or just not yet?
@@ -60,18 +77,39 @@ pub(crate) fn raw_receive(
     }
 }
 
-/// Receives the byte behind urgent data, after which the kernel counts the others again.
+/// Receives what stands behind urgent data, which the kernel does not count.
 #[cold]
-pub(crate) fn behind_urgent_data(conn: &Conn, vector: Vector<'_>, skip: usize, flags: c_int) -> Result<Found, Errno> {
-    let first = raw_receive(conn, vector, skip, 1, flags)?;
-    let waiting = kernel::queued(conn.fd());
-    if first != Found::Bytes(1) || waiting == 0 || vector.len() <= skip + 1 || flags & libc::MSG_PEEK != 0 {
-        return Ok(first);
+pub(crate) fn behind_urgent_data(
+    conn: &Conn,
+    incoming: &Incoming<'_>,
+    vector: Vector<'_>,
+    skip: usize,
+    flags: c_int,
+) -> Result<Found, Errno> {
+    let waiting = kernel::queued_in_all(conn.fd()).saturating_sub(1);
+    if incoming.source() != Source::Raw {
+        return Ok(Found::Nothing);
     }
-    Ok(match raw_receive(conn, vector, skip + 1, waiting, flags) {
-        Ok(Found::Bytes(more)) => Found::Bytes(1 + more),
-        _ => first,
-    })
+    raw_receive(conn, vector, skip, waiting.max(1), flags)
+}
+
+/// Nothing waits but urgent data out of line, which a receive passes, as with TCP. Nothing may be promoted any more, or what comes meanwhile might
+/// be a mark.
+#[cold]
+pub(crate) fn pass_urgent_data(
+    conn: &Conn,
+    incoming: &Incoming<'_>,
+    vector: Vector<'_>,
+    skip: usize,
+    flags: c_int,
+) -> Result<Found, Errno> {
+    conn.set_flag(conn::BANNED, true);
+    conn.set_reason(Reason::UrgentData);
+    incoming.request_raw(true);
+    if incoming.is_being_promoted() || incoming.source() != Source::Raw {
+        return Ok(Found::Nothing);
+    }
+    raw_receive(conn, vector, skip, 1, flags)
 }
 
 /// Kernel position of the next byte: the kernel's word while the connection is up, our own count once a reset hides it.

@@ -7,7 +7,7 @@ use crate::send_wait::wait_for_space;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, at_once, bell, cancel, counters, epoll, kernel, marks, recall, stores, wish};
+use crate::{agent, at_once, bell, cancel, counters, epoll, flags, kernel, marks, recall, stores, wish};
 use libc::c_int;
 use viaduct_channel::{Segment, Sender, Stores};
 use viaduct_control::Reason;
@@ -122,9 +122,11 @@ pub(crate) fn attached(
         marks::keep_error(conn, error);
         return done.cast_signed();
     }
-    // As with TCP, an error that has not been told comes first.
-    let kept = if error == libc::EPIPE { conn.take_error() } else { 0 };
-    let error = if kept == 0 { error } else { kept };
+    let error = if error == libc::EPIPE {
+        marks::untold_error(conn).unwrap_or(error)
+    } else {
+        error
+    };
     if error == libc::EPIPE && flags & libc::MSG_NOSIGNAL == 0 {
         sys::raise_sigpipe();
     }
@@ -234,6 +236,14 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
             return Ok(vector.len().saturating_sub(skip));
         }
         return Err(broken(conn));
+    }
+    if closes && Incoming::new(segment.receiver(conn.side())).sender_refuses() {
+        // As the bytes would, the mark is answered with RST.
+        conn.set_flag(flags::REFUSED, true);
+        mark(conn, MARK_BELL)?;
+        let refused = vector.len().saturating_sub(skip);
+        counters::add(conn, slot::BYTES_SENT, refused as u64);
+        return Ok(refused);
     }
     let mut sent = 0;
     // A receiver that keeps up makes room for ever. Others may want the direction, and there may be something else to do.

@@ -54,6 +54,8 @@ const S_MODE: usize = 3;
 const MEANS_RESET: u64 = 1;
 const CLOSING: u64 = 2;
 const MARKING: u64 = 4;
+const ENDING: u64 = 8;
+const REFUSING: u64 = 16;
 const R_READY: usize = 0;
 const R_ENDED: usize = 1;
 const R_REQUEST: usize = 2;
@@ -184,6 +186,16 @@ impl<'a> Outgoing<'a> {
         }
     }
 
+    /// This end's FIN is about to go out: nothing follows what has been published.
+    pub fn set_ending(&self) {
+        self.lane.word(S_CLOSED).fetch_or(ENDING, Relaxed);
+    }
+
+    /// Both of this end's directions are down: its kernel answers whatever comes with RST.
+    pub fn set_refusing(&self) {
+        self.lane.word(S_CLOSED).fetch_or(REFUSING, Relaxed);
+    }
+
     /// The end is being closed, and takes marks once more after [`Incoming::peer_marks`] is false: those that are put later find
     /// nobody.
     pub fn set_closing(&self) {
@@ -292,6 +304,18 @@ impl<'a> Incoming<'a> {
     pub fn sender_leaves(&self) -> bool {
         // Acquire pairs with the release in `Outgoing::demote`: all of the stretch has been published.
         Mode::of(self.lane.peer_word(S_MODE).load(Acquire)) != Mode::Lane
+    }
+
+    /// Whether the sender has ended its direction, or is about to: the kernel connection tells of it, if it does not yet, and whether bytes went
+    /// before that.
+    #[inline]
+    pub fn sender_ends(&self) -> bool {
+        self.lane.peer_word(S_CLOSED).load(Relaxed) & (ENDING | CLOSING) != 0
+    }
+
+    /// Whether the sender's kernel [answers whatever is sent to it](Outgoing::set_refusing) with RST.
+    pub fn sender_refuses(&self) -> bool {
+        self.lane.peer_word(S_CLOSED).load(Relaxed) & REFUSING != 0
     }
 
     /// Whether the sender is putting a mark just now.

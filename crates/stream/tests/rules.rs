@@ -403,6 +403,19 @@ fn a_reset_that_is_meant_is_told_from_a_death() {
 }
 
 #[test]
+fn an_end_is_told_of_before_it_comes() {
+    let (near, far) = segment();
+    let (out, inc) = on_lane(&near, &far);
+    out.set_means_reset(true);
+    assert!(!inc.sender_ends());
+    out.set_ending();
+    assert!(inc.sender_ends() && !inc.sender_refuses());
+    out.set_refusing();
+    assert!(inc.sender_refuses());
+    assert!(inc.peer_means_reset() && !inc.peer_marks());
+}
+
+#[test]
 fn no_mark_without_bytes_is_put_once_the_peer_closes() {
     let (near, far) = segment();
     let (out, inc) = on_lane(&near, &far);
@@ -417,6 +430,7 @@ fn no_mark_without_bytes_is_put_once_the_peer_closes() {
     closing.set_closing();
     assert!(!out.begin_mark(&sees));
     out.end_mark();
+    assert!(sees.sender_ends());
     assert!(!sees.peer_means_reset(), "closing in order is not a reset");
 }
 

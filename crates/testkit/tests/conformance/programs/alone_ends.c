@@ -44,6 +44,41 @@ static void all_bytes_before_the_end(void)
     close(p.far);
 }
 
+/* Until the kernel of this end knows. */
+static void await_end(int fd)
+{
+    struct tcp_info info = {0};
+    socklen_t length = sizeof info;
+
+    while (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && info.tcpi_state == TCP_ESTABLISHED)
+        ;
+}
+
+/* Also to who has found nothing a moment before, and to waits that have something else to tell. */
+static void the_end_is_seen_at_once(void)
+{
+    char bytes[8];
+
+    for (int round = 0; round < 8; round++) {
+        struct pair p = make_pair();
+        struct pollfd entry = {p.far, POLLIN | POLLOUT | POLLRDHUP, 0};
+        bool polls = round & 1, closes = round & 2;
+
+        EXPECT(fcntl(p.far, F_SETFL, O_NONBLOCK) == 0);
+        EXPECT_ERROR(recv(p.far, bytes, 8, 0), EAGAIN);
+        EXPECT(!polls || (poll(&entry, 1, 0) == 1 && entry.revents == POLLOUT));
+        EXPECT((closes ? close(p.near) : shutdown(p.near, SHUT_WR)) == 0);
+        await_end(p.far);
+        if (polls)
+            EXPECT(poll(&entry, 1, 0) == 1 && entry.revents == (POLLIN | POLLOUT | POLLRDHUP));
+        else
+            EXPECT(recv(p.far, bytes, 8, 0) == 0);
+        close(p.far);
+        if (!closes)
+            close(p.near);
+    }
+}
+
 static void reading_shut_down(void)
 {
     struct pair p = make_pair();
@@ -284,7 +319,7 @@ static void killed_with_both_ways_full(void)
     close(p.near);
 }
 
-MAIN(ALONE(half_closed), ALONE(all_bytes_before_the_end), ALONE(reading_shut_down), ALONE(broken_pipe),
+MAIN(ALONE(half_closed), ALONE(all_bytes_before_the_end), ALONE(the_end_is_seen_at_once), ALONE(reading_shut_down), ALONE(broken_pipe),
      ALONE(unread_bytes_reset), ALONE(lingering_zero_resets), ALONE(shutdown_wakes_a_reader),
      ALONE(the_end_wakes_every_wait), ALONE(what_poll_says_of_ends), ALONE(a_blocked_sender_sees_the_end),
      ALONE(descriptors_come_back_clean), ALONE(killed_with_nothing_unread), ALONE(killed_with_both_ways_full))

@@ -104,6 +104,14 @@ static void reset_after_both_half_closes(void)
          POLL(s, POLLIN | POLLOUT | POLLRDHUP, 0));
 }
 
+/* The error is told once, to a send as well, and then that nothing can be sent. */
+static void reset_told_to_a_sender_that_has_ended(void)
+{
+    NEAR(R(shutdown(s, SHUT_WR)));
+    FAR(GET(s, 1, 0); R(setsockopt(s, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once)); R(close(s)));
+    NEAR(sleep_ms(20); R(send(s, "x", 1, MSG_NOSIGNAL)); R(send(s, "x", 1, MSG_NOSIGNAL)); GET(s, 1, 0));
+}
+
 /* The other order of the ends: who ends first reads last. */
 static void half_closed_and_then_reset_by_unread_bytes(void)
 {
@@ -437,6 +445,7 @@ static void shut_down_both_ways_with_bytes_unread(void)
 }
 
 MAIN(BARE(resets_in_every_wait), BARE(ends_in_every_wait), JOINED(reset_cuts_a_waitall), JOINED(reset_after_both_half_closes),
+     JOINED(reset_told_to_a_sender_that_has_ended),
      JOINED(half_closed_and_then_reset_by_unread_bytes), BARE(exits_with_threads_in_calls), BARE(left_to_a_spawned_program),
      JOINED(polls_beside_receives), JOINED(selects_beside_receives), JOINED(sets_beside_receives), JOINED(sets_beside_sets), JOINED(others_are_seen_beside_a_busy_socket), JOINED(signals_are_read_beside_a_busy_socket),
      JOINED(jumps_out_of_busy_receives), JOINED(shut_down_both_ways_with_bytes_unread))

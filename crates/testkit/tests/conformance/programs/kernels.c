@@ -230,6 +230,19 @@ static void splice_errors(void)
          R(tee(s, ends[1], 10, 0)));
 }
 
+/* An empty pipe is told of first, then the error, once. */
+static void spliced_after_a_reset(void)
+{
+    static const struct linger at_once = {1, 0};
+    int ends[2];
+
+    signal(SIGPIPE, SIG_IGN);
+    pipe2(ends, O_NONBLOCK);
+    FAR(R(setsockopt(s, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once)); R(close(s)));
+    NEAR(arrive(s, POLLHUP); R(splice(ends[0], NULL, s, NULL, 5, 0)); R(write(ends[1], "bytes", 5));
+         R(splice(ends[0], NULL, s, NULL, 5, 0)); R(splice(ends[0], NULL, s, NULL, 5, 0)); GET(s, 1, 0));
+}
+
 static void low_water_inherited(int fd)
 {
     int mark = 4;
@@ -406,6 +419,6 @@ static void urgent_after_a_reset(void)
 
 MAIN(JOINED(urgent), JOINED(carried_behind_the_end), JOINED(urgent_after_a_reset), JOINED(urgent_when_there_is_none), JOINED(urgent_in_line), JOINED(urgent_by_signal), JOINED(urgent_then_plain), JOINED(urgent_in_every_wait),
      JOINED(file_sent), JOINED(file_sent_in_one_call), JOINED(file_sent_without_waiting), JOINED(file_errors), JOINED(spliced),
-     JOINED(spliced_much), JOINED(splice_errors), BARE(low_water_set_before_connecting), JOINED(peeking_at_offsets), JOINED(time_stamps),
+     JOINED(spliced_much), JOINED(splice_errors), JOINED(spliced_after_a_reset), BARE(low_water_set_before_connecting), JOINED(peeking_at_offsets), JOINED(time_stamps),
      JOINED(time_stamps_without_room),
      JOINED(zero_copy), JOINED(kernel_tls_without_keys), JOINED(control_messages_of_no_use), JOINED(read_and_written_at_offsets))

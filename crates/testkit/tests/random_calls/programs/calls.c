@@ -1,0 +1,318 @@
+/* Random calls on one connection whose ends are both here: `calls FIRST COUNT CALLS`
+ *
+ * For each of COUNT seeds from FIRST on, a connection is made, CALLS calls are drawn from the seed and made at either end, and printed with what
+ * came of them. Whoever runs it compares the lines with those of another run. Before each call what is on its way in the kernel has come, so that they
+ * do not depend on time. At last the program says how many bytes it has sent, and waits for SIGTERM, so that its counters can be looked at. */
+#include "calls.h"
+#include <sched.h>
+#include <stdarg.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+
+/* Calls after which a connection stays on TCP are drawn with some seeds only, or little would happen on lanes. */
+enum flavour { ALWAYS, PIPES, URGENT, LOW_WATER, FLAVOURS };
+
+static const struct {
+    void (*call)(int end);
+    unsigned weight;
+    enum flavour flavour;
+} calls[] = {
+    {call_send, 12, ALWAYS},
+    {call_receive, 12, ALWAYS},
+    {call_send_messages, 1, ALWAYS},
+    {call_receive_messages, 1, ALWAYS},
+    {call_send_file, 2, ALWAYS},
+    {call_receive_patiently, 1, ALWAYS},
+    {call_with_nothing, 2, ALWAYS},
+    {call_poll, 6, ALWAYS},
+    {call_select, 2, ALWAYS},
+    {call_register, 6, ALWAYS},
+    {call_wait_in_set, 10, ALWAYS},
+    {call_count, 3, ALWAYS},
+    {call_error, 2, ALWAYS},
+    {call_shut_down, 1, ALWAYS},
+    {call_close, 1, ALWAYS},
+    {call_copy, 2, ALWAYS},
+    {call_fork, 1, ALWAYS},
+    {call_linger, 1, ALWAYS},
+    {call_splice_in, 3, PIPES},
+    {call_splice_out, 3, PIPES},
+    {call_send_urgent, 2, URGENT},
+    {call_receive_urgent, 2, URGENT},
+    {call_at_mark, 3, URGENT},
+    {call_low_water, 2, LOW_WATER},
+};
+enum { KINDS = sizeof calls / sizeof *calls };
+
+struct end ends[2];
+unsigned char buffer[BUFFER];
+int set, file, pipe_ends[2];
+long sent_in_all;
+static uint64_t state;
+
+/* The start of linux/tcp.h's `struct tcp_info`, up to the segments sent and taken in, which the C library's does not have. */
+struct info {
+    unsigned char state, others[7];
+    uint32_t words[24];
+    uint64_t rates_and_bytes[4];
+    uint32_t sent, taken;
+};
+/* When there was nothing on its way. */
+static struct info before[2];
+
+unsigned below(unsigned limit)
+{
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (unsigned)(state >> 33) % limit;
+}
+
+bool chance(unsigned percent)
+{
+    return below(100) < percent;
+}
+
+void say(const char *format, ...)
+{
+    va_list arguments;
+
+    va_start(arguments, format);
+    vprintf(format, arguments);
+    va_end(arguments);
+    fflush(stdout);
+}
+
+void say_result(long result)
+{
+    if (result < 0)
+        say(" = %s", strerrorname_np(errno));
+    else
+        say(" = %ld", result);
+}
+
+void say_sum(const unsigned char *bytes, long count)
+{
+    unsigned sum = 0;
+
+    for (long index = 0; index < count; index++)
+        sum = sum * 31 + bytes[index];
+    say(" sum %x", sum);
+}
+
+int any_descriptor(int end)
+{
+    return ends[end].copy >= 0 && chance(25) ? ends[end].copy : ends[end].fd;
+}
+
+long any_size(void)
+{
+    static const long sizes[] = {1, 1, 7, 10, 100, 1000, 5000, LONGEST};
+
+    return sizes[below(sizeof sizes / sizeof *sizes)];
+}
+
+bool has_room(int end, long count)
+{
+    return ends[!end].unread + count <= MOST_UNREAD;
+}
+
+void was_sent(int end, long count)
+{
+    if (count > 0) {
+        ends[!end].unread += count;
+        sent_in_all += count;
+    }
+}
+
+void was_received(int end, long count)
+{
+    if (count > 0)
+        ends[end].unread -= count;
+}
+
+void set_blocking(int end, bool blocking)
+{
+    int flags = fcntl(ends[end].fd, F_GETFL);
+
+    fcntl(ends[end].fd, F_SETFL, blocking ? flags & ~O_NONBLOCK : flags | O_NONBLOCK);
+}
+
+static struct info told_by_kernel(int end)
+{
+    struct info info = {0};
+    socklen_t length = sizeof info;
+
+    getsockopt(ends[end].fd, IPPROTO_TCP, TCP_INFO, &info, &length);
+    return info;
+}
+
+/* Whether an end that is left alone has heard of it, and of what its bytes have met. */
+static bool knows_end(int end)
+{
+    unsigned char state = told_by_kernel(end).state;
+    bool has_sent = ends[!end].unread > 0;
+
+    return state == TCP_CLOSE || state == TCP_TIME_WAIT || (state == TCP_CLOSE_WAIT && !has_sent);
+}
+
+/* Whether nothing is on its way in the kernel. */
+static bool is_quiet(void)
+{
+    struct info info[2];
+
+    for (int end = 0; end < 2; end++)
+        if (ends[end].fd < 0)
+            return ends[!end].fd < 0 || knows_end(!end);
+    for (int end = 0; end < 2; end++)
+        info[end] = told_by_kernel(end);
+    /* Of a reset one end counts nothing. */
+    if (info[0].state == TCP_CLOSE && info[1].state == TCP_CLOSE)
+        return true;
+    for (int end = 0; end < 2; end++)
+        if (info[end].sent - before[end].sent != info[!end].taken - before[!end].taken)
+            return false;
+    return true;
+}
+
+static void settle(void)
+{
+    /* What never comes, since the kernel has dropped it, does not come in other runs either. */
+    for (double until = now() + 0.02; !is_quiet() && now() < until;)
+        sched_yield();
+}
+
+static void *connect_beside(void *address)
+{
+    if (connect(ends[0].fd, address, sizeof(struct sockaddr_in)))
+        perror("connect");
+    return NULL;
+}
+
+/* The two wait for each other where connections are offered before they are used. */
+static void meet(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t length = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+    pthread_t thread;
+
+    if (bind(listener, (struct sockaddr *)&address, length) || listen(listener, 1) ||
+        getsockname(listener, (struct sockaddr *)&address, &length)) {
+        perror("listen");
+        exit(1);
+    }
+    ends[0] = (struct end){.fd = socket(AF_INET, SOCK_STREAM, 0), .copy = -1, .next = 0};
+    thread = in_thread(connect_beside, &address);
+    ends[1] = (struct end){.fd = accept(listener, NULL, NULL), .copy = -1, .next = 128};
+    pthread_join(thread, NULL);
+    close(listener);
+    for (int end = 0; end < 2; end++)
+        setsockopt(ends[end].fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    for (int round = 0; round < 8; round++)
+        if (!send_all(ends[round % 2].fd, buffer, 3000) || !receive_all(ends[1 - round % 2].fd, buffer, 3000)) {
+            perror("warm up");
+            exit(1);
+        }
+}
+
+/* Remembers where the kernel's counts stand once they stand still. */
+static void begin_counts(void)
+{
+    for (int same = 0; same < 20; same++) {
+        for (int end = 0; end < 2; end++) {
+            struct info info = told_by_kernel(end);
+            if (info.sent != before[end].sent || info.taken != before[end].taken)
+                same = 0;
+            before[end] = info;
+        }
+        sched_yield();
+    }
+}
+
+static void (*any_call(enum flavour flavour))(int)
+{
+    unsigned all = 0, drawn;
+
+    for (int kind = 0; kind < KINDS; kind++)
+        if (calls[kind].flavour == ALWAYS || calls[kind].flavour == flavour)
+            all += calls[kind].weight;
+    drawn = below(all);
+    for (int kind = 0; kind < KINDS; kind++)
+        if (calls[kind].flavour == ALWAYS || calls[kind].flavour == flavour) {
+            if (drawn < calls[kind].weight)
+                return calls[kind].call;
+            drawn -= calls[kind].weight;
+        }
+    return call_poll;
+}
+
+/* What is left is received. */
+static void drain(int end)
+{
+    long all = 0, received;
+
+    settle();
+    say("%c drain", 'a' + end);
+    while ((received = read(ends[end].fd, buffer, sizeof buffer)) > 0)
+        all += received;
+    say(" %ld", all);
+    say_result(received);
+    say("\n");
+}
+
+static void play(unsigned seed, int count)
+{
+    state = seed * 7919u + 1;
+    for (int skipped = 0; skipped < 5; skipped++)
+        below(2);
+    memset(buffer, 0, sizeof buffer);
+    say("seed %u\n", seed);
+    meet();
+    set = epoll_create1(0);
+    set_blocking(0, false);
+    set_blocking(1, false);
+    begin_counts();
+    for (int call = 0; call < count; call++) {
+        int end = (int)below(2);
+        if (ends[end].fd < 0)
+            end = !end;
+        if (ends[end].fd < 0)
+            break;
+        settle();
+        say("%d %c ", call, 'a' + end);
+        errno = 0;
+        any_call(seed % FLAVOURS)(end);
+        say("\n");
+    }
+    for (int end = 0; end < 2; end++)
+        if (ends[end].fd >= 0)
+            drain(end);
+    close_all();
+    close(set);
+}
+
+int main(int count, char **arguments)
+{
+    sigset_t end;
+    int signal_number;
+
+    if (count != 4) {
+        fprintf(stderr, "usage: calls FIRST COUNT CALLS\n");
+        return 2;
+    }
+    signal(SIGPIPE, SIG_IGN);
+    sigemptyset(&end);
+    sigaddset(&end, SIGTERM);
+    sigprocmask(SIG_BLOCK, &end, NULL);
+    file = memfd_create("file", 0);
+    for (int at = 0; at < FILE_SIZE; at++)
+        buffer[at] = pattern((size_t)at);
+    if (file < 0 || write(file, buffer, FILE_SIZE) != FILE_SIZE || pipe2(pipe_ends, O_NONBLOCK)) {
+        perror("file");
+        return 1;
+    }
+    for (unsigned seed = (unsigned)atoi(arguments[1]), last = seed + (unsigned)atoi(arguments[2]); seed < last; seed++)
+        play(seed, atoi(arguments[3]));
+    say("sent %ld\n", sent_in_all);
+    sigwait(&end, &signal_number);
+    return 0;
+}
