@@ -466,8 +466,7 @@ pub fn receives_by_kernel(conn: &'static Conn) -> bool {
     demote::receives_raw(conn, conn.id())
 }
 
-/// Before the process ends in an orderly way: its connections are closed by the kernel, which is to see what `close` would have
-/// shown it.
+/// Before the process ends in order: its connections are closed by the kernel, which is to see what `close` would have shown it.
 pub fn exiting() {
     if PROCESS.load(Relaxed) == 0 {
         return;
@@ -497,4 +496,5 @@ pub fn exiting() {
         }
         conn.leave();
     }
+    counters::bequeath();
 }
