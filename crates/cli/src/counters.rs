@@ -13,8 +13,8 @@ use std::net::{Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 use viaduct_control::Reason;
 use viaduct_control::counters::{
-    BARRED, ENDED, ENDED_FAST, ENDED_TRAFFIC, HEADER_WORDS, INSTANCE, MAGIC, MAGIC_WORD, OFFERS, PAIRS, PID, PROGRAM,
-    Path, SLOT_WORDS, SLOTS, SLOTS_USED, State, UNSHOWN, slot, slot_base,
+    BARRED, CHILDREN, CHILDREN_ENDED, ENDED, ENDED_FAST, ENDED_TRAFFIC, FOREBEAR, HEADER_WORDS, INSTANCE, MAGIC,
+    MAGIC_WORD, OFFERS, PAIRS, PID, PROGRAM, Path, SLOT_WORDS, SLOTS, SLOTS_USED, State, UNSHOWN, slot, slot_base,
 };
 
 /// No process needs more than a few: its own and its parents'.
@@ -40,6 +40,8 @@ pub(crate) struct Process {
     pub(crate) pairs: u64,
     /// Connections that found no slot.
     pub(crate) unshown: u64,
+    /// Processes forked from it that have ended without a chance to add their counters to its own.
+    pub(crate) lost: u64,
     /// Why all its connections stay on TCP, if they do.
     pub(crate) bar: Option<Reason>,
     /// Its connection ends.
@@ -157,10 +159,18 @@ pub(crate) fn read_all(instance: Option<u64>) -> std::io::Result<Vec<Process>> {
 /// As [`read_all`].
 pub(crate) fn read_some(pids: &[u32], instance: Option<u64>) -> std::io::Result<Vec<Process>> {
     let mut tables = TcpTables::default();
-    let mut processes: Vec<_> = owned_regions(pids)?
+    let regions = owned_regions(pids)?;
+    let mut children: HashMap<u64, u64> = HashMap::new();
+    for region in &regions {
+        *children.entry(region.header[FOREBEAR]).or_default() += 1;
+    }
+    let mut processes: Vec<_> = regions
         .into_iter()
         .filter(|region| instance.is_none_or(|instance| region.header[INSTANCE] == instance))
-        .map(|region| region.into_process(&mut tables))
+        .map(|region| {
+            let living = children.get(&region.memfd.inode).copied().unwrap_or(0);
+            region.into_process(&mut tables, living)
+        })
         .collect();
     processes.sort_by_key(|process| process.pid);
     Ok(processes)
@@ -225,7 +235,8 @@ impl Region {
         proc::own_number(self.pid).is_some_and(|number| u64::from(number) == self.header[PID])
     }
 
-    fn into_process(mut self, tables: &mut TcpTables) -> Process {
+    /// `living`: processes forked from it that are still there.
+    fn into_process(mut self, tables: &mut TcpTables, living: u64) -> Process {
         let netns = proc::network_namespace(self.pid);
         let slots = self.consistent_slots();
         let ends = slots
@@ -243,6 +254,9 @@ impl Region {
             offers: self.header[OFFERS],
             pairs: self.header[PAIRS],
             unshown: self.header[UNSHOWN],
+            lost: self.header[CHILDREN]
+                .saturating_sub(self.header[CHILDREN_ENDED])
+                .saturating_sub(living),
             bar: self.bar(),
             ends,
             totals: Totals::of(&self.header, &slots),

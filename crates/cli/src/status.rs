@@ -24,7 +24,8 @@ pub(crate) struct Args {
     /// Print JSON: an array with one object a connection end, or a process with --totals; with --watch one array a line
     #[arg(long)]
     json: bool,
-    /// Show one line a process instead: what all its connections have carried, those that have ended included
+    /// Show one line a process instead: what all its connections have carried, those that have ended included, and
+    /// those of its forked children that have ended
     #[arg(long)]
     totals: bool,
     /// Refresh each second
@@ -68,6 +69,11 @@ JSON
                             as above, of open and ended ones together
     offers, pairs           offers made to viaductd; pairs that came of them
     unshown                 connections without room in the counters, in no sum
+    lost                    processes forked from it that were killed, or became other
+                            programs: what they had carried is in no sum
+
+    A forked process that ends in order adds what it has carried to the process it
+    was forked from, if that had had a connection by then.
 
 EXIT STATUS
     0   shown, also where there is nothing to show
@@ -219,6 +225,7 @@ struct Sum<'a> {
     offers: u64,
     pairs: u64,
     unshown: u64,
+    lost: u64,
     instance: String,
 }
 
@@ -240,6 +247,7 @@ impl<'a> Sum<'a> {
             offers: process.offers,
             pairs: process.pairs,
             unshown: process.unshown,
+            lost: process.lost,
             instance: instance_text(process),
         }
     }
@@ -271,7 +279,14 @@ fn totals_table(processes: &[Process]) -> String {
             ]
         })
         .collect();
-    terminal::table(&head, &right, &cells)
+    let mut text = terminal::table(&head, &right, &cells);
+    for process in processes.iter().filter(|process| process.lost > 0) {
+        text.push_str(&format!(
+            "{} processes forked by {} ({}) were killed, or became other programs: what they had carried is in no sum\n",
+            process.lost, process.program, process.pid
+        ));
+    }
+    text
 }
 
 fn rows(processes: &[Process]) -> Vec<Row<'_>> {

@@ -53,6 +53,28 @@ pub const ENDED_FAST: usize = 17;
 pub const ENDED_TRAFFIC: usize = 18;
 /// Header word: number of the [`Reason`] for which all of the process's connections stay on TCP; 0: none.
 pub const BARRED: usize = 22;
+/// Header word: the inode of this region's memfd.
+pub const INODE: usize = 23;
+/// Header word: the inode of the region to whose [`SUMS`] this one's are added when its process ends in order: that of the process it was forked from,
+/// or of the nearest one before that has a region. 0: none.
+pub const FOREBEAR: usize = 24;
+/// Header word: processes that have begun a region with this one as their [`FOREBEAR`].
+pub const CHILDREN: usize = 25;
+/// Header word: of these, processes that have ended in order, and are in the sums.
+pub const CHILDREN_ENDED: usize = 26;
+
+/// Header words that are sums, in which ended children are counted.
+pub const SUMS: [usize; 9] = [
+    OFFERS,
+    PAIRS,
+    UNSHOWN,
+    ENDED,
+    ENDED_FAST,
+    ENDED_TRAFFIC,
+    ENDED_TRAFFIC + 1,
+    ENDED_TRAFFIC + 2,
+    ENDED_TRAFFIC + 3,
+];
 
 /// Words within a slot. The first eight, a cache line, are all that the calls of a plain connection use.
 pub mod slot {

@@ -63,11 +63,12 @@ reasons! {
     UrgentData = 17, "urgent-data", "The program uses urgent data, which only TCP carries.", "";
     ReceiveLowWater = 18, "low-water", "The program set a receive low-water mark.", "";
     TransportLayer = 19, "ulp", "The program gave the socket to a kernel protocol (TLS offload).", "Turn kernel TLS off in the program.";
-    ZeroCopy = 20, "zerocopy", "The program uses SO_ZEROCOPY.", "Turn zero-copy sends off in the program.";
+    ZeroCopy = 20, "zerocopy", "The program sends or receives without copies.", "Turn zero copy off in the program.";
     SocketOption = 21, "socket-option", "The program set an option that only the kernel can honour.", "";
     Stdio = 22, "stdio", "The program made a stdio stream of the socket.", "";
     ForeignProcess = 23, "foreign-process", "The program passed the socket on to another program or process.", "Have one program open and serve the connection.";
-    UnseenWait = 24, "unseen-wait", "The program waits for this socket in a way Viaduct does not see.", "";
+    UnseenWait = 24, "unseen-wait", "The program waits for this socket in a way Viaduct does not see.",
+        "Java programs (JDK 21 or newer) with virtual threads: start them with `-Djdk.pollerMode=1`. Others: have them wait by select, poll, or one epoll set that is in no other.";
     Uncounted = 25, "uncounted", "The kernel's byte counts of this connection do not agree, so no switch point is safe.", "";
     PeerViolation = 26, "peer-violation", "The other end wrote nonsense into the shared segment.", "Find out what the other program is.";
     FastOpen = 27, "fast-open", "The connection was opened with TCP Fast Open.", "";

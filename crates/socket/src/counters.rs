@@ -6,7 +6,7 @@ use crate::sys::{self, raw};
 use crate::{process, table, unseen};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
-use std::os::fd::IntoRawFd;
+use std::os::fd::{AsRawFd, IntoRawFd};
 use viaduct_channel::Mapping;
 use viaduct_control::counters::{self as layout, HEADER_WORDS, REGION_WORDS, SLOT_WORDS, SLOTS, slot};
 
@@ -16,6 +16,9 @@ type Region = [AtomicU64; REGION_WORDS];
 /// heap may have been another thread's when it was forked.
 static REGION: AtomicPtr<Region> = AtomicPtr::new(core::ptr::null_mut());
 static REGION_FD: AtomicI32 = AtomicI32::new(-1);
+/// The region to whose sums this process's are added when it ends: its parent's, or that of the nearest process before with one. It stays mapped in
+/// children. Null for none, or once that is done.
+static FOREBEAR: AtomicPtr<Region> = AtomicPtr::new(core::ptr::null_mut());
 /// Slots whose memory is known to exist.
 static POPULATED: AtomicUsize = AtomicUsize::new(0);
 /// 0: not tried; 1: being made; [`SETTLED`].
@@ -125,6 +128,12 @@ fn make() {
         );
     }
     put(layout::BARRED, bar());
+    put(layout::INODE, raw::inode(fd.as_raw_fd()).unwrap_or(0));
+    // Acquire pairs with the release in `after_fork`.
+    if let Some(forebear) = sys::leaked_record(FOREBEAR.load(Acquire)) {
+        put(layout::FOREBEAR, forebear[layout::INODE].load(Relaxed));
+        forebear[layout::CHILDREN].fetch_add(1, Relaxed);
+    }
     put(layout::MAGIC_WORD, layout::MAGIC);
     let fd = crate::agent::hide(fd.into_raw_fd());
     REGION_FD.store(fd, Relaxed);
@@ -224,16 +233,41 @@ fn populate_more(index: usize) -> bool {
     done
 }
 
+/// What the end of a connection adds to words of the header.
+fn carried(words: &Slot) -> impl Iterator<Item = (usize, u64)> {
+    let fast = words[slot::FAST_BYTES_SENT].load(Relaxed) | words[slot::FAST_BYTES_RECEIVED].load(Relaxed);
+    let traffic = slot::TRAFFIC.into_iter().enumerate();
+    let traffic = traffic.map(|(place, word)| (layout::ENDED_TRAFFIC + place, words[word].load(Relaxed)));
+    traffic.chain([(layout::ENDED_FAST, u64::from(fast != 0)), (layout::ENDED, 1)])
+}
+
+/// The process ends in order: what it has carried is counted on where it was forked from, and no longer shown here.
+pub(crate) fn bequeath() {
+    let Some(own) = words() else { return };
+    let Some(forebear) = sys::leaked_record(FOREBEAR.swap(core::ptr::null_mut(), AcqRel)) else {
+        return;
+    };
+    let add = |(word, amount): (usize, u64)| {
+        if amount != 0 {
+            forebear[word].fetch_add(amount, Relaxed);
+        }
+    };
+    let open = records::all().filter_map(slot_of);
+    open.flat_map(carried).for_each(add);
+    for word in layout::SUMS {
+        add((word, own[word].load(Relaxed)));
+    }
+    add((layout::CHILDREN_ENDED, 1));
+    own[layout::MAGIC_WORD].store(0, Release);
+}
+
 /// Ends the slot of a connection; what it has carried stays in the totals.
 pub(crate) fn close(conn: &Conn) {
     // A connection that found no room is in no total either.
     let Some(words) = slot_of(conn) else { return };
-    let fast = words[slot::FAST_BYTES_SENT].load(Relaxed) | words[slot::FAST_BYTES_RECEIVED].load(Relaxed);
-    for (place, word) in slot::TRAFFIC.into_iter().enumerate() {
-        add_total(layout::ENDED_TRAFFIC + place, words[word].load(Relaxed));
+    for (word, amount) in carried(words) {
+        add_total(word, amount);
     }
-    add_total(layout::ENDED_FAST, u64::from(fast != 0));
-    add_total(layout::ENDED, 1);
     conn.counters.store(core::ptr::null_mut(), Relaxed);
     words[slot::CONNECTION].store(0, Release);
     if conn.segment_name() != 0 {
@@ -244,7 +278,10 @@ pub(crate) fn close(conn: &Conn) {
 
 /// In a forked child: the region is the parent's; the child begins its own with the first connection that it makes or uses.
 pub(crate) fn after_fork() {
-    REGION.store(core::ptr::null_mut(), Relaxed);
+    let parents = REGION.swap(core::ptr::null_mut(), Relaxed);
+    if !parents.is_null() {
+        FOREBEAR.store(parents, Release);
+    }
     POPULATED.store(0, Relaxed);
     for conn in records::all() {
         conn.counters.store(core::ptr::null_mut(), Relaxed);

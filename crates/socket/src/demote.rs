@@ -3,11 +3,16 @@
 use crate::conn::{self, Conn, Phase};
 use crate::lock::Guard;
 use crate::recall::Progress;
-use crate::records;
-use crate::sys::{self, raw};
-use crate::{marks, options, recall, receive, search, send};
+use crate::send::PLAIN_FLAGS;
+use crate::send_wait::wait_for_space;
+use crate::sys::{self, Errno, raw};
+use crate::wait::{self, Deadline, Woken};
+use crate::{counters, epoll, marks, options, recall, receive, records, search, send};
+use core::sync::atomic::Ordering::Relaxed;
+use libc::c_int;
 use viaduct_channel::Segment;
 use viaduct_control::Reason;
+use viaduct_control::counters::slot;
 use viaduct_stream::{Incoming, Mode, Outgoing, Source};
 
 /// How long a call waits for its own and the peer's direction to be back on TCP.
@@ -233,9 +238,28 @@ where
     }
 }
 
-/// Makes a send that only TCP can carry.
+/// Why only the kernel can make a send with these flags, if that is so.
 #[cold]
-pub(crate) fn send_on_tcp(conn: &'static Conn, reason: Reason, direct: impl FnOnce() -> isize) -> isize {
+pub(crate) fn sent_by_kernel(conn: &Conn, flags: c_int) -> Option<Reason> {
+    if flags & !(PLAIN_FLAGS | libc::MSG_ZEROCOPY) != 0 {
+        Some(Reason::UrgentData)
+    } else {
+        options::tells_completion(conn, flags).then_some(Reason::ZeroCopy)
+    }
+}
+
+/// The kernel is about to be asked to send without copying on a connection that has no lane: if it will tell of it, none is to come. What it tells
+/// shows as an event, and one of a lane would not be told from it.
+#[cold]
+pub(crate) fn before_lanes(conn: &'static Conn, len: usize, flags: c_int) {
+    if len != 0 && !conn.flag(conn::BANNED) && !conn.is_early() && options::tells_completion(conn, flags) {
+        ban(conn, Reason::ZeroCopy);
+    }
+}
+
+/// Makes a send that only TCP can carry, in one call of the kernel's, which counts them.
+#[cold]
+pub(crate) fn send_on_tcp(conn: &'static Conn, reason: Reason, flags: c_int, direct: impl FnOnce() -> isize) -> isize {
     if conn.flag(conn::SHUT_WRITE) {
         // Nothing brings the direction back behind its FIN, and the kernel refuses whatever is sent; an error is told first.
         return match conn.take_error() {
@@ -243,9 +267,43 @@ pub(crate) fn send_on_tcp(conn: &'static Conn, reason: Reason, direct: impl FnOn
             errno => sys::fail(errno),
         };
     }
+    let back = match is_back(conn, reason) {
+        true => Ok(()),
+        false => bring_back(conn, reason, flags),
+    };
+    // The mark that ends the stretch may have been told an error in place of the program.
+    if let Err(errno) = back.and_then(|()| told(conn)) {
+        if errno == libc::EAGAIN {
+            epoll::wants_room(conn);
+        }
+        return sys::fail(errno);
+    }
+    let sent = direct();
+    if sent > 0 {
+        counters::add(conn, slot::BYTES_SENT, sent.cast_unsigned() as u64);
+    } else if sent < 0 && sys::errno() == libc::EAGAIN {
+        epoll::wants_room(conn);
+    }
+    sent
+}
+
+fn told(conn: &Conn) -> Result<(), Errno> {
+    match conn.take_error() {
+        0 => Ok(()),
+        errno => Err(errno),
+    }
+}
+
+/// Whether the sending direction has been brought back before, for the same reason.
+fn is_back(conn: &Conn, reason: Reason) -> bool {
+    conn.flag(conn::BANNED) && conn.reason() == reason && sends_raw(conn, conn.id())
+}
+
+/// Brings the sending direction back, soon, or where the call may wait for room, once the kernel's buffer has room for the mark.
+fn bring_back(conn: &'static Conn, reason: Reason, flags: c_int) -> Result<(), Errno> {
     ban(conn, reason);
     let id = conn.id();
-    let raw = patiently(|| {
+    let step = || {
         if let Some(guard) = conn.own_send(id)
             && let Some(segment) = conn.segment(&guard)
         {
@@ -253,11 +311,21 @@ pub(crate) fn send_on_tcp(conn: &'static Conn, reason: Reason, direct: impl FnOn
         }
         send::serve(conn);
         conn.flag(conn::DEAD) || sends_raw(conn, id)
-    });
-    match conn.take_error() {
-        0 if raw => direct(),
-        0 => sys::fail(libc::EAGAIN),
-        // The mark that ends the stretch was told in place of the program.
-        errno => sys::fail(errno),
+    };
+    let is_back = patiently(step);
+    told(conn)?;
+    if is_back {
+        return Ok(());
     }
+    if flags & libc::MSG_DONTWAIT != 0 || conn.nonblocking() {
+        return Err(libc::EAGAIN);
+    }
+    let deadline = Deadline::after(conn.send_timeout_ns.load(Relaxed));
+    while !step() {
+        match wait_for_space(conn, id, deadline)? {
+            Woken::Look | Woken::Restarted => {}
+            woken => return Err(wait::errno_of(woken)),
+        }
+    }
+    Ok(())
 }

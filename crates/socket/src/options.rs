@@ -54,7 +54,7 @@ pub(crate) fn recall(conn: &Conn) -> Result<(), Reason> {
     recall_timeouts(conn);
     conn.set_flag(TELLS_REST, is_unusual(conn.fd(), TELL_REST));
     // What `setting` sends back to TCP.
-    if changes_receives(conn.fd()) || is_unusual(conn.fd(), (libc::SOL_SOCKET, libc::SO_ZEROCOPY, 0)) {
+    if changes_receives(conn.fd()) {
         return Err(Reason::SocketOption);
     }
     if is_stamped(conn.fd()) && (are_times_told(conn, STAMPED) || !has_received(conn)) {
@@ -126,7 +126,6 @@ pub fn setting(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_i
     let on = value.unwrap_or(0) != 0;
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if value.unwrap_or(1) > 1 => demote::ban(conn, Reason::ReceiveLowWater),
-        (libc::SOL_SOCKET, libc::SO_ZEROCOPY) if on => demote::ban(conn, Reason::ZeroCopy),
         (libc::SOL_SOCKET, libc::SO_OOBINLINE) if on => demote::ban(conn, Reason::UrgentData),
         // Filters look at what the kernel connection carries.
         (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF) => demote::ban(conn, Reason::SocketOption),
@@ -157,6 +156,13 @@ pub fn setting(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_i
         _ => {}
     }
     Verdict::Pass
+}
+
+/// Whether a send with these flags is told of when the kernel no longer needs its memory. The flag is heeded on sockets that have the option, which
+/// changes nothing by itself, and which another process may have set.
+#[inline]
+pub(crate) fn tells_completion(conn: &Conn, flags: c_int) -> bool {
+    flags & libc::MSG_ZEROCOPY != 0 && is_unusual(conn.fd(), (libc::SOL_SOCKET, libc::SO_ZEROCOPY, 0))
 }
 
 /// A receive has room for control messages.

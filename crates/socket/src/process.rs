@@ -125,8 +125,7 @@ pub(crate) fn after_fork_in_child() {
     forks::after_fork_in_child();
 }
 
-/// Before the process ends in an orderly way: its connections are closed by the kernel, which is to see what `close` would have
-/// shown it.
+/// Before the process ends in order: its connections are closed by the kernel, which is to see what `close` would have shown it.
 pub fn exiting() {
     if PROCESS.load(Relaxed) == 0 {
         return;
@@ -156,4 +155,5 @@ pub fn exiting() {
         }
         conn.leave();
     }
+    counters::bequeath();
 }

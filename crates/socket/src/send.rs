@@ -7,7 +7,7 @@ use crate::send_wait::wait_for_space;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, at_once, bell, cancel, counters, epoll, flags, kernel, marks, recall, stores, wish};
+use crate::{agent, at_once, bell, cancel, counters, demote, epoll, flags, kernel, marks, recall, stores, wish};
 use libc::c_int;
 use viaduct_channel::{Segment, Sender, Stores};
 use viaduct_control::Reason;
@@ -34,6 +34,9 @@ pub fn send(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl 
     }
     if conn.phase() != Phase::Attached {
         conn.note_traffic(vector.len());
+        if flags & libc::MSG_ZEROCOPY != 0 {
+            demote::before_lanes(conn, vector.len(), flags);
+        }
         if let Some(call) = DirectCall::send(conn) {
             let sent = direct();
             call.end();
@@ -57,7 +60,7 @@ pub fn send(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl 
 /// Sends with control messages, which only the kernel understands, and refuses where they mean nothing.
 pub fn send_with_control(conn: &'static Conn, direct: impl FnOnce() -> isize) -> isize {
     if conn.phase() == Phase::Attached {
-        crate::demote::send_on_tcp(conn, Reason::SocketOption, direct)
+        demote::send_on_tcp(conn, Reason::SocketOption, libc::MSG_DONTWAIT, direct)
     } else {
         send(conn, Vector::NONE, 0, direct)
     }
@@ -80,8 +83,10 @@ pub(crate) fn attached(
     if vector.is_nowhere() {
         return sys::fail(libc::EFAULT);
     }
-    if flags & !PLAIN_FLAGS != 0 {
-        return crate::demote::send_on_tcp(conn, Reason::UrgentData, direct);
+    if flags & !PLAIN_FLAGS != 0
+        && let Some(reason) = demote::sent_by_kernel(conn, flags)
+    {
+        return demote::send_on_tcp(conn, reason, flags, direct);
     }
     let nonblocking = flags & libc::MSG_DONTWAIT != 0 || conn.nonblocking();
     let mut deadline = None;

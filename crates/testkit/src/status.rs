@@ -74,6 +74,8 @@ pub struct Totals {
     pub fast_bytes_sent: u64,
     /// Of these, bytes that came by a fast path.
     pub fast_bytes_received: u64,
+    /// Forked processes whose counters were lost with them.
+    pub lost: u64,
 }
 
 impl Totals {

@@ -111,6 +111,70 @@ fn the_path_may_be_shared_memory_before_a_connection_has_shown_itself_worth_it()
     }
 }
 
+/// Forks for each connection; each child echoes and ends, or kills itself when it is told to.
+const FORK: &str = "import os, signal, socket, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+l = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+while c := l.accept()[0]:
+    if os.fork() == 0:
+        while d := c.recv(100):
+            if d == b'k':
+                os.kill(os.getpid(), signal.SIGKILL)
+            c.sendall(d)
+        {end}
+    c.close()
+";
+
+/// Has three connections, one after the other, and the last child killed.
+const ASK_CHILDREN: &str = "import socket, sys
+for last in 0, 0, 1:
+    s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+    for n in range(100):
+        s.send(b'q' * 50)
+        s.recv(50, socket.MSG_WAITALL)
+    if last:
+        s.send(b'k')
+    else:
+        s.shutdown(socket.SHUT_WR)
+    try:
+        s.recv(1)
+    except ConnectionResetError:
+        pass
+print('done', flush=True)
+";
+
+#[test]
+fn totals_tell_what_children_have_carried_that_have_ended() {
+    if !can_run(false, &["python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    for end in ["os._exit(0)", "sys.exit()", "os.fork() or os._exit(0); os._exit(0)"] {
+        let port = free_port();
+        let code = FORK.replace("{end}", end);
+        let server = python(mode, &code, port, "", "--offer wait").spawn().listening(port);
+        let client = python(mode, ASK_CHILDREN, port, "", "--offer wait").spawn();
+        let mut totals = Totals::default();
+        let seen = wait_until(PATIENCE, || {
+            let all = instance.totals();
+            totals = instance.totals_of(server.pid());
+            client.output().contains("done") && all.iter().filter(|totals| totals.program == "python3").count() == 1
+        });
+        assert!(seen, "{end}: {}: {:#?}", client.errors(), instance.totals());
+        // The server has closed three ends itself; two children have ended in order.
+        assert_eq!(
+            (totals.ended, totals.ended_fast, totals.lost),
+            (5, 2, 1),
+            "{end}: {totals:?}"
+        );
+        assert!(
+            totals.fast_bytes_sent > 9000 && totals.bytes_sent == 10_000 && totals.bytes_received == 10_000,
+            "{end}: {totals:?}"
+        );
+    }
+}
+
 /// Seconds of processor time that it takes to wait for answers that come too late for polling to pay.
 fn waiting(instance: &Instance, spin: &str) -> f64 {
     let mode = Mode::Accelerated(instance);

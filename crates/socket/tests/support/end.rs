@@ -240,7 +240,7 @@ impl End {
 
     /// Stays on TCP from now on.
     pub(crate) fn ban(&self) {
-        options::setting(self.conn(), libc::SOL_SOCKET, libc::SO_ZEROCOPY, Some(1));
+        options::setting(self.conn(), libc::SOL_SOCKET, libc::SO_OOBINLINE, Some(1));
     }
 
     /// Puts bytes on the kernel connection past the library.

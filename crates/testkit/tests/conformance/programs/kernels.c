@@ -359,6 +359,91 @@ static void zero_copy(void)
     step();
 }
 
+static void set_zero_copy(int fd)
+{
+    int on = 1;
+
+    setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on);
+}
+
+/* Sends of the pattern from place `from` on, each told by a number when the kernel no longer needs its memory, which is left to it. */
+static void pour_without_copies(size_t from, size_t count, int flags)
+{
+    unsigned char *bytes = malloc(count + 1);
+
+    for (size_t at = 0; at < count; at++)
+        bytes[at] = pattern(from + at);
+    R(send(s, bytes, count, MSG_ZEROCOPY | flags));
+}
+
+/* What the kernel tells of `count` sends. */
+static void completions(unsigned count)
+{
+    for (unsigned got = 0; got < count;) {
+        char control[256];
+        struct msghdr message = {.msg_control = control, .msg_controllen = sizeof control};
+        arrive(s, POLLERR);
+        if (recvmsg(s, &message, MSG_ERRQUEUE) < 0) {
+            say("no completion: %s", strerrorname_np(errno));
+            return;
+        }
+        for (struct cmsghdr *header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
+            struct sock_extended_err error;
+            memcpy(&error, CMSG_DATA(header), sizeof error);
+            for (unsigned number = error.ee_info; number <= error.ee_data && got < count; number++, got++)
+                say("number %u, origin %d, code %d", number, error.ee_origin, error.ee_code);
+        }
+    }
+}
+
+/* What has been sent before stands unread meanwhile. */
+static void first_sends_without_copies(void)
+{
+    if (is_near) {
+        pour(s, 0, 100000);
+        pour_without_copies(100000, 50000, 0);
+        pour_without_copies(150000, 100, MSG_DONTWAIT);
+        pour(s, 150100, 20000);
+        pour_without_copies(170100, 60000, 0);
+    }
+    step();
+    if (!is_near)
+        drink(s, 0, 230100);
+    step();
+    FAR(pour_without_copies(0, 1000, 0); pour_without_copies(1000, 1000, 0));
+    NEAR(drink(s, 0, 2000); completions(3));
+    FAR(completions(2));
+    BOTH(POLL(s, POLLIN | POLLOUT, 0));
+}
+
+/* The option alone, which a listener hands on, changes nothing. */
+static void zero_copy_set_before(void)
+{
+    s = join_by(AF_INET, set_zero_copy);
+    BOTH(say("%d", number_of(s, SOL_SOCKET, SO_ZEROCOPY)); R(send(s, "word", 4, 0)); ALL(s, 4));
+    prove(s);
+    first_sends_without_copies();
+}
+
+static void zero_copy_set_on_a_connection(void)
+{
+    BOTH(set_zero_copy(s));
+    prove(s);
+    BOTH(say("%d", number_of(s, SOL_SOCKET, SO_ZEROCOPY)));
+    first_sends_without_copies();
+}
+
+/* The flag means nothing where the option is not set, nor without bytes. */
+static void zero_copy_without_the_option(void)
+{
+    NEAR(pour_without_copies(0, 50000, 0); pour_without_copies(50000, 100, MSG_DONTWAIT));
+    FAR(drink(s, 0, 50100));
+    BOTH(POLL(s, POLLIN | POLLOUT, 0));
+    prove(s);
+    BOTH(set_zero_copy(s); pour_without_copies(0, 0, 0); POLL(s, POLLIN | POLLOUT, 0));
+    prove(s);
+}
+
 static void kernel_tls_without_keys(void)
 {
     BOTH(R(setsockopt(s, SOL_TCP, TCP_ULP, "nonsense", 9)));
@@ -421,4 +506,4 @@ MAIN(JOINED(urgent), JOINED(carried_behind_the_end), JOINED(urgent_after_a_reset
      JOINED(file_sent), JOINED(file_sent_in_one_call), JOINED(file_sent_without_waiting), JOINED(file_errors), JOINED(spliced),
      JOINED(spliced_much), JOINED(splice_errors), JOINED(spliced_after_a_reset), BARE(low_water_set_before_connecting), JOINED(peeking_at_offsets), JOINED(time_stamps),
      JOINED(time_stamps_without_room),
-     JOINED(zero_copy), JOINED(kernel_tls_without_keys), JOINED(control_messages_of_no_use), JOINED(read_and_written_at_offsets))
+     JOINED(zero_copy), BARE(zero_copy_set_before), JOINED(zero_copy_set_on_a_connection), JOINED(zero_copy_without_the_option), JOINED(kernel_tls_without_keys), JOINED(control_messages_of_no_use), JOINED(read_and_written_at_offsets))
