@@ -390,7 +390,6 @@ pub(crate) fn has_shut(conn: &Conn, how: libc::c_int, send: Option<&Guard<'_>>) 
         && conn.flag(conn::SHUT_READ)
         && let Some(segment) = send.and_then(|guard| conn.segment(guard))
     {
-        conn.set_flag(flags::REFUSED, true);
         Outgoing::new(segment.sender(conn.side())).set_refusing();
     }
 }

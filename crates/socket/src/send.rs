@@ -245,6 +245,8 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
     if closes && Incoming::new(segment.receiver(conn.side())).sender_refuses() {
         // As the bytes would, the mark is answered with RST.
         conn.set_flag(flags::REFUSED, true);
+        // The peer's own kernel tells it of that RST, too, and it is not to be taken for one of marks that nobody took.
+        Outgoing::new(lane).set_means_reset(true);
         mark(conn, MARK_BELL)?;
         let refused = vector.len().saturating_sub(skip);
         counters::add(conn, slot::BYTES_SENT, refused as u64);

@@ -25,7 +25,7 @@
 //! |---|---|
 //! | sender 0 | X of the newest epoch |
 //! | sender 1 | newest epoch, counted from 1 |
-//! | sender 2 | bit 0: a reset from this end is one that its program means; bit 1: this end is closing; bit 2: it is putting a mark; from bit 8 on: its send position when it answered a recall, if it was raw |
+//! | sender 2 | bit 0: a reset from this end is one that its program means; bit 1: this end is closing; bit 2: it is putting a mark; bit 3: its FIN is about to go out; bit 4: its kernel answers whatever comes with RST; from bit 8 on: its send position when it answered a recall, if it was raw |
 //! | sender 3 | the sender's own [`Mode`], so that forked processes share it; from bit 8 on: bytes given back that it has sent again |
 //! | receiver 0 | bit 0: this end is attached, promotions may come; from bit 8 on: receives of raw bytes that a promotion waits for |
 //! | receiver 1 | newest epoch whose stretch has ended and been read |

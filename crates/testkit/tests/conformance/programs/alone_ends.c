@@ -250,13 +250,10 @@ static void descriptors_come_back_clean(void)
     }
 }
 
-/* Its kernel may hold what a lane's bytes have announced themselves with, though it has read all. */
-static void killed_with_nothing_unread(void)
+/* A child that has read all that came: its kernel may hold what a lane's bytes have announced themselves with. */
+static pid_t read_by_a_child(struct pair p)
 {
-    struct pair p = make_pair();
-    struct pollfd wait = {p.near, POLLIN | POLLRDHUP, 0}, nothing = {p.near, 0, 0};
-    struct epoll_event event;
-    int done[2], set = epoll_create1(0);
+    int done[2];
     char bytes[8];
     pid_t child;
 
@@ -274,12 +271,25 @@ static void killed_with_nothing_unread(void)
         pause();
     }
     close(p.far);
-    EXPECT(watch(set, p.near, EPOLLIN | EPOLLRDHUP) == 0);
     for (int round = 0; round < 3; round++) {
         EXPECT(send(p.near, "ping", 4, 0) == 4);
         EXPECT(read(done[0], bytes, 1) == 1);
     }
     sleep_ms(10);
+    return child;
+}
+
+static void killed_with_nothing_unread(void)
+{
+    struct pair p = make_pair();
+    struct pollfd wait = {p.near, POLLIN | POLLRDHUP, 0}, nothing = {p.near, 0, 0};
+    struct epoll_event event;
+    int set = epoll_create1(0);
+    char bytes[8];
+    pid_t child;
+
+    EXPECT(watch(set, p.near, EPOLLIN | EPOLLRDHUP) == 0);
+    child = read_by_a_child(p);
     EXPECT(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
     EXPECT(epoll_wait(set, &event, 1, 1000) == 1 && event.events == (EPOLLIN | EPOLLRDHUP));
     EXPECT(poll(&wait, 1, 1000) == 1 && wait.revents == (POLLIN | POLLRDHUP));
@@ -292,6 +302,22 @@ static void killed_with_nothing_unread(void)
     EXPECT_ERROR(send(p.near, "x", 1, MSG_NOSIGNAL), EPIPE);
     EXPECT(recv(p.near, bytes, 1, 0) == 0);
     close(set);
+    close(p.near);
+}
+
+static void killed_behind_a_shutdown(void)
+{
+    struct pair p = make_pair();
+    struct pollfd wait = {p.near, POLLIN | POLLRDHUP, 0};
+    pid_t child = read_by_a_child(p);
+    char byte;
+
+    EXPECT(shutdown(p.near, SHUT_RDWR) == 0);
+    EXPECT(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+    sleep_ms(50);
+    EXPECT(poll(&wait, 1, 0) == 1 && wait.revents == (POLLIN | POLLRDHUP | POLLHUP));
+    EXPECT(number_of(p.near, SOL_SOCKET, SO_ERROR) == 0);
+    EXPECT(recv(p.near, &byte, 1, 0) == 0);
     close(p.near);
 }
 
@@ -322,4 +348,5 @@ static void killed_with_both_ways_full(void)
 MAIN(ALONE(half_closed), ALONE(all_bytes_before_the_end), ALONE(the_end_is_seen_at_once), ALONE(reading_shut_down), ALONE(broken_pipe),
      ALONE(unread_bytes_reset), ALONE(lingering_zero_resets), ALONE(shutdown_wakes_a_reader),
      ALONE(the_end_wakes_every_wait), ALONE(what_poll_says_of_ends), ALONE(a_blocked_sender_sees_the_end),
-     ALONE(descriptors_come_back_clean), ALONE(killed_with_nothing_unread), ALONE(killed_with_both_ways_full))
+     ALONE(descriptors_come_back_clean), ALONE(killed_with_nothing_unread), ALONE(killed_behind_a_shutdown),
+     ALONE(killed_with_both_ways_full))
