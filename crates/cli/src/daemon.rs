@@ -11,6 +11,7 @@ use std::ffi::OsString;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 use viaduct_control::PROTOCOL_VERSION;
 use viaduct_control::message::{MAX_PACKET, Packet, Query, Stats, decode};
 use viaduct_control::runtime::socket_path;
@@ -23,26 +24,34 @@ const READY_TIMEOUT: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 const MAX_WORD: usize = 4096;
 /// How long to wait for an answer to a query.
 const ANSWER_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// A viaductd that hangs up is asked so often,
+const ASKED_MOST: u32 = 4;
+/// and after so long each time, within which one that was killed has ended.
+const UNTIL_GONE: Duration = Duration::from_millis(20);
 
 /// What became of a query.
 #[derive(Debug)]
 pub(crate) enum Answer {
     /// viaductd's statistics.
     Stats(Stats),
-    /// Nobody listens: no socket, nobody behind it, or one that has ended as it was asked.
+    /// Nobody listens: no socket, or nobody behind it.
     Absent,
     /// Somebody may listen, but did not answer sensibly.
     Failed(String),
 }
 
-/// Asks the viaductd of `dir` how it is.
+/// Asks the viaductd of `dir` how it is. One that hangs up has ended, which shows when it is asked again, or turns this process away.
 pub(crate) fn query(dir: &Path) -> Answer {
-    match try_query(dir) {
-        Ok(Some(stats)) => Answer::Stats(stats),
-        Ok(None) => Answer::Failed("it did not answer within a second".to_owned()),
-        Err(Errno::NOENT | Errno::CONNREFUSED | Errno::NOTDIR | Errno::CONNRESET | Errno::PIPE) => Answer::Absent,
-        Err(error) => Answer::Failed(std::io::Error::from(error).to_string()),
+    for _ in 0..ASKED_MOST {
+        match try_query(dir) {
+            Ok(Some(stats)) => return Answer::Stats(stats),
+            Ok(None) => return Answer::Failed("it did not answer within a second".to_owned()),
+            Err(Errno::NOENT | Errno::CONNREFUSED | Errno::NOTDIR) => return Answer::Absent,
+            Err(Errno::CONNRESET | Errno::PIPE) => std::thread::sleep(UNTIL_GONE),
+            Err(error) => return Answer::Failed(std::io::Error::from(error).to_string()),
+        }
     }
+    Answer::Failed("it turned this process away: it is another user's, or has as many programs as it may".to_owned())
 }
 
 fn try_query(dir: &Path) -> Result<Option<Stats>, Errno> {

@@ -623,6 +623,27 @@ fn a_viaductd_that_is_killed_as_it_is_asked_is_replaced() {
 }
 
 #[test]
+fn a_viaductd_that_turns_a_user_away_is_not_replaced() {
+    let dir = Dir::new();
+    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&listener, &SocketAddrUnix::new(socket_path(&dir.path)).unwrap()).unwrap();
+    listen(&listener, 8).unwrap();
+    // Until the test's process ends.
+    std::thread::spawn(move || while accept(&listener).is_ok() {});
+    let (output, took) = start(&dir, "#!/bin/sh\n: >\"$2/started\"\n", &["sh", "-c", "exit 4"]);
+    assert_eq!(output.status.code(), Some(4));
+    assert!(
+        stderr(&output).contains("turned this process away"),
+        "{}",
+        stderr(&output)
+    );
+    assert!(!dir.path.join("started").exists());
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    let doctor = stdout(&viaduct(&dir.path).arg("doctor").output().unwrap());
+    assert!(doctor.contains("turned this process away"), "{doctor}");
+}
+
+#[test]
 fn the_program_finds_signals_as_the_user_left_them() {
     let dir = Dir::new();
     for options in [

@@ -9,7 +9,7 @@ use crate::{demote, kernel, receive, search};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_control::Reason;
-use viaduct_stream::{Incoming, Outgoing, Source};
+use viaduct_stream::{Incoming, Mode, Outgoing, Source};
 
 /// What becomes of an option call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -350,11 +350,14 @@ pub fn at_mark(conn: &'static Conn) -> Option<c_int> {
     (first && lane.has_bytes()).then_some(0)
 }
 
-/// `SIOCOUTQ`; `None`: the kernel's business.
+/// `SIOCOUTQ`: bytes on the lane that the peer has not received; `None`: the kernel's business.
 pub fn unsent_bytes(conn: &'static Conn) -> Option<c_int> {
-    (conn.phase() == Phase::Attached)
-        .then(|| crate::send::unsent_bytes(conn, conn.id()))
-        .flatten()
+    if conn.phase() != Phase::Attached {
+        return None;
+    }
+    let guard = conn.own_send(conn.id())?;
+    let lane = conn.segment(&guard)?.sender(conn.side());
+    (Outgoing::new(lane).mode() == Mode::Lane).then(|| c_int::try_from(lane.in_flight()).unwrap_or(c_int::MAX))
 }
 
 #[cfg(test)]

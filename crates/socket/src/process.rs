@@ -3,8 +3,8 @@
 use crate::conn::Phase;
 use crate::sys::{self, raw};
 use crate::{
-    agent, asleep, bell, counters, demote, direct, epoll, epoll_share, forks, lock, lodgers, marks, records, send,
-    shelf, thread, worth,
+    agent, asleep, bell, counters, demote, direct, epoll, epoll_share, forks, lock, lodgers, marks, records, search,
+    send, shelf, thread, worth,
 };
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU32};
@@ -71,6 +71,7 @@ pub fn confining() {
         return;
     }
     counters::begin_inherited();
+    search::area::confining();
     CONFINED.store(true, Relaxed);
 }
 

@@ -5,7 +5,6 @@ use crate::epoll::{EDGE, FIRED, FRESH, KERNEL, Member, ROOM, Set, UNSEEN};
 use crate::lock::Guard;
 use crate::pace::Bound;
 use crate::receive::{self, Found};
-use crate::receive_raw::is_below_low_water;
 use crate::sys::raw;
 use crate::{bell, marks, recall, send};
 use core::sync::atomic::Ordering::Relaxed;
@@ -67,7 +66,7 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, mut kernel:
     if interest & IN != 0 {
         let lane = segment.receiver(conn.side());
         if Incoming::new(lane).source() == Source::Lane && lane.published() != lane.head() {
-            mask |= if is_too_little(conn) { 0 } else { IN };
+            mask |= IN;
         } else if kernel || conn.flag(conn::PEER_FIN) || conn.has_error() {
             mask |= look_closely(conn);
         }
@@ -109,19 +108,9 @@ pub(crate) fn roomy(lane: &Sender<'_>) -> bool {
     false
 }
 
-/// Whether the program does not want to hear of what there is to receive. Of an end it always does.
-#[inline]
-fn is_too_little(conn: &Conn) -> bool {
-    conn.flag(conn::LOW_WATER)
-        && !conn.flag(conn::PEER_FIN | conn::DEAD)
-        && !conn.has_error()
-        && is_below_low_water(conn, conn.id())
-}
-
 /// Readiness to receive, with the marks looked at and stretches entered and left.
 fn look_closely(conn: &'static Conn) -> u32 {
     match receive::look(conn, conn.id()) {
-        Ok(Found::Bytes(_)) if is_too_little(conn) => 0,
         Ok(Found::Bytes(_)) => IN,
         Ok(Found::Nothing) => 0,
         Ok(Found::End) => IN | RDHUP,
@@ -257,9 +246,7 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static 
 #[inline]
 fn has_news(member: &Member, conn: &Conn, lane: &viaduct_channel::Receiver<'_>, edge: bool) -> bool {
     let published = lane.published();
-    published != lane.head()
-        && (!edge || published != member.reported.load(Relaxed) || conn.flag(conn::IN_WANTED))
-        && !is_too_little(conn)
+    published != lane.head() && (!edge || published != member.reported.load(Relaxed) || conn.flag(conn::IN_WANTED))
 }
 
 /// Takes back what [`arm`] left, where it was the set's bell.
@@ -283,7 +270,7 @@ pub(crate) fn arm_for<P>(proof: &P, conn: &'static Conn, bit: u32) -> bool {
     if Incoming::new(lane).source() != Source::LaneThenRaw {
         lane.arm(bit);
     }
-    Incoming::new(lane).source() == Source::Lane && lane.published() != lane.head() && !is_too_little(conn)
+    Incoming::new(lane).source() == Source::Lane && lane.published() != lane.head()
 }
 
 /// Takes the wait bit `bit` back.

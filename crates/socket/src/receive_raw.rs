@@ -1,7 +1,6 @@
 //! Receiving bytes that the kernel connection carries.
 
 use crate::conn::{self, Conn};
-use crate::peek::Peek;
 use crate::receive::{Found, approach};
 use crate::sys::{Errno, raw};
 use crate::vector::Vector;
@@ -21,22 +20,6 @@ pub(crate) fn low_water(conn: &Conn) -> usize {
     let mut mark: c_int = 1;
     let _ = raw::getsockopt(conn.fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, &mut mark);
     usize::try_from(mark).unwrap_or(1).max(1)
-}
-
-/// Whether the lane's bytes, with what stands around them, are fewer than the program wants to hear of. The kernel minds that itself where it
-/// carries them all.
-#[cold]
-pub(crate) fn is_below_low_water(conn: &Conn, id: u64) -> bool {
-    let mark = low_water(conn);
-    let Some(guard) = conn.own_receive(id) else {
-        return false;
-    };
-    let Some(segment) = conn.segment(&guard) else {
-        return false;
-    };
-    let lane = segment.receiver(conn.side());
-    Incoming::new(lane).source() != Source::Raw
-        && Peek::new(conn, &guard, lane).readable().is_ok_and(|bytes| bytes < mark)
 }
 
 /// Nothing waits in a raw stretch: is that the end, an error, or just not yet?

@@ -496,10 +496,3 @@ fn raw_send(conn: &Conn, vector: Vector<'_>, skip: usize, flags: c_int) -> Resul
         Err(errno) => Err(errno),
     }
 }
-
-/// Bytes on the lane that the peer has not received; `None` where the kernel carries them.
-pub(crate) fn unsent_bytes(conn: &'static Conn, id: u64) -> Option<c_int> {
-    let guard = conn.own_send(id)?;
-    let lane = conn.segment(&guard)?.sender(conn.side());
-    (Outgoing::new(lane).mode() == Mode::Lane).then(|| c_int::try_from(lane.in_flight()).unwrap_or(c_int::MAX))
-}

@@ -393,25 +393,6 @@ static void low_water_mark(void)
     step();
 }
 
-/* What is unread when the mark is set is no more to wake for than what comes later. */
-static void low_water_mark_above_what_is_there(void)
-{
-    struct timeval time = {0, 15000};
-    struct epoll_event event = {.events = EPOLLIN};
-    int mark = 10, own = epoll_create1(0);
-    fd_set set;
-
-    FAR(epoll_ctl(own, EPOLL_CTL_ADD, s, &event));
-    NEAR(R(send(s, "12345", 5, 0)));
-    FAR(arrive(s, POLLIN); R(epoll_wait(own, &event, 1, 15)); R(setsockopt(s, SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof mark));
-        POLL(s, POLLIN, 15); FD_ZERO(&set); FD_SET(s, &set); R(select(s + 1, &set, NULL, NULL, &time));
-        R(epoll_wait(own, &event, 1, 15)));
-    NEAR(R(send(s, "67890", 5, 0)));
-    FAR(R(epoll_wait(own, &event, 1, 1000)); POLL(s, POLLIN, 1000); FD_SET(s, &set); time.tv_sec = 1;
-        R(select(s + 1, &set, NULL, NULL, &time)); GET(s, 20, 0));
-    close(own);
-}
-
 static void signal_driven(void)
 {
     FAR(count_signals(SIGIO, 0); R(fcntl(s, F_SETOWN, getpid())); R(fcntl(s, F_SETFL, O_ASYNC | O_NONBLOCK)));
@@ -463,5 +444,5 @@ MAIN(JOINED(poll_waits_its_time), JOINED(poll_wakes), JOINED(poll_wakes_without_
      JOINED(poll_of_more_than_may_be), JOINED(poll_of_as_many_as_may_be), JOINED(ppoll_and_its_mask), JOINED(select_wakes), JOINED(select_waits_its_time), JOINED(select_of_what_does_not_come),
      JOINED(select_errors), JOINED(select_above_1024), BARE(select_of_more_than_the_sets_hold), JOINED(masks_of_waits_that_do_not_wait), JOINED(masks_of_pselect), JOINED(waits_with_other_kinds),
      JOINED(unseen_waits_wake), JOINED(receive_time_out), BARE(receive_time_out_inherited), JOINED(send_time_out),
-     JOINED(full_and_empty_again), JOINED(low_water_mark), JOINED(low_water_mark_above_what_is_there), JOINED(signal_driven), JOINED(several_threads_poll_one_socket),
+     JOINED(full_and_empty_again), JOINED(low_water_mark), JOINED(signal_driven), JOINED(several_threads_poll_one_socket),
      JOINED(both_ends_in_one_wait))

@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 
 /* Calls after which a connection stays on TCP are drawn with some seeds only, or little would happen on lanes. */
-enum flavour { ALWAYS, PIPES, URGENT, LOW_WATER, FLAVOURS };
+enum flavour { ALWAYS, PIPES, URGENT, FLAVOURS };
 
 static const struct {
     void (*call)(int end);
@@ -40,7 +40,6 @@ static const struct {
     {call_send_urgent, 2, URGENT},
     {call_receive_urgent, 2, URGENT},
     {call_at_mark, 3, URGENT},
-    {call_low_water, 2, LOW_WATER},
 };
 enum { KINDS = sizeof calls / sizeof *calls };
 

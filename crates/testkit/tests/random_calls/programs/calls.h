@@ -82,7 +82,6 @@ void call_close(int end);
 void call_copy(int end);
 void call_fork(int end);
 void call_linger(int end);
-void call_low_water(int end);
 /* Both ends and all their copies. */
 void close_all(void);
 

@@ -100,11 +100,3 @@ void call_linger(int end)
     say("SO_LINGER %d", linger.l_onoff);
     say_result(setsockopt(any_descriptor(end), SOL_SOCKET, SO_LINGER, &linger, sizeof linger));
 }
-
-void call_low_water(int end)
-{
-    int mark = chance(50) ? 1 : 50;
-
-    say("SO_RCVLOWAT %d", mark);
-    say_result(setsockopt(any_descriptor(end), SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof mark));
-}
