@@ -20,6 +20,8 @@ pub(crate) const ALWAYS: u32 = (EPOLLERR | EPOLLHUP).cast_unsigned();
 const PRI: u32 = EPOLLPRI.cast_unsigned();
 const ERR: u32 = EPOLLERR.cast_unsigned();
 const HUP: u32 = EPOLLHUP.cast_unsigned();
+/// With any of these, as with TCP, bytes that come are an event, whatever it then tells of.
+const TOLD_OF_BYTES: u32 = IN | PRI | libc::EPOLLRDBAND.cast_unsigned();
 /// All but room.
 const NEWS_IN: u32 = IN | RDHUP | PRI | ALWAYS;
 
@@ -172,7 +174,7 @@ fn due(owner: &Guard<'_>, member: &Member, conn: &'static Conn, position: u64) -
     let moved = position != member.reported.load(Relaxed);
     let arrived = flags & (FRESH | EDGE) != 0 || conn.flag(conn::IN_WANTED) || moved;
     // As with TCP, bytes that have come and have been received meanwhile leave an event that tells of all else there is.
-    let roomy = flags & (FRESH | ROOM) != 0 || moved && interest & IN != 0;
+    let roomy = flags & (FRESH | ROOM) != 0 || moved && interest & TOLD_OF_BYTES != 0;
     let news = mask & NEWS_IN != 0 && arrived || mask & OUT != 0 && roomy;
     if news { mask } else { 0 }
 }

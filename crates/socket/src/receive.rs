@@ -17,10 +17,10 @@ use crate::wait::{self, Deadline, Woken};
 use crate::{agent, announce, at_once, bell, cancel, counters, kernel, needs, search, send, wish};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
-use viaduct_channel::{Receiver, Segment};
+use viaduct_channel::Receiver;
 use viaduct_control::Reason;
 use viaduct_control::counters::{Path, slot};
-use viaduct_stream::{Incoming, Outgoing, Source};
+use viaduct_stream::{Incoming, Source};
 
 /// Steps of one look at the stream. Each takes something that the peer did; no peer that keeps to the protocol is ahead by so many.
 const ROUNDS: u32 = 4096;
@@ -267,12 +267,6 @@ fn attempt(
     }
 }
 
-/// Whether the next byte is urgent. Who sends such bytes has asked for TCP before.
-fn is_at_urgent_data(conn: &Conn, guard: &Guard<'_>) -> bool {
-    let wants_raw = |segment: &Segment| Outgoing::new(segment.sender(conn.side())).peer_wants_raw();
-    conn.segment(guard).is_some_and(wants_raw) && kernel::is_at_mark(conn.fd())
-}
-
 /// Receives from place `at` of the vector on, and moves it; what is found behind all that is for the caller only if nothing was.
 #[inline]
 fn in_stretches(
@@ -337,7 +331,7 @@ fn in_stretches(
                     match end_of_raw(conn, &incoming)? {
                         // Bytes that the kernel does not count: they stand behind urgent data.
                         Found::Bytes(_) => behind_urgent_data(conn, &incoming, vector, *at, flags)?,
-                        Found::Nothing if flags & libc::MSG_PEEK == 0 && is_at_urgent_data(conn, guard) => {
+                        _ if flags & libc::MSG_PEEK == 0 && kernel::is_at_mark(conn.fd()) => {
                             pass_urgent_data(conn, &incoming, vector, *at, flags)?
                         }
                         other => other,

@@ -46,6 +46,7 @@ enum { KINDS = sizeof calls / sizeof *calls };
 struct end ends[2];
 unsigned char buffer[BUFFER];
 int set, file, pipe_ends[2];
+bool told_of_edges_once;
 long sent_in_all;
 static uint64_t state;
 
@@ -270,6 +271,8 @@ static void play(unsigned seed, int count)
     set_blocking(0, false);
     set_blocking(1, false);
     begin_counts();
+    enum flavour flavour = seed % FLAVOURS;
+    told_of_edges_once = flavour != URGENT;
     for (int call = 0; call < count; call++) {
         int end = (int)below(2);
         if (ends[end].fd < 0)
@@ -279,7 +282,7 @@ static void play(unsigned seed, int count)
         settle();
         say("%d %c ", call, 'a' + end);
         errno = 0;
-        any_call(seed % FLAVOURS)(end);
+        any_call(flavour)(end);
         say("\n");
     }
     for (int end = 0; end < 2; end++)

@@ -67,6 +67,9 @@ void call_splice_out(int end);
 void call_send_urgent(int end);
 void call_receive_urgent(int end);
 
+/* False where calls move the connection to TCP, for good: an edge-triggered event of bytes that are left unread then may be told again. */
+extern bool told_of_edges_once;
+
 /* looks.c */
 void call_poll(int end);
 void call_select(int end);

@@ -62,6 +62,8 @@ void call_register(int end)
 
     for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++)
         event.events |= chance(kinds[kind].percent) ? kinds[kind].bit : 0;
+    if (!told_of_edges_once)
+        event.events &= ~(uint32_t)EPOLLET;
     say("epoll %s%s for %x", names[operation - 1], fd != ends[end].fd ? " copy" : "", event.events);
     say_result(epoll_ctl(set, operation, fd, &event));
 }
