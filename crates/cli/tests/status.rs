@@ -350,6 +350,7 @@ fn totals_hold_what_has_ended_and_what_is_open() {
         "offers": 9,
         "pairs": 6,
         "unshown": 0,
+        "lost": 0,
     });
     assert_eq!(sums[0], expected);
     let table = succeed(viaduct(&guest.dir.path).args(["status", "--totals"]));
