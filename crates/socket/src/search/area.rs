@@ -1,7 +1,6 @@
 //! Where holes live: in anonymous memory that a process and its forked children share, out of the peer's reach.
 
 use super::holders::{Family, Holders, Member, Places};
-use crate::process::is_confined;
 use crate::sys::memory::{self, Buffer};
 use crate::{lock, shared, sys, thread};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -124,9 +123,6 @@ fn known() -> Option<&'static Shared> {
 fn others() -> Option<&'static [Area]> {
     let mut whole = WHOLE.load(Acquire);
     if whole.is_null() {
-        if is_confined() {
-            return None;
-        }
         let region = REGION.load(Acquire);
         let fresh = memory::whole(region.cast(), size_of::<Whole>()).ok()?.cast();
         // As in `share`.
@@ -138,7 +134,7 @@ fn others() -> Option<&'static [Area]> {
     Some(&sys::shared_record(whole, 0).others)
 }
 
-/// The program is about to forbid itself system calls: where something has been searched, what it may need is mapped now or never.
+/// The program is about to forbid itself system calls: where something has been searched, what it may need is mapped before.
 pub(crate) fn confining() {
     if known().is_some_and(|shared| reach(shared) > 0) {
         let _ = others();
