@@ -1,6 +1,7 @@
 //! Where the programs under test are.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Environment variable that names the directory with `viaduct`, `viaductd`, `libviaduct_preload.so` and
 /// `viaduct-testpeer`.
@@ -49,6 +50,25 @@ pub fn link_with_library(dir: &Path) -> [String; 3] {
         "-lviaduct".to_owned(),
         format!("-Wl,-rpath,{there}"),
     ]
+}
+
+/// Compiles the C sources of a test (`tests/TEST/programs`, names without ending), with what programs that have both ends share. Answers `program`.
+///
+/// # Panics
+/// If they do not compile without a warning.
+pub fn compile(test: &str, sources: &[&str], program: PathBuf) -> PathBuf {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let source = |name: &&str| tests.join(format!("{test}/programs/{name}.c"));
+    let output = Command::new("cc")
+        .args(["-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unused-result", "-pthread"])
+        .args(sources.iter().map(source))
+        .arg(tests.join("programs/ends.c"))
+        .arg("-o")
+        .arg(&program)
+        .output()
+        .expect("there is a C compiler");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    program
 }
 
 /// Where the shell would find `program`; administrators' directories count too.

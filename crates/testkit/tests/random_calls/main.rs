@@ -8,11 +8,10 @@ mod compare;
 use compare::{Transcript, differences};
 use nix::sys::signal::Signal;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 use viaduct_testkit::processes::wait_until;
 use viaduct_testkit::status::Totals;
-use viaduct_testkit::{Instance, Launch, Mode, can_run};
+use viaduct_testkit::{Instance, Launch, Mode, binaries, can_run};
 
 const SEEDS: (u64, u64) = (1, 500);
 /// Calls of a seed.
@@ -34,18 +33,7 @@ fn seeds() -> (u64, u64) {
 }
 
 fn compile(instance: &Instance) -> PathBuf {
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
-    let file = instance.scratch("calls");
-    let output = Command::new("cc")
-        .args(["-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unused-result", "-pthread"])
-        .args(SOURCES.map(|name| tests.join(format!("random_calls/programs/{name}.c"))))
-        .arg(tests.join("programs/ends.c"))
-        .arg("-o")
-        .arg(&file)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    file
+    binaries::compile("random_calls", &SOURCES, instance.scratch("calls"))
 }
 
 /// What the program printed, and what carried it.

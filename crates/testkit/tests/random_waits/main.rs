@@ -6,11 +6,10 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 use viaduct_control::counters::Wanted;
 use viaduct_testkit::pattern::Random;
-use viaduct_testkit::{Counters, Instance, Launch, Mode, Outcome, Program, can_run};
+use viaduct_testkit::{Counters, Instance, Launch, Mode, Outcome, Program, binaries, can_run};
 
 const SEEDS: (u64, u64) = (1, 8);
 const ROUNDS: u64 = 250;
@@ -44,22 +43,7 @@ fn numbers(variable: &str) -> Vec<u64> {
 }
 
 fn compile(instance: &Instance, sources: &[&str]) -> PathBuf {
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
-    let file = instance.scratch(sources[0]);
-    let output = Command::new("cc")
-        .args(["-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unused-result", "-pthread"])
-        .args(
-            sources
-                .iter()
-                .map(|name| tests.join(format!("random_waits/programs/{name}.c"))),
-        )
-        .arg(tests.join("programs/ends.c"))
-        .arg("-o")
-        .arg(&file)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    file
+    binaries::compile("random_waits", sources, instance.scratch(sources[0]))
 }
 
 /// What becomes of connections while they are used.
