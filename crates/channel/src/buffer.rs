@@ -128,6 +128,15 @@ impl Dest<'_> {
             life: PhantomData,
         }
     }
+
+    /// Copies what there is room for. The two must not overlap. Returns how many bytes.
+    #[cfg(not(loom))]
+    pub fn fill(self, from: Source<'_>) -> usize {
+        let len = self.len.min(from.len);
+        // SAFETY: so many bytes are readable and writable by the contracts of the two, one of which is no place of the other's.
+        unsafe { crate::copy::copy(from.at, self.at, len) };
+        len
+    }
 }
 
 impl<'a> From<&'a [u8]> for Source<'a> {

@@ -104,7 +104,7 @@ pub(crate) struct SenderSignal {
     /// Bytes published since the lane began.
     pub(crate) tail: AtomicU64,
     pub(crate) words: [AtomicU64; WORDS],
-    /// What the sender waits for blocks with; taken by the receiver.
+    /// What the sender waits for blocks with; taken by the receiver. See [`CREDIT_BITS`].
     pub(crate) credit_wait: AtomicU32,
 }
 
@@ -156,8 +156,18 @@ pub(crate) struct Edges {
     pub(crate) credits: Edge,
 }
 
-/// Among the bits of a receiver that waits: they are not to be taken before the tail has come as far as it says.
+/// Among the bits of who waits: they are not to be taken before the tail, or the credits, have come as far as it says.
 pub(crate) const LATER: u32 = 1 << 31;
+
+/// Of a sender's, those that are its own. With [`LATER`], those between say how far, as [`place_of_credit`] does: several threads may wait
+/// for one lane's blocks, and what they wait for must not be parted from their bits.
+pub(crate) const CREDIT_BITS: u32 = 0xFF;
+
+/// A number of credits, modulo as many as fit, in the bits of a sender that waits for it.
+#[expect(clippy::cast_possible_truncation, reason = "modulo")]
+pub(crate) const fn place_of_credit(given: u64) -> u32 {
+    (given as u32) << CREDIT_BITS.count_ones() & !LATER
+}
 
 /// One bit a logical block, by number modulo twice [`MAX_BLOCKS`].
 #[derive(Debug)]

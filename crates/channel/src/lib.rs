@@ -25,6 +25,8 @@
 //! `docs/memory-layout.md` gives the layout, `docs/memory-model.md` the orderings.
 
 mod buffer;
+#[cfg(not(loom))]
+mod copy;
 mod geometry;
 mod layout;
 #[cfg(not(loom))]

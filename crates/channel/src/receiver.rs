@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 use crate::buffer::Dest;
 use crate::geometry::Geometry;
-use crate::layout::{LATER, Lane, WORDS};
+use crate::layout::{CREDIT_BITS, LATER, Lane, WORDS, place_of_credit};
 use crate::numbers::Numbers;
 use crate::segment::Segment;
 use crate::sync::{AtomicU64, Pool, fence, store_and_fence};
@@ -215,7 +215,11 @@ impl<'a> Receiver<'a> {
         wanted.store(until, Relaxed);
         // Pairs with the fence in `Sender::arm_credit`.
         fence(SeqCst);
-        self.take_credit_wait()
+        match self.lane.sender.credit_wait.load(Relaxed) {
+            0 => 0,
+            // Whatever they wait for: there is space now.
+            _ => self.take_credit_bits(),
+        }
     }
 
     /// Bytes of a block, the least that [`release`](Self::release) gives back.
@@ -276,17 +280,33 @@ impl<'a> Receiver<'a> {
 
     /// After blocks were given back: the bits the sender sleeps with for lack of space,
     /// which are taken, so that the caller must ring the bells they stand for. 0 when it
-    /// does not wait.
+    /// does not wait, or waits for more blocks.
     #[inline]
     #[must_use = "bits taken must be answered with a bell"]
     pub fn take_credit_wait(&self) -> u32 {
         // The fences of `give` and `want` pair with that in `Sender::arm_credit`: either the sender's second
         // look finds what came before them, or the load below finds its bits.
-        let wait = &self.lane.sender.credit_wait;
-        match wait.load(Relaxed) {
+        match self.lane.sender.credit_wait.load(Relaxed) {
             0 => 0,
-            _ => wait.swap(0, AcqRel),
+            _ => self.take_due_credit(),
         }
+    }
+
+    #[cold]
+    fn take_due_credit(&self) -> u32 {
+        let wait = self.lane.sender.credit_wait.load(Relaxed);
+        if wait & LATER != 0 {
+            // Above the bits of either number, the sign of the distance.
+            let missing = (wait & !CREDIT_BITS & !LATER).wrapping_sub(place_of_credit(self.given())) << 1;
+            if missing.cast_signed() > 0 {
+                return 0;
+            }
+        }
+        self.take_credit_bits()
+    }
+
+    fn take_credit_bits(&self) -> u32 {
+        self.lane.sender.credit_wait.swap(0, AcqRel) & CREDIT_BITS
     }
 
     /// One of the receiver's [`WORDS`](crate::WORDS) words for the layer above, counted

@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use crate::buffer::Dest;
 use crate::buffer::{Source, Stores};
 use crate::geometry::Geometry;
-use crate::layout::{LATER, Lane, SMALL_BLOCKS, WORDS};
+use crate::layout::{CREDIT_BITS, LATER, Lane, SMALL_BLOCKS, WORDS, place_of_credit};
 use crate::numbers::Numbers;
 use crate::segment::Segment;
 use crate::sync::{AtomicU64, Pool, fence, order_past_cache, store_and_fence};
@@ -222,16 +222,60 @@ impl<'a> Sender<'a> {
     /// Before sleeping for lack of space: leaves bits for the receiver to take once it
     /// has given blocks back. The caller must look at [`space`](Self::space) again
     /// afterwards.
+    ///
+    /// The lowest eight bits are the caller's.
     pub fn arm_credit(&self, bits: u32) {
-        self.lane.sender.credit_wait.fetch_or(bits, AcqRel);
+        let wait = &self.lane.sender.credit_wait;
+        if wait.fetch_or(bits & CREDIT_BITS, AcqRel) & LATER != 0 {
+            // Whoever waits for more is woken too, and looks again.
+            wait.fetch_and(CREDIT_BITS, AcqRel);
+        }
         // Pairs with the fences in `Receiver::give` and `Receiver::want`.
         fence(SeqCst);
+    }
+
+    /// Like [`arm_credit`](Self::arm_credit), but for a waiter whom less than `room` bytes of space
+    /// does not help: it is not woken before as many blocks have come back, unless others wait for
+    /// less or the receiver needs more. Where not so many can come back, all that can wake it.
+    pub fn arm_credit_for(&self, bits: u32, room: usize) {
+        let wait = &self.lane.sender.credit_wait;
+        let free = wait.load(Relaxed);
+        if free & CREDIT_BITS == 0
+            && let Some(until) = self.credits_for(room)
+        {
+            let later = LATER | place_of_credit(until) | bits & CREDIT_BITS;
+            if wait.compare_exchange(free, later, AcqRel, Relaxed).is_ok() {
+                // As in `arm_credit`.
+                fence(SeqCst);
+                return;
+            }
+        }
+        self.arm_credit(bits);
+    }
+
+    /// The credits given since the lane began with which it will have `room` bytes of space, or all blocks that can
+    /// come back. `None`: any block helps, or it is not for blocks that there is no space.
+    fn credits_for(&self, room: usize) -> Option<u64> {
+        // Read once: to others than its user all this is a hint, but one that holds together.
+        let stock = self.lane.sender_own.stock.get();
+        let (taken, grown, free) = (
+            lowest(stock >> 32),
+            usize::from(quarter(stock >> 16)),
+            usize::from(quarter(stock)),
+        );
+        let given = self.lane.receiver_own.credit_tail.load(Acquire);
+        let pending = lowest(given).wrapping_sub(taken) as usize;
+        let filling = usize::from(self.geometry.offset_of(self.tail()) != 0);
+        let lent = grown.checked_sub(free.checked_add(pending)? + filling)?;
+        let missing = room.div_ceil(self.geometry.block_size()).checked_sub(free + pending)?;
+        let least = missing.min(lent);
+        (least > 1 && self.in_flight() <= self.capacity()).then(|| given.wrapping_add(least as u64))
     }
 
     /// Takes bits back. Returns those that were still there; for the others a bell has
     /// been or will be rung.
     pub fn disarm_credit(&self, bits: u32) -> u32 {
-        let wait = &self.lane.sender.credit_wait;
+        let (wait, bits) = (&self.lane.sender.credit_wait, bits & CREDIT_BITS);
         if wait.load(Relaxed) & bits == 0 {
             return 0;
         }

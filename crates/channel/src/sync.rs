@@ -42,7 +42,6 @@ pub(crate) fn order_past_cache() {
 #[cfg(not(loom))]
 mod imp {
     use core::marker::PhantomData;
-    use core::ptr;
     use core::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 
     pub use core::sync::atomic::AtomicU64;
@@ -50,6 +49,7 @@ mod imp {
     pub(crate) use std::sync::Arc;
 
     use crate::buffer::{Dest, Source, Stores};
+    use crate::copy::{copy, copy_past_cache};
     use crate::geometry::Geometry;
 
     macro_rules! plain {
@@ -92,46 +92,6 @@ mod imp {
     // SAFETY: as above.
     unsafe impl Sync for Pool<'_> {}
 
-    /// Bytes of a cache line, which are stored past the cache whole or not at all.
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    const LINE: usize = 64;
-
-    /// Copies whole lines of the destination past the cache, what is before and behind them as usual.
-    ///
-    /// # Safety
-    /// As of [`ptr::copy_nonoverlapping`] for bytes.
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    #[inline(never)]
-    unsafe fn copy_past_cache(from: *const u8, to: *mut u8, len: usize) {
-        use core::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
-        let before = to.align_offset(LINE).min(len);
-        let whole = (len - before) / LINE * LINE;
-        // SAFETY: all offsets are at most `len`; `to + before` is aligned to a line where there is a whole one, and so
-        // to each vector in it. Reads need no alignment.
-        unsafe {
-            ptr::copy_nonoverlapping(from, to, before);
-            for line in (before..before + whole).step_by(LINE) {
-                let (source, target) = (from.add(line).cast::<__m128i>(), to.add(line).cast::<__m128i>());
-                let vectors = [0, 1, 2, 3].map(|i| _mm_loadu_si128(source.add(i)));
-                for (i, vector) in vectors.into_iter().enumerate() {
-                    _mm_stream_si128(target.add(i), vector);
-                }
-            }
-            let behind = before + whole;
-            ptr::copy_nonoverlapping(from.add(behind), to.add(behind), len - behind);
-        }
-    }
-
-    /// Where the processor has no such stores: as usual.
-    ///
-    /// # Safety
-    /// As of [`ptr::copy_nonoverlapping`] for bytes.
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    unsafe fn copy_past_cache(from: *const u8, to: *mut u8, len: usize) {
-        // SAFETY: by this function's contract.
-        unsafe { ptr::copy_nonoverlapping(from, to, len) };
-    }
-
     impl Pool<'_> {
         /// # Safety
         /// All places of the geometry ([`Geometry::place`]) from `base` on must stay mapped for the life of the
@@ -164,7 +124,7 @@ mod imp {
             // block by `locate`; the caller's memory and the pool are different mappings.
             unsafe {
                 match stores {
-                    Stores::Cached => ptr::copy_nonoverlapping(from.as_ptr(), at, n),
+                    Stores::Cached => copy(from.as_ptr(), at, n),
                     Stores::PastCache => copy_past_cache(from.as_ptr(), at, n),
                 }
             }
@@ -186,7 +146,7 @@ mod imp {
             let n = into.len().min(room);
             // SAFETY: `n` bytes are writable by the contract of `Dest` and lie in the
             // block by `locate`; the caller's memory and the pool are different mappings.
-            unsafe { ptr::copy_nonoverlapping(at, into.as_mut_ptr(), n) };
+            unsafe { copy(at, into.as_mut_ptr(), n) };
             n
         }
 

@@ -177,6 +177,84 @@ fn no_wake_of_a_sender_is_lost_and_no_byte_overwritten() {
     });
 }
 
+/// Sleeps until there are at least `room` bytes of space.
+fn await_room(bells: &Bells, tx: Sender<'_>, bits: u32, room: usize) {
+    while tx.space() < room {
+        tx.arm_credit_for(bits, room);
+        if tx.space() < room || tx.disarm_credit(bits) == 0 {
+            bells.sender.wait();
+        }
+    }
+}
+
+#[test]
+fn no_wake_of_a_sender_that_waits_for_more_is_lost() {
+    check(|| {
+        let (a, b) = Segment::heap(geometry(2));
+        let bells = Bells::new();
+        bells.send(a.sender(Side::First), b"abcd");
+        let receiver = {
+            let bells = bells.clone();
+            thread::spawn(move || {
+                let rx = b.receiver(Side::Second);
+                [bells.receive(rx, 2), bells.receive(rx, 2)].concat()
+            })
+        };
+        await_room(&bells, a.sender(Side::First), 1, 4);
+        assert_eq!(receiver.join().unwrap(), b"abcd");
+    });
+}
+
+#[test]
+fn a_sender_that_waits_for_more_keeps_nobody_else_asleep() {
+    check(|| {
+        let (a, b) = Segment::heap(geometry(2));
+        let bells = Bells::new();
+        bells.send(a.sender(Side::First), b"abcd");
+        let tx = a.sender(Side::First);
+        // Another thread's, which sleeps if it has to.
+        tx.arm_credit_for(2, 4);
+        let receiver = {
+            let bells = bells.clone();
+            thread::spawn(move || {
+                let rx = b.receiver(Side::Second);
+                assert_eq!(rx.readable(), Ok(4));
+                bells.gained(rx, rx.consume(2));
+                bells.gained(rx, rx.consume(2));
+            })
+        };
+        await_room(&bells, tx, 1, 2);
+        receiver.join().unwrap();
+        assert_eq!(tx.disarm_credit(2), 0, "its bell was not rung");
+    });
+}
+
+#[test]
+fn what_a_receiver_needs_wakes_a_sender_that_waits_for_more() {
+    check(|| {
+        let (a, b) = Segment::heap(geometry(4));
+        let bells = Bells::new();
+        bells.send(a.sender(Side::First), b"abcdef");
+        let receiver = {
+            let bells = bells.clone();
+            thread::spawn(move || {
+                let rx = b.receiver(Side::Second);
+                if rx.want(7) != 0 {
+                    bells.sender.notify();
+                }
+            })
+        };
+        let tx = a.sender(Side::First);
+        while !tx.has_space() {
+            tx.arm_credit_for(1, 6);
+            if !tx.has_space() || tx.disarm_credit(1) == 0 {
+                bells.sender.wait();
+            }
+        }
+        receiver.join().unwrap();
+    });
+}
+
 #[test]
 fn blocks_go_round_while_both_sides_work() {
     check(|| {

@@ -375,7 +375,7 @@ fn arm(entries: &[pollfd]) -> Option<Bound> {
             }
             // Only who asks for input hears of a mark.
             if bit == bell::BY_BELL || entry.events & IN != 0 {
-                lane.arm_credit(bit);
+                lane.arm_credit_for(bit, ready::share(&lane));
                 bound = bound.max(ready::bound_of_room(conn, segment, bit));
             } else {
                 bound = bound.max(Bound::UnrungRoom);

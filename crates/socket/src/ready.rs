@@ -94,13 +94,18 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, mut kernel:
     mask & (interest | ALWAYS)
 }
 
-/// Whether a lane counts as writable: as with TCP, a third of what it can hold must be free, so that a program that waits before each
-/// write seldom blocks in it. But a peer that needs more before it receives anything never makes as much room.
+/// Bytes that must be free before whoever found no room in a lane is told of some: as with TCP a third of what it can hold, so that a program
+/// that waits before each write seldom blocks in it, and a sender that sleeps does not wake for every block.
+pub(crate) fn share(lane: &Sender<'_>) -> usize {
+    lane.capacity() / 3
+}
+
+/// Whether a lane counts as writable: with its [`share`] free, or any room at all for a peer that needs more before it receives anything.
 pub(crate) fn roomy(lane: &Sender<'_>) -> bool {
     // More than it takes to be granted all there is, whatever a hostile peer makes of it.
     for _ in 0..8 {
         let space = lane.space();
-        if space != 0 && (space >= lane.capacity() / 3 || lane.is_wanted()) {
+        if space != 0 && (space >= share(lane) || lane.is_wanted()) {
             return true;
         }
         if !lane.grant() {
@@ -236,7 +241,7 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static 
             return raw::poll_now(conn.fd(), libc::POLLOUT) != 0;
         }
         if !roomy(&lane) {
-            lane.arm_credit(bit);
+            lane.arm_credit_for(bit, share(&lane));
             *bound = (*bound).max(bound_of_room(conn, segment, bit));
         }
         return roomy(&lane);

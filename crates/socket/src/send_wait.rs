@@ -7,7 +7,7 @@ use crate::send::{demote, may_overflow};
 use crate::spin::Spinner;
 use crate::sys::{self, Errno};
 use crate::wait::{self, Deadline, Woken};
-use crate::{bell, counters, recall};
+use crate::{bell, counters, ready, recall};
 use viaduct_control::Reason;
 use viaduct_control::counters::slot;
 use viaduct_stream::{Mode, Outgoing};
@@ -55,7 +55,7 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result
             } else {
                 // No sleep for room ends with a mark: those are for who receives, and would pile up where nobody does.
                 let bound = if bit == bell::BY_BELL {
-                    lane.arm_credit(bit);
+                    lane.arm_credit_for(bit, ready::share(&lane));
                     Bound::Room
                 } else {
                     Bound::UnrungRoom

@@ -433,6 +433,48 @@ fn who_waits_for_more_is_not_woken_before_it_is_there() {
 }
 
 #[test]
+fn who_waits_for_room_is_not_woken_before_it_is_there() {
+    let (a, _) = Segment::heap(tiny());
+    let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
+    hasten(rx);
+    assert_eq!(append(tx, &[7; 40]), 32);
+    let wakes = |blocks: usize| {
+        for _ in 0..blocks {
+            assert_eq!(read(rx, 8).len(), 8);
+            if rx.take_credit_wait() != 0 {
+                return true;
+            }
+        }
+        false
+    };
+    tx.arm_credit_for(1, 24);
+    assert!(!wakes(2) && wakes(1));
+    assert_eq!(append(tx, &[7; 40]), 24);
+    // All that can come back are four, of which the receiver has read nothing yet; more help no waiter.
+    tx.arm_credit_for(1, 80);
+    assert!(!wakes(3) && wakes(1));
+    // A block that is being filled does not come back.
+    assert_eq!(append(tx, &[7; 28]), 28);
+    tx.arm_credit_for(1, 32);
+    assert!(!wakes(2) && wakes(1));
+    assert_eq!(append(tx, &[7; 40]), 28);
+    // Others wait for less, be they first or second.
+    for _ in 0..2 {
+        tx.arm_credit(4);
+        tx.arm_credit_for(1, 24);
+        tx.arm_credit(2);
+        assert_eq!(read(rx, 8).len(), 8);
+        assert_eq!(rx.take_credit_wait(), 7);
+    }
+    // What is left of one that is awake again binds nobody.
+    tx.arm_credit_for(1, 24);
+    assert_eq!(tx.disarm_credit(1), 1);
+    assert_eq!(rx.take_credit_wait(), 0);
+    tx.arm_credit(1);
+    assert!(wakes(1));
+}
+
+#[test]
 fn a_receiver_knows_what_a_lane_can_never_hold() {
     let (a, b) = Segment::heap(tiny());
     let (tx, rx) = (a.sender(Side::First), b.receiver(Side::Second));

@@ -118,6 +118,8 @@ impl Lane<'_> {
                 let bits = u32::from(script.byte());
                 self.tx.arm_credit(bits);
                 let _ = self.rx.take_credit_wait();
+                self.tx.arm_credit_for(bits, script.short());
+                let _ = self.rx.take_credit_wait();
                 let _ = self.rx.want(script.long());
                 self.tx.grant();
                 assert_eq!(self.tx.disarm_credit(bits) & !bits, 0);

@@ -4,7 +4,7 @@ use super::{Errno, raw};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicUsize};
-use viaduct_channel::Dest;
+use viaduct_channel::{Dest, Source};
 
 /// Bytes of a [`Buffer`].
 pub(crate) const BUFFER: usize = 256 << 10;
@@ -115,10 +115,8 @@ impl Buffer {
             return 0;
         }
         let from = from.min(BUFFER);
-        let len = dest.len().min(BUFFER - from);
         // SAFETY: within the mapping; the program vouches for its buffer, which is not ours.
-        unsafe { core::ptr::copy_nonoverlapping(at.add(from), dest.as_mut_ptr(), len) };
-        len
+        dest.fill(unsafe { Source::from_raw(at.add(from), BUFFER - from) })
     }
 }
 
