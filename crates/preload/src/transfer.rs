@@ -260,7 +260,11 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
         (None, Some(conn)) => receive(conn, vector, flags, &mut direct),
         (None, None) => return direct(),
     };
-    if received >= 0 && !kernel {
+    if received >= 0 && kernel {
+        // An accepted connection may turn out to be no TCP connection.
+        // SAFETY: the program's header, which the kernel has filled.
+        unsafe { take_in_passed(message) };
+    } else if received >= 0 {
         let is_cut = received > 0 && conn.is_some_and(options::has_control);
         let rest = conn.and_then(options::told_rest);
         // SAFETY: the program's header.
@@ -285,13 +289,15 @@ pub unsafe extern "C-unwind" fn recvmmsg(
         sys::set_errno(errno);
         return -1;
     }
-    let Some(conn) = table::connection(fd).filter(|_| !is_nowhere(messages)) else {
-        let done = direct();
+    let take_in = |done: c_int| {
         for index in 0..done {
             // SAFETY: the kernel has filled so many of the program's messages.
             unsafe { take_in_passed(&raw const (*messages.add(index as usize)).msg_hdr) };
         }
-        return done;
+        done
+    };
+    let Some(conn) = table::connection(fd).filter(|_| !is_nowhere(messages)) else {
+        return take_in(direct());
     };
     // The kernel knows nothing of offsets.
     if !searched {
@@ -307,7 +313,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
             if done > 0 { bytes.sum() } else { done as ssize_t }
         });
         if known.is_some() {
-            return done;
+            return take_in(done);
         }
     }
     if let Some(errno) = lifecycle::first_error(conn) {

@@ -143,6 +143,9 @@ fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *con
             Err(errno) => return sys::fail(errno),
         }
         if events.used() > 0 {
+            if let Some(owner) = set.own() {
+                put_lanes_first(set, &owner, events);
+            }
             return events.used().cast_signed();
         }
         if agent::has_mail() {
@@ -169,9 +172,17 @@ fn collect(set: &'static Set, events: &mut Events, ask: bool) {
         from_kernel(set, owner.as_ref(), events);
     }
     if !lanes_first && let Some(owner) = &owner {
-        set.crowded.store(events.room() == 0, Relaxed);
-        from_lanes(set, owner, events);
+        put_lanes_first(set, owner, events);
     }
+}
+
+/// Takes the lanes' events as well, and tells of them before what the kernel has told. Of two connections it tells in the order in which they stirred: whoever may
+/// have so many clients only is to hear of those that have gone before it is asked to accept others.
+fn put_lanes_first(set: &'static Set, owner: &Guard<'_>, events: &mut Events) {
+    let from = events.used();
+    set.crowded.store(events.room() == 0, Relaxed);
+    from_lanes(set, owner, events);
+    events.bring_forward(from);
 }
 
 /// Takes the kernel's events. Those of our own registrations leave room for more, which may have waited behind them.

@@ -188,18 +188,28 @@ fn a_viaductd_started_by_hand_serves_the_configured_directory() {
 }
 
 /// Serves one connection in four ways, as told by the first byte: by itself in a forked child (f), likewise and keeps it (k), by a program that it
-/// becomes (x), and by a process that it is passed to (p).
+/// becomes (x), and by a process that it is passed to, which has made a pair of Unix sockets (p), or accepted one (a).
 const SERVE: &str = "import os, socket, sys
-near, far = socket.socketpair()
-if os.fork() == 0:
-    near.close()
-    word, fds, _, _ = socket.recv_fds(far, 1, 2)
-    c = socket.socket(fileno=fds[0])
-    os.close(fds[1])
-    while d := c.recv(100):
-        c.sendall(d)
-    sys.exit()
-far.close()
+ways = {}
+for way in b'p', b'a':
+    if way == b'p':
+        ways[way], far = socket.socketpair()
+    else:
+        accepting, ways[way] = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+        accepting.bind('')
+        accepting.listen()
+        ways[way].connect(accepting.getsockname())
+    if os.fork() == 0:
+        ways[way].close()
+        if way == b'a':
+            far = accepting.accept()[0]
+        word, fds, _, _ = socket.recv_fds(far, 1, 2)
+        c = socket.socket(fileno=fds[0])
+        os.close(fds[1])
+        while d := c.recv(100):
+            c.sendall(d)
+        sys.exit()
+    far.close()
 listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))
 kept = []
 while True:
@@ -207,8 +217,8 @@ while True:
     for _ in range(64):
         c.sendall(c.recv(1))
     way = c.recv(1)
-    if way == b'p':
-        socket.send_fds(near, [b'.'], [c.fileno(), c.fileno()])
+    if way in ways:
+        socket.send_fds(ways[way], [b'.'], [c.fileno(), c.fileno()])
     elif os.fork() == 0:
         if way == b'x':
             os.dup2(c.fileno(), 0)
@@ -261,6 +271,7 @@ fn whoever_goes_on_with_a_connection_is_shown() {
         ("k", "shm", "accelerated"),
         ("x", "tcp", "passed-on"),
         ("p", "tcp", "passed-on"),
+        ("a", "tcp", "passed-on"),
     ] {
         let client = start(USE, &[&port.to_string(), way]);
         let done = wait_until(PATIENCE, || client.output().ends_with('\n'));

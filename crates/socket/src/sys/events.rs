@@ -63,6 +63,15 @@ impl Events {
         count
     }
 
+    /// Puts the events from `from` on before the others.
+    pub(crate) fn bring_forward(&mut self, from: usize) {
+        if (1..self.used).contains(&from) {
+            // SAFETY: within the program's buffer, which no one else has a reference to, and written.
+            let events = unsafe { core::slice::from_raw_parts_mut(self.at, self.used) };
+            events.rotate_left(from);
+        }
+    }
+
     /// Keeps, of the events from `from` on, those whose data `keep` accepts.
     pub(crate) fn retain(&mut self, from: usize, mut keep: impl FnMut(u64) -> bool) {
         let mut kept = from;

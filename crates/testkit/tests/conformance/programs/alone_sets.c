@@ -366,9 +366,49 @@ static void set_passed_to_another_process(void)
     EXPECT(receive_all(p.far, bytes, 2) && !memcmp(bytes, "ab", 2));
 }
 
+/* Whoever may have so many clients only hears of those that have gone before it hears of the next. */
+static void ends_are_told_before_newcomers(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t length = sizeof address;
+    int set = epoll_create1(0), listener = socket(AF_INET, SOCK_STREAM, 0);
+
+    EXPECT(bind(listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(listener, 9) == 0);
+    EXPECT(getsockname(listener, (struct sockaddr *)&address, &length) == 0 && watch(set, listener, EPOLLIN) == 0);
+    for (int round = 0; round < 9; round++) {
+        struct pair p[MOST];
+        struct epoll_event events[MOST + 2];
+        int newcomer = socket(AF_INET, SOCK_STREAM, 0), ends = 0, told = 0;
+
+        for (int index = 0; index < MOST; index++) {
+            p[index] = make_pair();
+            EXPECT(watch(set, p[index].far, EPOLLIN) == 0);
+        }
+        EXPECT(epoll_wait(set, events, MOST + 2, 5) == 0);
+        for (int index = 0; index < MOST; index++)
+            close(p[index].near);
+        EXPECT(connect(newcomer, (struct sockaddr *)&address, sizeof address) == 0);
+        while (!told) {
+            int count = epoll_wait(set, events, MOST + 2, 2000);
+
+            EXPECT(count > 0);
+            for (int index = 0; index < count && !told; index++) {
+                told = events[index].data.fd == listener;
+                ends += !told;
+            }
+        }
+        EXPECT(ends == MOST);
+        for (int index = 0; index < MOST; index++)
+            close(p[index].far);
+        close(accept(listener, NULL, NULL));
+        close(newcomer);
+    }
+}
+
 MAIN(ALONE(all_sleepers_are_told_by_level), ALONE(all_sleepers_are_told_of_the_end),
      ALONE(other_sleepers_are_told_of_the_next_edge), ALONE(each_sleeper_is_told_of_one),
      ALONE(each_set_is_told_of_room), ALONE(room_is_told_though_another_has_sent),
      ALONE(room_is_told_after_bytes_without_room), ALONE(full_and_added_exclusively),
      ALONE(once_registered_before_accepted), ALONE(early_set_filled_by_a_child),
-     ALONE(early_set_filled_by_a_child_by_number), ALONE(early_set_filled_by_a_cloned_child), ALONE(set_passed_to_another_process))
+     ALONE(early_set_filled_by_a_child_by_number), ALONE(early_set_filled_by_a_cloned_child), ALONE(set_passed_to_another_process),
+     ALONE(ends_are_told_before_newcomers))
