@@ -164,7 +164,11 @@ fn a_full_dev_shm_keeps_no_connection_on_tcp() {
     let client = peer(&format!("connect 127.0.0.1:{port} --connections 2 --seconds 100"));
     let fast = instance.wait_for_status(PATIENCE, |rows| {
         let is_fast = |row: &&Row| row.is_fast_both_ways() && row.bytes_received > 4_000_000;
-        rows.iter().filter(|row| row.pid == client.pid()).filter(is_fast).count() == 2
+        rows.iter()
+            .filter(|row| row.pid == client.pid())
+            .filter(is_fast)
+            .count()
+            == 2
     });
     assert!(fast.is_ok(), "{fast:#?} {}{}", server.errors(), client.errors());
     peer(&format!("connect 127.0.0.1:{port} --bytes 3000000"))
