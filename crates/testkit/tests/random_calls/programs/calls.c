@@ -154,6 +154,20 @@ static bool knows_end(int end)
     return state == TCP_CLOSE || state == TCP_TIME_WAIT || (state == TCP_CLOSE_WAIT && !has_sent);
 }
 
+/* Whether an end's FIN is still to be acknowledged, which is an event to it: by the kernel's timer, or together with bytes. */
+static bool awaits_acknowledgement(void)
+{
+    int one = 1;
+
+    for (int end = 0; end < 2; end++)
+        if (ends[0].fd >= 0 && ends[1].fd >= 0 && told_by_kernel(end).state == TCP_FIN_WAIT1) {
+            /* At once, if the other end has nothing unread. */
+            setsockopt(ends[!end].fd, IPPROTO_TCP, TCP_QUICKACK, &one, sizeof one);
+            return true;
+        }
+    return false;
+}
+
 /* Whether nothing is on its way in the kernel. */
 static bool is_quiet(void)
 {
@@ -177,6 +191,8 @@ static void settle(void)
 {
     /* What never comes, since the kernel has dropped it, does not come in other runs either. */
     for (double until = now() + 0.02; !is_quiet() && now() < until;)
+        sched_yield();
+    for (double until = now() + 0.1; awaits_acknowledgement() && now() < until;)
         sched_yield();
 }
 
