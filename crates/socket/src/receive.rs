@@ -189,6 +189,14 @@ pub(crate) fn attached(
     sys::fail(error)
 }
 
+/// Whether urgent data comes next and has come. An end that receives no more hears of some that its kernel has not taken.
+fn holds_urgent_data(conn: &Conn, id: u64) -> bool {
+    kernel::is_at_mark(conn.fd())
+        && conn
+            .own_receive(id)
+            .is_some_and(|_guard| kernel::queued_in_all(conn.fd()) > 0)
+}
+
 /// What a receive into no room finds: `Bytes(0)` where something could be received.
 #[cold]
 fn receive_nothing(conn: &'static Conn, id: u64) -> Result<Found, Errno> {
@@ -197,7 +205,7 @@ fn receive_nothing(conn: &'static Conn, id: u64) -> Result<Found, Errno> {
         // Urgent data is enough, and so is less than a wait asks for.
         Ok(Found::Nothing) if kernel::is_at_mark(conn.fd()) => Ok(Found::Bytes(0)),
         Ok(Found::Nothing) if conn.flag(conn::LOW_WATER) && readable_bytes(conn, id) > 0 => Ok(Found::Bytes(0)),
-        Err(errno) if kernel::is_at_mark(conn.fd()) => {
+        Err(errno) if holds_urgent_data(conn, id) => {
             keep_error(conn, errno);
             Ok(Found::Bytes(0))
         }

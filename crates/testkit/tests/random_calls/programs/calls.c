@@ -1,6 +1,6 @@
-/* Random calls on one connection whose ends are both here: `calls FIRST COUNT CALLS`
+/* Random calls on one connection whose ends are both here: `calls FIRST COUNT CALLS [SEED...]`
  *
- * For each of COUNT seeds from FIRST on, a connection is made, CALLS calls are drawn from the seed and made at either end, and printed with what
+ * For each of COUNT seeds from FIRST on, and each SEED, a connection is made, CALLS calls are drawn from the seed and made at either end, and printed with what
  * came of them. Whoever runs it compares the lines with those of another run. Before each call what is on its way in the kernel has come, so that they
  * do not depend on time. At last the program says how many bytes it has sent, and waits for SIGTERM, so that its counters can be looked at. */
 #include "calls.h"
@@ -313,8 +313,8 @@ int main(int count, char **arguments)
     sigset_t end;
     int signal_number;
 
-    if (count != 4) {
-        fprintf(stderr, "usage: calls FIRST COUNT CALLS\n");
+    if (count < 4) {
+        fprintf(stderr, "usage: calls FIRST COUNT CALLS [SEED...]\n");
         return 2;
     }
     signal(SIGPIPE, SIG_IGN);
@@ -330,6 +330,8 @@ int main(int count, char **arguments)
     }
     for (unsigned seed = (unsigned)atoi(arguments[1]), last = seed + (unsigned)atoi(arguments[2]); seed < last; seed++)
         play(seed, atoi(arguments[3]));
+    for (int other = 4; other < count; other++)
+        play((unsigned)atoi(arguments[other]), atoi(arguments[3]));
     say("sent %ld\n", sent_in_all);
     sigwait(&end, &signal_number);
     return 0;
