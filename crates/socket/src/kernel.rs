@@ -71,6 +71,11 @@ pub(crate) fn is_listening(fd: c_int) -> bool {
     tcp_info(fd).is_some_and(|info| info.state == LISTEN)
 }
 
+/// Whether the peer's direction of `fd`'s connection has ended.
+pub(crate) fn peer_has_ended(fd: c_int) -> bool {
+    tcp_info(fd).is_some_and(|info| !matches!(info.state, ESTABLISHED | FIN_WAIT1 | FIN_WAIT2))
+}
+
 /// Why there is no position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoPosition {

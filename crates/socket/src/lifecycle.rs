@@ -308,9 +308,8 @@ pub fn shut_down(conn: &'static Conn, how: c_int, direct: impl FnOnce() -> c_int
     let result = direct();
     if result == 0 {
         marks::has_shut(conn, how, guard.as_ref());
-        // As with TCP, sets are told anew of all there is.
         if guard.take().is_some() {
-            epoll::wants_room(conn);
+            epoll::shut_down(conn);
         }
     }
     result
