@@ -143,7 +143,7 @@ mod tests {
     /// All distances within a page at which anything could differ, and lengths around the least.
     #[test]
     fn every_byte_is_copied_at_any_distance() {
-        let bytes: Vec<u8> = (0..3 * 4096_u32).map(|i| (i * 7 / 3) as u8).collect();
+        let bytes: Vec<u8> = (0..3 * 4096_u32).map(|i| (i * 7 / 3).to_le_bytes()[0]).collect();
         for distance in (0..80).chain([4064, 4095]) {
             for len in [0, 1, 31, 2047, 2048, 2049, 2111, 4000, 4096, 4097] {
                 for start in [0, 1, 16, 33] {

@@ -256,6 +256,8 @@ impl<'a> Sender<'a> {
     /// The credits given since the lane began with which it will have `room` bytes of space, or all blocks that can
     /// come back. `None`: any block helps, or it is not for blocks that there is no space.
     fn credits_for(&self, room: usize) -> Option<u64> {
+        // Before anything else: blocks that come back meanwhile have the waiter woken too early, not too late.
+        let given = self.lane.receiver_own.credit_tail.load(Acquire);
         // Read once: to others than its user all this is a hint, but one that holds together.
         let stock = self.lane.sender_own.stock.get();
         let (taken, grown, free) = (
@@ -263,13 +265,13 @@ impl<'a> Sender<'a> {
             usize::from(quarter(stock >> 16)),
             usize::from(quarter(stock)),
         );
-        let given = self.lane.receiver_own.credit_tail.load(Acquire);
         let pending = lowest(given).wrapping_sub(taken) as usize;
         let filling = usize::from(self.geometry.offset_of(self.tail()) != 0);
         let lent = grown.checked_sub(free.checked_add(pending)? + filling)?;
-        let missing = room.div_ceil(self.geometry.block_size()).checked_sub(free + pending)?;
+        let missing = room.saturating_sub(self.space()).div_ceil(self.geometry.block_size());
         let least = missing.min(lent);
-        (least > 1 && self.in_flight() <= self.capacity()).then(|| given.wrapping_add(least as u64))
+        let helps = least > 1 && self.in_flight() <= self.capacity() && !self.is_wanted();
+        helps.then(|| given.wrapping_add(least as u64))
     }
 
     /// Takes bits back. Returns those that were still there; for the others a bell has

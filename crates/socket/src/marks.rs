@@ -144,7 +144,8 @@ pub(crate) fn hide_bytes(conn: &Conn) -> bool {
                 .iter()
                 .position(|mark| *mark == MARK_BACK)
             {
-                Some(back) => back + 1 < seen,
+                // The look ends before urgent data, behind which there may be more.
+                Some(back) => kernel::queued_in_all(conn.fd()) > back + 1,
                 None => seen == marks.len(),
             },
             Err(errno) => errno != libc::EAGAIN,

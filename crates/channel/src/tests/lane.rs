@@ -436,7 +436,6 @@ fn who_waits_for_more_is_not_woken_before_it_is_there() {
 fn who_waits_for_room_is_not_woken_before_it_is_there() {
     let (a, _) = Segment::heap(tiny());
     let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
-    hasten(rx);
     assert_eq!(append(tx, &[7; 40]), 32);
     let wakes = |blocks: usize| {
         for _ in 0..blocks {
@@ -472,6 +471,40 @@ fn who_waits_for_room_is_not_woken_before_it_is_there() {
     assert_eq!(rx.take_credit_wait(), 0);
     tx.arm_credit(1);
     assert!(wakes(1));
+}
+
+#[test]
+fn who_waits_for_room_is_woken_as_soon_as_it_is_there() {
+    let eight = Geometry::new(3, 8).expect("tests allow tiny blocks");
+    for (blocks, sent, room, needed) in [
+        // Blocks not yet in use count.
+        (eight, 24, 56, 2),
+        // The rest of a block does.
+        (tiny(), 28, 20, 2),
+    ] {
+        let (a, _) = Segment::heap(blocks);
+        let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
+        assert_eq!(append(tx, &vec![7; sent]), sent);
+        assert!(tx.space() < room);
+        tx.arm_credit_for(1, room);
+        let woken = (1..).find(|_| {
+            assert_eq!(read(rx, 8).len(), 8);
+            rx.take_credit_wait() != 0
+        });
+        assert_eq!(woken, Some(needed), "{sent} bytes sent, {room} wanted");
+        assert!(tx.space() >= room);
+    }
+}
+
+#[test]
+fn a_receiver_that_needs_more_keeps_no_sender_waiting_for_room() {
+    let (a, _) = Segment::heap(tiny());
+    let (tx, rx) = (a.sender(Side::First), a.receiver(Side::Second));
+    assert_eq!(append(tx, &[7; 40]), 32);
+    hasten(rx);
+    tx.arm_credit_for(1, 24);
+    assert_eq!(read(rx, 8).len(), 8);
+    assert_eq!(rx.take_credit_wait(), 1);
 }
 
 #[test]

@@ -405,10 +405,27 @@ static void ends_are_told_before_newcomers(void)
     }
 }
 
+/* Bytes that follow urgent data are news, though what came before is still to be received. */
+static void edges_behind_urgent_data(void)
+{
+    struct pair p = make_pair();
+    struct epoll_event event;
+    int set = epoll_create1(0);
+
+    EXPECT(watch(set, p.far, EPOLLIN | EPOLLET) == 0);
+    for (int round = 0; round < 4; round++) {
+        EXPECT(send(p.near, "a", 1, round == 1 ? MSG_OOB : 0) == 1);
+        EXPECT(epoll_wait(set, &event, 1, 2000) == 1 && event.events == EPOLLIN);
+        EXPECT(epoll_wait(set, &event, 1, 5) == 0);
+    }
+    close(set);
+    close_pair(p);
+}
+
 MAIN(ALONE(all_sleepers_are_told_by_level), ALONE(all_sleepers_are_told_of_the_end),
      ALONE(other_sleepers_are_told_of_the_next_edge), ALONE(each_sleeper_is_told_of_one),
      ALONE(each_set_is_told_of_room), ALONE(room_is_told_though_another_has_sent),
      ALONE(room_is_told_after_bytes_without_room), ALONE(full_and_added_exclusively),
      ALONE(once_registered_before_accepted), ALONE(early_set_filled_by_a_child),
      ALONE(early_set_filled_by_a_child_by_number), ALONE(early_set_filled_by_a_cloned_child), ALONE(set_passed_to_another_process),
-     ALONE(ends_are_told_before_newcomers))
+     ALONE(ends_are_told_before_newcomers), ALONE(edges_behind_urgent_data))
