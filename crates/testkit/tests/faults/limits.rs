@@ -5,9 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use viaduct_testkit::binaries::REQUIRE_VARIABLE;
+use viaduct_testkit::binaries::{REQUIRE_VARIABLE, binary};
+use viaduct_testkit::peer::reports;
 use viaduct_testkit::processes::{holdings, wait_until};
-use viaduct_testkit::{Instance, Mode, Server, can_run};
+use viaduct_testkit::{Instance, Launch, Mode, Server, can_run};
 
 /// How often each is exhausted.
 const ROUNDS: u64 = 10;
@@ -174,6 +175,12 @@ impl Drop for Group {
     }
 }
 
+fn no_group() {
+    let required = std::env::var_os(REQUIRE_VARIABLE).is_some();
+    assert!(!required, "no control group with a memory limit can be made");
+    eprintln!("skipped: no control group with a memory limit can be made");
+}
+
 #[test]
 fn a_control_group_without_memory_harms_nobody_else() {
     if !can_run(true, &[]) {
@@ -185,10 +192,7 @@ fn a_control_group_without_memory_harms_nobody_else() {
         let mut server = Server::start(mode, "epoll");
         settle(&mut server, mode);
         let Some(group) = Group::new(&round.to_string(), 3 << 20) else {
-            let required = std::env::var_os(REQUIRE_VARIABLE).is_some();
-            assert!(!required, "no control group with a memory limit can be made");
-            eprintln!("skipped: no control group with a memory limit can be made");
-            return;
+            return no_group();
         };
         let arguments = format!("--connections 30 --seconds 2 --idle-ms 60000 --seed {round}");
         let mut client = server.client(mode, &arguments).spawn();
@@ -203,4 +207,41 @@ fn a_control_group_without_memory_harms_nobody_else() {
         server.assert_sound();
         drop(client);
     }
+}
+
+/// A busy end in a group that has no memory for lanes as large as they may be.
+fn busy_in_a_small_group(mode: Mode<'_>, rounds: u64) {
+    for round in 0..rounds {
+        let Some(group) = Group::new(&format!("busy-{round}"), 48 << 20) else {
+            return no_group();
+        };
+        let mut server = Server::start(mode, "epoll");
+        let script = format!(
+            "echo $$ > {} && exec {} connect 127.0.0.1:{} --connections 24 --bytes 40000000 --seed {round}",
+            group.0.join("cgroup.procs").display(),
+            binary("viaduct-testpeer").display(),
+            server.port
+        );
+        let output = Launch::new(mode, "sh", ["-c", &script]).run(PATIENCE).success();
+        let carried: u64 = reports(&output).iter().map(|report| report.received).sum();
+        assert_eq!(carried, 24 * 40_000_000, "round {round}: {output}");
+        server.assert_sound();
+        if let Mode::Accelerated(instance) = mode {
+            let fast = instance.totals_of(server.program.pid()).fast_bytes();
+            assert!(
+                fast > carried,
+                "round {round}: {fast} bytes of {carried} each way on lanes"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_control_group_without_memory_for_large_lanes_kills_nobody() {
+    if !can_run(true, &["sh"]) {
+        return;
+    }
+    busy_in_a_small_group(Mode::Native, NATIVE_ROUNDS as u64);
+    let instance = Instance::start();
+    busy_in_a_small_group(Mode::Accelerated(&instance), 4);
 }
