@@ -1,5 +1,6 @@
 //! Looks at a program before it is run: can the preload come into it, and would it see the program's calls?
 
+use crate::raw_calls;
 use anyhow::{Context, Result};
 use object::Endianness;
 use object::elf::{self, FileHeader32, FileHeader64};
@@ -29,6 +30,8 @@ pub(crate) enum Obstacle {
     Musl,
     /// A Go program.
     Go,
+    /// Another one that does without the C library's calls.
+    RawCalls,
 }
 
 impl Obstacle {
@@ -41,6 +44,7 @@ impl Obstacle {
             Self::Architecture => "it is built for another architecture than Viaduct",
             Self::Musl => "it uses the musl C library, and Viaduct is built for the GNU C library",
             Self::Go => "it is written in Go, whose runtime makes system calls without the C library",
+            Self::RawCalls => "it makes its system calls itself, without the C library",
         }
     }
 }
@@ -152,7 +156,7 @@ fn of_elf<'data, H: FileHeader<Endian = Endianness>, R: ReadRef<'data>>(data: R)
         Some(name) if name.windows(7).any(|part| part == b"ld-musl") && cfg!(target_env = "gnu") => {
             Some(Obstacle::Musl)
         }
-        Some(_) => None,
+        Some(_) => raw_calls::makes_connections(header, &sections, endian, data)?.then_some(Obstacle::RawCalls),
     })
 }
 

@@ -20,6 +20,7 @@ mod locate;
 mod path;
 mod presence;
 mod proc;
+mod raw_calls;
 mod run;
 mod status;
 mod target;

@@ -22,8 +22,8 @@ use viaduct_control::runtime::DIR_VARIABLE;
 ///
 /// The program is not changed, and neither is what it sees: a connection is made, accepted and closed by the kernel as ever.
 /// What cannot be accelerated runs as plain TCP; `viaduct explain` says why. A program that Viaduct cannot enter at all
-/// (statically linked, set-user-ID, written in Go; too little memory allowed by `ulimit -d` or `-v`) is announced once on standard
-/// error, and runs; so is one for which no viaductd could be started.
+/// (statically linked, set-user-ID, making its system calls itself as Go does; too little memory allowed by `ulimit -d` or `-v`) is
+/// announced once on standard error, and runs; so is one for which no viaductd could be started.
 ///
 /// The defaults of the options hold where neither the environment nor a configuration file says otherwise.
 #[derive(Debug, clap::Args)]

@@ -289,6 +289,58 @@ mod programs_that_cannot_be_entered {
         assert!(text.contains("Go"), "{text}");
     }
 
+    /// Opens a listener, by system calls of its own; `OTHERWISE` has the C library do it.
+    const OWN_CALLS: &str = r#"
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+
+static long call(long number, long first, long second, long third)
+{
+    long result;
+    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(first), "S"(second), "d"(third) : "rcx", "r11", "memory");
+    return result;
+}
+
+int main(void)
+{
+    long fd = call(SYS_socket, AF_INET, SOCK_STREAM, 0);
+#ifdef OTHERWISE
+    fd = socket(AF_INET, SOCK_STREAM, 0);
+#endif
+    printf("%ld\n", call(SYS_listen, fd, 1, 0));
+    return 42;
+}
+"#;
+
+    #[test]
+    fn those_that_make_system_calls_themselves_run_and_it_is_said_once() {
+        let dir = Dir::new();
+        let source = dir.path.join("own.c");
+        fs::write(&source, OWN_CALLS).unwrap();
+        let compile = |name: &str, options: &[&str]| {
+            let program = dir.path.join(name);
+            let mut command = Command::new("cc");
+            let output = command.args(options).arg("-o").arg(&program).arg(&source).output();
+            output.is_ok_and(|output| output.status.success()).then_some(program)
+        };
+        let Some(plain) = compile("plain", &["-O0"]) else {
+            eprintln!("skipped: cc is not installed");
+            return;
+        };
+        for program in [plain, compile("inlined", &["-O2"]).unwrap()] {
+            let (code, text) = said(&program);
+            assert_eq!((code, text.lines().count()), (Some(42), 1), "{text}");
+            assert!(
+                text.contains("plain TCP") && text.contains("makes its system calls itself"),
+                "{text}"
+            );
+        }
+        // A connection of the C library's is seen, whatever else the program does.
+        let (code, text) = said(&compile("both", &["-O2", "-DOTHERWISE"]).unwrap());
+        assert_eq!((code, text.as_str()), (Some(42), ""));
+    }
+
     #[test]
     fn other_architectures_and_c_libraries_are_named() {
         let dir = Dir::new();

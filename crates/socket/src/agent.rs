@@ -20,8 +20,6 @@ use viaduct_control::message::{
 use viaduct_control::policy::{OfferPolicy, PathPolicy};
 use viaduct_control::{PROTOCOL_VERSION, Reason, counters as layout, runtime};
 
-/// How long `--offer wait` holds `connect` and `accept`.
-const WAIT_MS: u64 = 50;
 /// An offer that finds viaductd behind with reading is followed by no other for so long.
 const BEHIND_NS: u64 = 200_000;
 /// After viaductd could not be reached, it is left alone this long.
@@ -441,8 +439,7 @@ fn attach(pair: &Pair, segment: Option<std::os::fd::BorrowedFd<'_>>, bell: i32) 
 }
 
 /// For `--offer wait`: offers a fresh connection and waits until it is attached at both ends, or refused, or time is up.
-pub(crate) fn offer_and_wait(conn: &'static Conn) {
-    let until = sys::now_ns() + WAIT_MS * 1_000_000;
+pub(crate) fn offer_and_wait(conn: &'static Conn, until: u64) {
     conn.note_traffic(0);
     let id = conn.id();
     while conn.id() == id {
@@ -460,7 +457,7 @@ pub(crate) fn offer_and_wait(conn: &'static Conn) {
             return;
         }
         if conn.phase() == Phase::Offered {
-            sys::wait_readable_quietly(MAILBOX.fd.load(Relaxed), left);
+            sys::wait_quietly(MAILBOX.fd.load(Relaxed), libc::POLLIN, left);
         }
         // For the peer, or for viaductd to tell of what it has written.
         raw::sched_yield();

@@ -278,6 +278,7 @@ pub(crate) fn send_on_tcp(conn: &'static Conn, reason: Reason, flags: c_int, dir
         }
         return sys::fail(errno);
     }
+    marks::will_be_refused(conn);
     let sent = direct();
     if sent > 0 {
         counters::add(conn, slot::BYTES_SENT, sent.cast_unsigned() as u64);

@@ -321,9 +321,19 @@ pub(crate) fn wants_room(conn: &'static Conn) {
         return;
     }
     conn.set_flag(conn::OUT_WANTED, true);
+    tell_again(conn, ready::OUT, ROOM);
+}
+
+/// The program has shut a direction down: as with TCP, sets are told anew of all there is.
+pub(crate) fn shut_down(conn: &'static Conn) {
+    tell_again(conn, u32::MAX, FRESH);
+}
+
+/// What is asked for any of `events` may have something to tell.
+fn tell_again(conn: &'static Conn, events: u32, flag: u32) {
     for_each_membership(conn, |set, number, member| {
-        if member.has(EMULATED) && !member.has(PARKED) && member.events.load(Relaxed) & ready::OUT != 0 {
-            member.change(0, ROOM);
+        if member.has(EMULATED) && !member.has(PARKED) && member.events.load(Relaxed) & events != 0 {
+            member.change(0, flag);
             set.heat(number, member);
             set.nudge();
         }
@@ -397,8 +407,8 @@ pub(crate) fn bell_of(conn: &Conn) -> Option<&'static Bell> {
     if still { set.ensure_bell() } else { None }
 }
 
-/// Notes what the kernel said of a member. The set is owned.
-pub(crate) fn signalled(set: &Set, number: u32) {
+/// Notes what the kernel said of a member, `told` in all. The set is owned.
+pub(crate) fn signalled(set: &Set, number: u32, told: u32) {
     if let Some(member) = member(number)
         && member.has(EMULATED)
         && member.set().is_some_and(|of| core::ptr::eq(of, set))
@@ -407,7 +417,10 @@ pub(crate) fn signalled(set: &Set, number: u32) {
             // One spurious wake, not one for every byte that the program does not wait for.
             return unregister(set, member);
         }
-        member.change(0, KERNEL | EDGE);
+        // As with TCP, an end is an event for everybody.
+        let ends = member.conn().is_some_and(|conn| member.ends(conn, told));
+        let fresh = if ends { FRESH } else { 0 };
+        member.change(0, KERNEL | EDGE | fresh);
         set.heat(number, member);
     }
 }

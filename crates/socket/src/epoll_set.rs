@@ -1,13 +1,13 @@
 //! The records of epoll sets and their members.
 
 use crate::bell::{self, BY_BELL, BY_SOCKET, Bell};
-use crate::conn::Conn;
+use crate::conn::{Conn, SHUT_READ};
 use crate::jump::Jump;
 use crate::list::{Links, List};
 use crate::lock::{self, Guard};
 use crate::sys::{self, raw};
 use crate::turns::Turns;
-use crate::{ready, records, thread};
+use crate::{kernel, ready, records, thread};
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
@@ -39,6 +39,11 @@ pub(crate) const PARKED: u32 = 1 << 6;
 pub(crate) const UNSEEN: u32 = 1 << 7;
 /// [`Member::flags`]: the program knows that there was no room, so an edge is due when there is.
 pub(crate) const ROOM: u32 = 1 << 8;
+
+/// [`Member::flags`]: the ends of directions, and the error, that have been told of; such an event's bits so far up.
+const ENDS: u32 = 16;
+/// Among them, for the end of the peer's direction. No event of a socket's.
+const PEERS: u32 = libc::EPOLLMSG.cast_unsigned();
 
 /// The registration of one connection in one set. What `epoll_ctl` looks at is together in one cache line.
 #[derive(Debug)]
@@ -374,6 +379,16 @@ impl Member {
             (FIRED, FRESH)
         };
         self.change(gone, come);
+    }
+
+    /// Whether `events` tell of an end that has not been told of. The set is owned.
+    pub(crate) fn ends(&self, conn: &Conn, events: u32) -> bool {
+        let mut ends = events & (ready::RDHUP | ready::ALWAYS);
+        // Where the program receives no more, the kernel tells of an end whether or not there is one.
+        if ends & ready::RDHUP != 0 && (!conn.flag(SHUT_READ) || kernel::peer_has_ended(conn.fd())) {
+            ends |= PEERS;
+        }
+        self.change(0, ends << ENDS) & (ends << ENDS) != ends << ENDS
     }
 
     pub(crate) fn has(&self, flag: u32) -> bool {

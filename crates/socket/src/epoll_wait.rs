@@ -275,7 +275,7 @@ fn sleep(
 fn translate(set: &'static Set, owned: Option<&Guard<'_>>, events: &mut Events, from: usize) -> bool {
     let mut ours = false;
     let mut owner = None;
-    events.retain(from, |data| match epoll::whose(data) {
+    events.retain(from, |told, data| match epoll::whose(data) {
         Tagged::Foreign => true,
         Tagged::Bell => {
             ours = true;
@@ -287,7 +287,7 @@ fn translate(set: &'static Set, owned: Option<&Guard<'_>>, events: &mut Events, 
             }
             ours = true;
             if owned.is_some() || owner.is_some() {
-                epoll::signalled(set, number);
+                epoll::signalled(set, number, told);
             }
             false
         }

@@ -4,7 +4,7 @@ use crate::conn::{self, Conn, Phase};
 use crate::send::{self as sending, PIECE};
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
-use crate::{agent, at_once, cancel, kernel, lifecycle, receive};
+use crate::{agent, at_once, cancel, kernel, lifecycle, marks, receive};
 use libc::{c_int, c_uint, iovec, off_t};
 
 /// Bytes read from the file in one step, on the stack, where it cannot be put in place.
@@ -114,6 +114,7 @@ pub fn splice_out(conn: &'static Conn, input: c_int, direct: impl FnOnce() -> is
     if conn.has_error() && raw::poll_now(input, libc::POLLIN) & libc::POLLIN != 0 {
         return sys::fail(conn.take_error());
     }
+    marks::will_be_refused(conn);
     direct()
 }
 

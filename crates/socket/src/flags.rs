@@ -57,5 +57,3 @@ pub(crate) const STREAM: u32 = 1 << 25;
 pub(crate) const QUIET_END: u32 = 1 << 26;
 /// The program wants to hear of no fewer bytes than it has said (`SO_RCVLOWAT`).
 pub(crate) const LOW_WATER: u32 = 1 << 27;
-/// What has been sent is answered by the peer with RST, since both of its directions have been shut down.
-pub(crate) const REFUSED: u32 = 1 << 28;

@@ -1,6 +1,6 @@
 //! What the kernel says of a connection: its byte counts, and raw calls on its stream.
 
-use crate::sys::{Errno, raw};
+use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use libc::{c_int, iovec};
 
@@ -69,6 +69,11 @@ fn tcp_info(fd: c_int) -> Option<TcpInfo> {
 /// Whether `fd` is a TCP socket that listens.
 pub(crate) fn is_listening(fd: c_int) -> bool {
     tcp_info(fd).is_some_and(|info| info.state == LISTEN)
+}
+
+/// Whether the peer's direction of `fd`'s connection has ended.
+pub(crate) fn peer_has_ended(fd: c_int) -> bool {
+    tcp_info(fd).is_some_and(|info| !matches!(info.state, ESTABLISHED | FIN_WAIT1 | FIN_WAIT2))
 }
 
 /// Why there is no position.
@@ -305,6 +310,17 @@ pub(crate) fn send(fd: c_int, vector: Vector<'_>, skip: usize, flags: c_int) -> 
     by_parts(vector, skip, usize::MAX, |message| {
         crate::sys::message_call(libc::SYS_sendmsg, fd, message, flags)
     })
+}
+
+/// Waits until the kernel has connected the socket; false if it fails, or not soon enough.
+pub(crate) fn comes_to_stand(fd: c_int, until: u64) -> bool {
+    loop {
+        let left = until.saturating_sub(sys::now_ns());
+        let shown = sys::wait_quietly(fd, libc::POLLOUT, left);
+        if shown != 0 || left == 0 {
+            return shown == libc::POLLOUT;
+        }
+    }
 }
 
 #[cfg(test)]

@@ -164,8 +164,8 @@ pub fn connected(fd: c_int, family: c_int, pending: bool) {
     if let Some(conn) = records::begin(fd, conn::EARLY | conn::ACTIVE) {
         // It may have begun before.
         conn.set_flag(conn::ACTIVE, true);
-        if conn.stands() && !pending {
-            settle(conn);
+        if conn.stands() {
+            settle(conn, pending);
         }
     }
 }
@@ -233,7 +233,7 @@ pub fn accepted(fd: c_int, listener: c_int) {
         streams::set(fd);
     }
     if let Some(conn) = records::open(fd) {
-        settle(conn);
+        settle(conn, false);
     }
 }
 
@@ -254,10 +254,17 @@ pub(crate) fn nanoseconds(time: libc::timeval) -> u64 {
         + u64::try_from(time.tv_usec).unwrap_or(0).saturating_mul(1000)
 }
 
-/// A connection stands: with `--offer wait`, hold the call until it is decided how it goes on.
-fn settle(conn: &'static Conn) {
-    if policy::policy().offer == OfferPolicy::Wait {
-        agent::offer_and_wait(conn);
+/// How long `--offer wait` holds `connect` and `accept`.
+const HOLD_NS: u64 = 50_000_000;
+
+/// A connection stands, or is about to (`pending`): with `--offer wait`, hold the call until it is decided how it goes on.
+fn settle(conn: &'static Conn, pending: bool) {
+    if policy::policy().offer != OfferPolicy::Wait {
+        return;
+    }
+    let (id, until) = (conn.id(), sys::now_ns() + HOLD_NS);
+    if (!pending || kernel::comes_to_stand(conn.fd(), until)) && conn.id() == id {
+        agent::offer_and_wait(conn, until);
     }
 }
 
@@ -301,9 +308,8 @@ pub fn shut_down(conn: &'static Conn, how: c_int, direct: impl FnOnce() -> c_int
     let result = direct();
     if result == 0 {
         marks::has_shut(conn, how, guard.as_ref());
-        // As with TCP, sets are told anew of all there is.
         if guard.take().is_some() {
-            epoll::wants_room(conn);
+            epoll::shut_down(conn);
         }
     }
     result

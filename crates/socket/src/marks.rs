@@ -4,10 +4,10 @@ use crate::bell;
 use crate::conn::{self, Conn};
 use crate::lock::Guard;
 use crate::sys::{self, Errno, raw};
-use crate::{epoll, flags, kernel, send};
+use crate::{epoll, kernel, send};
 use core::sync::atomic::Ordering::Relaxed;
 use viaduct_channel::{Receiver, Segment};
-use viaduct_stream::{Incoming, MARK_BELL, Mode, Outgoing, Source};
+use viaduct_stream::{Incoming, MARK_BACK, MARK_BELL, Mode, Outgoing, Source};
 
 /// How long an end that closes waits for a mark that its peer is putting: some time slices, which a preempted peer may take to go on.
 const MARKING_NS: u64 = 20_000_000;
@@ -120,6 +120,35 @@ fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leave: Leave)
 fn set_may_miss_edge(conn: &Conn) -> bool {
     let raw = |segment: &Segment| Outgoing::new(segment.sender(conn.side())).mode() != Mode::Lane;
     conn.memberships.load(Relaxed) != 0 && (conn.segment(&conn).is_some_and(raw) || epoll::is_left_to_kernel(conn))
+}
+
+/// Whether the kernel holds bytes of the stream, behind marks or the rest of a lane stretch; also where that cannot be told now.
+#[cold]
+pub(crate) fn hide_bytes(conn: &Conn) -> bool {
+    let Some(guard) = conn.own_receive(conn.id()) else {
+        return true;
+    };
+    let Some(segment) = conn.segment(&guard) else {
+        return true;
+    };
+    let incoming = Incoming::new(segment.receiver(conn.side()));
+    if incoming.source() != Source::Lane {
+        return raw::poll_now(conn.fd(), libc::POLLIN | libc::POLLPRI) != 0;
+    }
+    let mut marks = [0; 64];
+    incoming.sender_leaves()
+        && match raw::recv(conn.fd(), &mut marks, libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+            Ok(seen) => match marks
+                .get(..seen)
+                .unwrap_or(&[])
+                .iter()
+                .position(|mark| *mark == MARK_BACK)
+            {
+                Some(back) => back + 1 < seen,
+                None => seen == marks.len(),
+            },
+            Err(errno) => errno != libc::EAGAIN,
+        }
 }
 
 /// Takes `count` marks that have been seen off the kernel connection.
@@ -245,7 +274,22 @@ pub(crate) fn untold_error(conn: &Conn) -> Option<Errno> {
 fn peer_took_all(conn: &Conn) -> bool {
     conn.segment(&conn).is_some_and(|segment| {
         let lane = segment.sender(conn.side());
-        Outgoing::new(lane).mode() == Mode::Lane && lane.in_flight() == 0 && !conn.flag(flags::REFUSED)
+        let out = Outgoing::new(lane);
+        out.mode() == Mode::Lane && lane.in_flight() == 0 && !out.is_refused()
+    })
+}
+
+/// Bytes are about to be sent, on whatever path. Answers whether the peer has shut both directions down, whose kernel answers them with RST: it tells the
+/// peer's program of that, too, who is not to take it for one of marks that nobody took.
+pub(crate) fn will_be_refused(conn: &Conn) -> bool {
+    conn.segment(&conn).is_some_and(|segment| {
+        let out = Outgoing::new(segment.sender(conn.side()));
+        let incoming = || Incoming::new(segment.receiver(conn.side()));
+        let refused = out.peer_closes(incoming) && incoming().sender_refuses();
+        if refused {
+            out.set_refused();
+        }
+        refused
     })
 }
 
@@ -447,7 +491,6 @@ mod tests {
     use crate::{Vector, lifecycle, records};
     use std::io::{Read, Write};
     use std::net::Shutdown;
-    use viaduct_stream::MARK_BACK;
 
     #[test]
     fn no_mark_comes_once_both_directions_are_down() {

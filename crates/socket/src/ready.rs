@@ -143,6 +143,7 @@ pub(crate) fn report(owner: &Guard<'_>, member: &Member, conn: &'static Conn) ->
         // As with TCP, an event that does not speak of room promises another that does.
         let promised = if interest & OUT & !mask != 0 { ROOM } else { 0 };
         member.change(FRESH | EDGE | ROOM, promised);
+        member.ends(conn, mask);
         if mask & NEWS_IN != 0 {
             conn.set_flag(conn::IN_WANTED, false);
         }
@@ -169,6 +170,8 @@ fn due(owner: &Guard<'_>, member: &Member, conn: &'static Conn, position: u64) -
         return 0;
     }
     let interest = member.events.load(Relaxed);
+    // Before the look, which takes marks.
+    let was_raw = flags & EDGE != 0 && receives_raw(conn, owner);
     let mask = look(conn, owner, interest, flags & KERNEL != 0);
     if flags & KERNEL != 0 && mask & NEWS_IN == 0 {
         member.change(KERNEL, if interest & IN == 0 { UNSEEN } else { 0 });
@@ -176,18 +179,35 @@ fn due(owner: &Guard<'_>, member: &Member, conn: &'static Conn, position: u64) -
     if mask == 0 || interest & EPOLLET.cast_unsigned() == 0 {
         return mask;
     }
-    let moved = position != member.reported.load(Relaxed);
-    let arrived = flags & (FRESH | EDGE) != 0 || conn.flag(conn::IN_WANTED) || moved;
+    let tells = interest & TOLD_OF_BYTES != 0;
+    let mut came = tells && position != member.reported.load(Relaxed);
+    if flags & EDGE != 0 && !came {
+        came = mask & (PRI | ALWAYS) != 0 || tells && (was_raw || marks::hide_bytes(conn));
+        if !came {
+            member.change(EDGE, 0);
+        }
+    }
+    let arrived = flags & FRESH != 0 || came || tells && conn.flag(conn::IN_WANTED);
     // As with TCP, bytes that have come and have been received meanwhile leave an event that tells of all else there is.
-    let roomy = flags & (FRESH | ROOM) != 0 || moved && interest & TOLD_OF_BYTES != 0;
+    let roomy = flags & (FRESH | ROOM) != 0 || came;
     let news = mask & NEWS_IN != 0 && arrived || mask & OUT != 0 && roomy;
     if news { mask } else { 0 }
 }
 
 /// Whether a look at the lane tells all there is to know of bytes to receive.
 pub(crate) fn receives_on_lane<P>(conn: &Conn, proof: &P) -> bool {
-    conn.segment(proof)
-        .is_some_and(|segment| Incoming::new(segment.receiver(conn.side())).source() == Source::Lane)
+    conn.segment(proof).is_some_and(|segment| {
+        let incoming = Incoming::new(segment.receiver(conn.side()));
+        incoming.source() == Source::Lane && !incoming.sender_leaves()
+    })
+}
+
+/// Whether what the kernel connection carries are bytes of the stream.
+fn receives_raw<P>(conn: &Conn, proof: &P) -> bool {
+    conn.segment(proof).is_some_and(|segment| {
+        let source = Incoming::new(segment.receiver(conn.side())).source();
+        matches!(source, Source::Raw | Source::RawUntil(_))
+    })
 }
 
 fn published<P>(conn: &Conn, proof: &P) -> u64 {

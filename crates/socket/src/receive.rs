@@ -7,7 +7,8 @@ use crate::marks::{Marks, keep_error, look_past_bells};
 use crate::peek::Peek;
 use crate::receive_lane::from_lane;
 use crate::receive_raw::{
-    before_lane, behind_urgent_data, end_of_raw, low_water, pass_urgent_data, position, raw_receive,
+    before_lane, behind_urgent_data, end_of_raw, low_water, pass_urgent_data, pass_urgent_data_before, position,
+    raw_receive,
 };
 use crate::receive_wait::{END, wait_for_bytes};
 use crate::spin::Spinner;
@@ -132,13 +133,7 @@ pub(crate) fn attached(
     let error = loop {
         let found = match total {
             // Nothing is received, but not before something could be.
-            0 => look(conn, id).map(|found| match found {
-                Found::Bytes(_) => Found::Bytes(0),
-                // Urgent data is enough, and so is less than a wait asks for.
-                Found::Nothing if kernel::is_at_mark(conn.fd()) => Found::Bytes(0),
-                Found::Nothing if conn.flag(conn::LOW_WATER) && readable_bytes(conn, id) > 0 => Found::Bytes(0),
-                other => other,
-            }),
+            0 => receive_nothing(conn, id),
             _ => attempt(conn, id, vector, if peek { 0 } else { done }, flags, nonblocking),
         };
         match found {
@@ -192,6 +187,30 @@ pub(crate) fn attached(
         return done.cast_signed();
     }
     sys::fail(error)
+}
+
+/// Whether urgent data comes next and has come. An end that receives no more hears of some that its kernel has not taken.
+fn holds_urgent_data(conn: &Conn, id: u64) -> bool {
+    kernel::is_at_mark(conn.fd())
+        && conn
+            .own_receive(id)
+            .is_some_and(|_guard| kernel::queued_in_all(conn.fd()) > 0)
+}
+
+/// What a receive into no room finds: `Bytes(0)` where something could be received.
+#[cold]
+fn receive_nothing(conn: &'static Conn, id: u64) -> Result<Found, Errno> {
+    match look(conn, id) {
+        Ok(Found::Bytes(_)) => Ok(Found::Bytes(0)),
+        // Urgent data is enough, and so is less than a wait asks for.
+        Ok(Found::Nothing) if kernel::is_at_mark(conn.fd()) => Ok(Found::Bytes(0)),
+        Ok(Found::Nothing) if conn.flag(conn::LOW_WATER) && readable_bytes(conn, id) > 0 => Ok(Found::Bytes(0)),
+        Err(errno) if holds_urgent_data(conn, id) => {
+            keep_error(conn, errno);
+            Ok(Found::Bytes(0))
+        }
+        other => other,
+    }
 }
 
 /// Waits until a peek with `MSG_WAITALL` may find more than it did. What it found stays where it is and would end any other wait at
@@ -328,13 +347,17 @@ fn in_stretches(
                 let found = if waiting > 0 {
                     raw_receive(conn, vector, *at, waiting, flags)?
                 } else {
-                    match end_of_raw(conn, &incoming)? {
+                    match end_of_raw(conn, &incoming) {
+                        Err(errno) => {
+                            pass_urgent_data_before(conn, flags);
+                            return Err(errno);
+                        }
                         // Bytes that the kernel does not count: they stand behind urgent data.
-                        Found::Bytes(_) => behind_urgent_data(conn, &incoming, vector, *at, flags)?,
+                        Ok(Found::Bytes(_)) => behind_urgent_data(conn, &incoming, vector, *at, flags)?,
                         _ if flags & libc::MSG_PEEK == 0 && kernel::is_at_mark(conn.fd()) => {
                             pass_urgent_data(conn, &incoming, vector, *at, flags)?
                         }
-                        other => other,
+                        Ok(other) => other,
                     }
                 };
                 (found, false)

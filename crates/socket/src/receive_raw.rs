@@ -95,6 +95,14 @@ pub(crate) fn pass_urgent_data(
     raw_receive(conn, vector, skip, 1, flags)
 }
 
+/// As with TCP, a receive that is told of an error has passed the urgent data before that.
+#[cold]
+pub(crate) fn pass_urgent_data_before(conn: &Conn, flags: c_int) {
+    if flags & libc::MSG_PEEK == 0 && kernel::is_at_mark(conn.fd()) {
+        let _ = raw::recv(conn.fd(), &mut [0; 1], libc::MSG_DONTWAIT);
+    }
+}
+
 /// Kernel position of the next byte: the kernel's word while the connection is up, our own count once a reset hides it.
 pub(crate) fn position(conn: &Conn) -> u64 {
     let own = conn.position();

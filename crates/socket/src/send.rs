@@ -7,7 +7,7 @@ use crate::send_wait::wait_for_space;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, at_once, bell, cancel, counters, demote, epoll, flags, kernel, marks, recall, stores, wish};
+use crate::{agent, at_once, bell, cancel, counters, demote, epoll, kernel, marks, recall, stores, wish};
 use libc::c_int;
 use viaduct_channel::{Segment, Sender, Stores};
 use viaduct_control::Reason;
@@ -78,7 +78,11 @@ pub(crate) fn attached(
 ) -> isize {
     let total = vector.len();
     if total == 0 {
-        return if conn.flag(conn::QUIET_END) { 0 } else { direct() };
+        return match conn.take_error() {
+            0 if conn.flag(conn::QUIET_END) => 0,
+            0 => direct(),
+            errno => sys::fail(errno),
+        };
     }
     if vector.is_nowhere() {
         return sys::fail(libc::EFAULT);
@@ -242,11 +246,8 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
         }
         return Err(broken(conn));
     }
-    if closes && Incoming::new(segment.receiver(conn.side())).sender_refuses() {
+    if closes && marks::will_be_refused(conn) {
         // As the bytes would, the mark is answered with RST.
-        conn.set_flag(flags::REFUSED, true);
-        // The peer's own kernel tells it of that RST, too, and it is not to be taken for one of marks that nobody took.
-        Outgoing::new(lane).set_means_reset(true);
         mark(conn, MARK_BELL)?;
         let refused = vector.len().saturating_sub(skip);
         counters::add(conn, slot::BYTES_SENT, refused as u64);
@@ -487,6 +488,7 @@ pub(crate) fn may_overflow(conn: &Conn, lane: &viaduct_channel::Sender<'_>) -> b
 }
 
 fn raw_send(conn: &Conn, vector: Vector<'_>, skip: usize, flags: c_int) -> Result<usize, Errno> {
+    marks::will_be_refused(conn);
     match kernel::send(conn.fd(), vector, skip, flags) {
         Ok(sent) => {
             counters::add(conn, slot::BYTES_SENT, sent as u64);

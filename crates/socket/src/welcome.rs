@@ -22,7 +22,7 @@ pub(crate) fn await_on(fd: i32) -> Result<Welcome, Reason> {
                 if left == 0 {
                     return Err(Reason::SlowDaemon);
                 }
-                sys::wait_readable_quietly(fd, left);
+                sys::wait_quietly(fd, libc::POLLIN, left);
             }
             Err(_) => return Err(Reason::NoDaemon),
         }

@@ -25,7 +25,7 @@
 //! |---|---|
 //! | sender 0 | X of the newest epoch |
 //! | sender 1 | newest epoch, counted from 1 |
-//! | sender 2 | bit 0: a reset from this end is one that its program means; bit 1: this end is closing; bit 2: it is putting a mark; bit 3: its FIN is about to go out; bit 4: its kernel answers whatever comes with RST; from bit 8 on: its send position when it answered a recall, if it was raw |
+//! | sender 2 | bit 0: a reset from this end is one that its program means; bit 1: this end is closing; bit 2: it is putting a mark; bit 3: its FIN is about to go out; bit 4: its kernel answers whatever comes with RST; bit 5: so will the receiver's kernel what this end has sent; from bit 8 on: its send position when it answered a recall, if it was raw |
 //! | sender 3 | the sender's own [`Mode`], so that forked processes share it; from bit 8 on: bytes given back that it has sent again |
 //! | receiver 0 | bit 0: this end is attached, promotions may come; from bit 8 on: receives of raw bytes that a promotion waits for |
 //! | receiver 1 | newest epoch whose stretch has ended and been read |
@@ -56,6 +56,7 @@ const CLOSING: u64 = 2;
 const MARKING: u64 = 4;
 const ENDING: u64 = 8;
 const REFUSING: u64 = 16;
+const REFUSED: u64 = 32;
 const R_READY: usize = 0;
 const R_ENDED: usize = 1;
 const R_REQUEST: usize = 2;
@@ -196,6 +197,16 @@ impl<'a> Outgoing<'a> {
         self.lane.word(S_CLOSED).fetch_or(REFUSING, Relaxed);
     }
 
+    /// Bytes are about to be sent to a peer that [refuses](Self::set_refusing) them: its kernel resets the connection, and tells its program so.
+    pub fn set_refused(&self) {
+        self.lane.word(S_CLOSED).fetch_or(REFUSED, Relaxed);
+    }
+
+    /// Whether [bytes have been sent to a peer that refuses them](Self::set_refused).
+    pub fn is_refused(&self) -> bool {
+        self.lane.word(S_CLOSED).load(Relaxed) & REFUSED != 0
+    }
+
     /// The end is being closed, and takes marks once more after [`Incoming::peer_marks`] is false: those that are put later find
     /// nobody.
     pub fn set_closing(&self) {
@@ -294,9 +305,9 @@ impl<'a> Incoming<'a> {
         (before & NEED != 0) != raw
     }
 
-    /// Whether a reset from the sender is one that its program means.
+    /// Whether a reset is one that the sender's program means, or the answer to its bytes.
     pub fn peer_means_reset(&self) -> bool {
-        self.lane.peer_word(S_CLOSED).load(Relaxed) & MEANS_RESET != 0
+        self.lane.peer_word(S_CLOSED).load(Relaxed) & (MEANS_RESET | REFUSED) != 0
     }
 
     /// Whether the sender has ended the lane stretch, though its [`MARK_BACK`] may not have been seen: more may be behind what the lane holds.

@@ -400,6 +400,11 @@ fn a_reset_that_is_meant_is_told_from_a_death() {
     out.set_closing();
     out.set_means_reset(false);
     assert!(!inc.peer_means_reset());
+    // Not about what has been refused.
+    assert!(!out.is_refused());
+    out.set_refused();
+    out.set_means_reset(false);
+    assert!(out.is_refused() && inc.peer_means_reset());
 }
 
 #[test]

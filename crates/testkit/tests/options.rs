@@ -259,6 +259,50 @@ fn whoever_waits_for_a_match_waits_fifty_milliseconds_at_most() {
     assert_eq!(instance.stats().pairs, 0);
 }
 
+/// Connects as event loops do, without waiting, and has so many messages echoed; a blocking server has them from its first byte on.
+const CONNECT_AT_ONCE: &str = "import select, socket, sys, time
+s = socket.socket()
+s.setblocking(False)
+s.connect_ex(('127.0.0.1', int(sys.argv[1])))
+p = select.poll()
+for n in range(int(sys.argv[2])):
+    p.register(s, select.POLLOUT); p.poll()
+    s.send(b'q')
+    p.register(s, select.POLLIN); p.poll()
+    s.recv(1)
+print('done', flush=True)
+time.sleep(100)
+";
+
+#[test]
+fn whoever_waits_for_a_match_has_every_byte_on_the_fast_path() {
+    if !can_run(false, &["python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    for ask in [ASK, CONNECT_AT_ONCE] {
+        let mut seen = Vec::new();
+        // Fifty milliseconds may be too short where others take the processors.
+        let all_fast = (0..5).any(|_| {
+            let port = free_port();
+            let server = python(mode, ANSWER, port, "0", "--offer wait").spawn().listening(port);
+            let client = python(mode, ask, port, "20", "--offer wait").spawn();
+            let done = wait_until(PATIENCE, || client.output().ends_with('\n'));
+            assert!(done, "{}", client.errors());
+            let totals = [client.pid(), server.pid()].map(|pid| instance.totals_of(pid));
+            let fast = |totals: &Totals| {
+                (totals.bytes_sent, totals.bytes_received) == (20, 20)
+                    && (totals.fast_bytes_sent, totals.fast_bytes_received) == (20, 20)
+            };
+            let is_fast = totals.iter().all(fast);
+            seen.push(totals);
+            is_fast
+        });
+        assert!(all_fast, "{seen:#?}");
+    }
+}
+
 /// The viaductd that `viaduct run` starts, but for the time after which it leaves.
 const SOON_IDLE: &str = "#!/bin/sh
 [ \"$1 $3 $4 $5\" = '--dir --idle-exit 60 --ready-fd' ] || exit 1

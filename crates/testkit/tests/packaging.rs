@@ -155,6 +155,23 @@ fn what_is_installed_is_enough_for_c_and_cpp() {
         assert_eq!(run(Command::new(program).env("LD_LIBRARY_PATH", &library)), "found\n");
     }
 
+    for name in [
+        "share/man/man1/viaduct.1",
+        "share/man/man1/viaduct-run.1",
+        "share/man/man1/viaduct-bench.1",
+        "share/man/man3/viaduct_seek_recv.3",
+        "share/man/man8/viaductd.8",
+        "share/bash-completion/completions/viaduct",
+        "share/zsh/site-functions/_viaduct",
+        "share/fish/vendor_completions.d/viaduct.fish",
+    ] {
+        assert!(
+            std::fs::metadata(root.join(name)).is_ok_and(|file| file.len() > 0),
+            "{name}"
+        );
+    }
+    let unit = std::fs::read_to_string(root.join("lib/systemd/system/viaductd.service")).unwrap();
+    assert!(unit.contains(&format!("ExecStart=/{PREFIX}/bin/viaductd ")), "{unit}");
     for name in ["bin/viaduct", "bin/viaductd", "lib/viaduct/libviaduct_preload.so"] {
         let mode = std::fs::metadata(root.join(name)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o755, "{name}");
@@ -194,7 +211,6 @@ fn what_is_installed_is_enough_for_c_and_cpp() {
     assert_eq!(files(&root), BTreeSet::new());
 }
 
-/// Every public name has its manual page.
 /// Names of the sections of a binary.
 fn sections(file: &Path) -> String {
     run(Command::new("readelf").args(["--wide", "--section-headers"]).arg(file))
@@ -230,6 +246,7 @@ fn debug_information_stays_where_it_was_built() {
     }
 }
 
+/// Every public name has its manual page.
 #[test]
 fn every_function_has_a_page() {
     let header = std::fs::read_to_string(workspace().join("include/viaduct.h")).unwrap();

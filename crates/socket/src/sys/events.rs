@@ -72,13 +72,13 @@ impl Events {
         }
     }
 
-    /// Keeps, of the events from `from` on, those whose data `keep` accepts.
-    pub(crate) fn retain(&mut self, from: usize, mut keep: impl FnMut(u64) -> bool) {
+    /// Keeps, of the events from `from` on, those that `keep` accepts, by what they are and by their data.
+    pub(crate) fn retain(&mut self, from: usize, mut keep: impl FnMut(u32, u64) -> bool) {
         let mut kept = from;
         for index in from..self.used {
             // SAFETY: within the program's buffer, written by the kernel.
             let event = unsafe { self.at.add(index).read_unaligned() };
-            if keep(event.u64) {
+            if keep(event.events, event.u64) {
                 if kept != index {
                     // SAFETY: as above, before `index`.
                     unsafe { self.at.add(kept).write_unaligned(event) };

@@ -4,7 +4,7 @@
 //! (they are cancellation points and set `errno`); [`raw`] enters the kernel directly, leaves `errno` alone and cannot be
 //! intercepted, and is for calls of our own.
 
-use core::ffi::{c_int, c_long, c_void};
+use core::ffi::{c_int, c_long, c_short, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 /// An error number.
@@ -206,14 +206,10 @@ pub(crate) fn program_name(name: &mut [u8; 64]) {
     }
 }
 
-/// Waits until `fd` is readable or `ns` nanoseconds are over, in short steps that signals cannot be lost in: an interrupted
-/// step just ends early, and the caller looks again.
-pub(crate) fn wait_readable_quietly(fd: c_int, ns: u64) {
-    let mut entry = libc::pollfd {
-        fd,
-        events: libc::POLLIN,
-        revents: 0,
-    };
+/// Waits until `fd` shows one of `events` or `ns` nanoseconds are over, in short steps that signals cannot be lost in: an interrupted
+/// step just ends early, and the caller looks again. Says what it shows.
+pub(crate) fn wait_quietly(fd: c_int, events: c_short, ns: u64) -> c_short {
+    let mut entry = libc::pollfd { fd, events, revents: 0 };
     let timeout = timespec(ns);
     let (place, timeout) = (
         (&raw mut entry).expose_provenance(),
@@ -221,6 +217,7 @@ pub(crate) fn wait_readable_quietly(fd: c_int, ns: u64) {
     );
     // SAFETY: one pollfd and a timeout that outlive the call.
     let _ = unsafe { raw::call(libc::SYS_ppoll, [place, 1, timeout, 0, 8, 0]) };
+    entry.revents
 }
 
 /// `ns` nanoseconds as the kernel takes them.

@@ -1,14 +1,17 @@
 //! Descriptors and memory that run out: of the programs, of their control group, of viaductd.
 
 use crate::{NATIVE_ROUNDS, PATIENCE, settle};
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use viaduct_control::runtime::socket_path;
 use viaduct_testkit::binaries::{REQUIRE_VARIABLE, binary};
 use viaduct_testkit::peer::reports;
 use viaduct_testkit::processes::{free_port, holdings, wait_until};
-use viaduct_testkit::{Instance, Launch, Mode, Server, can_run};
+use viaduct_testkit::status::Row;
+use viaduct_testkit::{Instance, Launch, Mode, Program, Server, can_run};
 
 /// How often each is exhausted.
 const ROUNDS: u64 = 10;
@@ -133,6 +136,46 @@ fn limits_of_a_user_leave_connections_on_tcp_and_say_so() {
             server.assert_sound();
         }
     }
+}
+
+/// Starts the words that follow where nothing more can be written to `/dev/shm`.
+const WITH_FULL_SHM: &str = "mount -t tmpfs -o size=4k full /dev/shm && head -c 4096 /dev/zero >/dev/shm/full || exit 9
+    echo more 2>/dev/null >/dev/shm/more && exit 9
+    exec \"$@\"";
+
+fn with_full_shm(words: impl IntoIterator<Item = OsString>) -> Program {
+    let script = ["--mount", "sh", "-c", WITH_FULL_SHM, "sh"].map(OsString::from);
+    Launch::new(Mode::Native, "unshare", script.into_iter().chain(words)).spawn()
+}
+
+/// Neither viaductd nor programs need it: segments are memory files without names.
+#[test]
+fn a_full_dev_shm_keeps_no_connection_on_tcp() {
+    if !can_run(true, &["unshare", "mount"]) {
+        return;
+    }
+    let instance = Instance::without_daemon();
+    let words = [binary("viaductd").into(), "--dir".into(), instance.dir().into()];
+    let viaductd = with_full_shm(words);
+    let serves = wait_until(PATIENCE, || socket_path(instance.dir()).exists());
+    assert!(serves, "{}", viaductd.errors());
+    let peer = |arguments: &str| with_full_shm(Launch::testpeer(Mode::Accelerated(&instance), arguments).words());
+    let port = free_port();
+    let server = peer(&format!("listen 127.0.0.1:{port} --mode epoll")).listening(port);
+    let client = peer(&format!("connect 127.0.0.1:{port} --connections 2 --seconds 100"));
+    let fast = instance.wait_for_status(PATIENCE, |rows| {
+        let is_fast = |row: &&Row| row.is_fast_both_ways() && row.bytes_received > 4_000_000;
+        rows.iter()
+            .filter(|row| row.pid == client.pid())
+            .filter(is_fast)
+            .count()
+            == 2
+    });
+    assert!(fast.is_ok(), "{fast:#?} {}{}", server.errors(), client.errors());
+    peer(&format!("connect 127.0.0.1:{port} --bytes 3000000"))
+        .finish(PATIENCE)
+        .success();
+    assert!(!server.output().contains("wrong"), "{}", server.output());
 }
 
 /// A control group with a memory limit, of either version; gone on drop.

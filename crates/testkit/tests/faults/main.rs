@@ -13,7 +13,7 @@
 //! | 20 | descriptors exhausted, of a program or of viaductd |
 //! | 20 | memory exhausted: address space, control group |
 //!
-//! Not counted: what the limits of viaductd refuse, and segments that somebody garbles.
+//! Not counted: what the limits of viaductd refuse, segments that somebody garbles, and a full `/dev/shm`, which hinders nobody.
 
 mod backlog;
 mod daemon;

@@ -222,6 +222,7 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         work: Work::Iperf,
         needs: &["iperf3"],
         target: ratio(2.2, 2.8),
+        rivals: &[Rival::Sockmap],
         ..COMMON
     },
     Experiment {
@@ -376,6 +377,16 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
         ..PLAIN_SERVER
     },
     Experiment {
+        name: "sockperf-nospin-plain-server",
+        title: "sockperf --spin never, only the client accelerated",
+        unit: "us",
+        more_is_better: false,
+        work: Work::SockperfLatency,
+        needs: &["sockperf"],
+        options: &["--spin", "never"],
+        ..PLAIN_SERVER
+    },
+    Experiment {
         name: "sockperf-rate-plain-server",
         title: "sockperf 64 B, only the client accelerated",
         unit: "messages/s",
@@ -442,6 +453,21 @@ pub(crate) const EXPERIMENTS: &[Experiment] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// But for the databases, which came later, and what is measured while nothing happens.
+    #[test]
+    fn every_load_is_measured_against_a_plain_server() {
+        for load in EXPERIMENTS.iter().filter(|load| load.ends != Ends::Client) {
+            let is_load = !matches!(
+                load.work,
+                Work::Postgresql | Work::Mariadb { .. } | Work::IdleCpu | Work::IdleMemory | Work::Connections
+            );
+            let has_plain = EXPERIMENTS
+                .iter()
+                .any(|other| (other.ends, other.work, other.options) == (Ends::Client, load.work, load.options));
+            assert!(has_plain || !is_load, "{}", load.name);
+        }
+    }
 
     #[test]
     fn names_are_unique_and_goals_lie_behind_demands() {

@@ -1,6 +1,6 @@
-/* Random calls on one connection whose ends are both here: `calls FIRST COUNT CALLS`
+/* Random calls on one connection whose ends are both here: `calls FIRST COUNT CALLS [SEED...]`
  *
- * For each of COUNT seeds from FIRST on, a connection is made, CALLS calls are drawn from the seed and made at either end, and printed with what
+ * For each of COUNT seeds from FIRST on, and each SEED, a connection is made, CALLS calls are drawn from the seed and made at either end, and printed with what
  * came of them. Whoever runs it compares the lines with those of another run. Before each call what is on its way in the kernel has come, so that they
  * do not depend on time. At last the program says how many bytes it has sent, and waits for SIGTERM, so that its counters can be looked at. */
 #include "calls.h"
@@ -154,6 +154,20 @@ static bool knows_end(int end)
     return state == TCP_CLOSE || state == TCP_TIME_WAIT || (state == TCP_CLOSE_WAIT && !has_sent);
 }
 
+/* Whether an end's FIN is still to be acknowledged, which is an event to it: by the kernel's timer, or together with bytes. */
+static bool awaits_acknowledgement(void)
+{
+    int one = 1;
+
+    for (int end = 0; end < 2; end++)
+        if (ends[0].fd >= 0 && ends[1].fd >= 0 && told_by_kernel(end).state == TCP_FIN_WAIT1) {
+            /* At once, if the other end has nothing unread. */
+            setsockopt(ends[!end].fd, IPPROTO_TCP, TCP_QUICKACK, &one, sizeof one);
+            return true;
+        }
+    return false;
+}
+
 /* Whether nothing is on its way in the kernel. */
 static bool is_quiet(void)
 {
@@ -177,6 +191,8 @@ static void settle(void)
 {
     /* What never comes, since the kernel has dropped it, does not come in other runs either. */
     for (double until = now() + 0.02; !is_quiet() && now() < until;)
+        sched_yield();
+    for (double until = now() + 0.1; awaits_acknowledgement() && now() < until;)
         sched_yield();
 }
 
@@ -297,8 +313,8 @@ int main(int count, char **arguments)
     sigset_t end;
     int signal_number;
 
-    if (count != 4) {
-        fprintf(stderr, "usage: calls FIRST COUNT CALLS\n");
+    if (count < 4) {
+        fprintf(stderr, "usage: calls FIRST COUNT CALLS [SEED...]\n");
         return 2;
     }
     signal(SIGPIPE, SIG_IGN);
@@ -314,6 +330,8 @@ int main(int count, char **arguments)
     }
     for (unsigned seed = (unsigned)atoi(arguments[1]), last = seed + (unsigned)atoi(arguments[2]); seed < last; seed++)
         play(seed, atoi(arguments[3]));
+    for (int other = 4; other < count; other++)
+        play((unsigned)atoi(arguments[other]), atoi(arguments[3]));
     say("sent %ld\n", sent_in_all);
     sigwait(&end, &signal_number);
     return 0;
