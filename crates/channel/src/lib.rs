@@ -49,7 +49,7 @@ pub use receiver::Receiver;
 pub use returns::Returns;
 pub use segment::{Segment, Side};
 #[cfg(not(loom))]
-pub use segment::{SegmentError, growths};
+pub use segment::{SegmentError, growths, set_gate};
 pub use sender::Sender;
 pub use sync::AtomicU64;
 pub use violation::Violation;

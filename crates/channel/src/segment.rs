@@ -1,8 +1,12 @@
 //! Segments: creation, mapping, and the handles on their lanes.
 
+#[cfg(not(loom))]
+mod gate;
 #[cfg_attr(loom, path = "segment/watched.rs")]
 mod heap;
 
+#[cfg(not(loom))]
+pub use gate::set_gate;
 #[cfg(not(loom))]
 pub use mapped::SegmentError;
 
@@ -186,14 +190,18 @@ impl Segment {
     }
 
     /// Takes memory for `count` blocks of a lane's pool from block `first` on. `false`
-    /// when the system has none.
+    /// when the system has none, or the layer above wants it left to others.
     #[cold]
     pub(crate) fn populate(&self, lane: usize, first: usize, count: usize) -> bool {
         match &self.memory {
             #[cfg(not(loom))]
-            Memory::Mapped(mapping) => self
-                .places(lane, first..first + count)
-                .all(|place| mapping.populate(place)),
+            Memory::Mapped(mapping) => {
+                let shift = self.geometry.block_shift();
+                gate::lets((first + count) << shift, count << shift)
+                    && self
+                        .places(lane, first..first + count)
+                        .all(|place| mapping.populate(place))
+            }
             Memory::Heap(heap) => heap.populate(lane, first, count),
         }
     }

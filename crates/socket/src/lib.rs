@@ -11,7 +11,7 @@
 //! | [`epoll`], [`epoll_ctl`], [`epoll_wait`], [`poll`] | readiness; `ready`: how it is computed |
 //! | [`options`], [`signals`], [`cancel`] | calls whose meaning we keep; `wish`: what `viaduct path` asks for |
 //! | [`search`] | direct search: bytes from the middle of a stream |
-//! | `agent` | viaductd; `policy`: what `viaduct run` said; `worth`: which connections are offered; `counters`: what `viaduct status` shows |
+//! | `agent` | viaductd; `policy`: what `viaduct run` said; `worth`: which connections are offered; `idle`, `memory_group`: what lanes may take; `counters`: what `viaduct status` shows |
 //! | `conn`, `table`, `lock`, `jump`, `bell`, `announce`, `spin`, `wait` | the records and how threads wait |
 //! | [`sys`], [`real`] | the system-call corner |
 #![deny(unsafe_code)]
@@ -45,6 +45,7 @@ mod lock;
 pub mod lodgers;
 mod lone;
 mod marks;
+mod memory_group;
 mod needs;
 mod offer;
 pub mod options;

@@ -3,8 +3,8 @@
 use crate::conn::Phase;
 use crate::sys::{self, raw};
 use crate::{
-    agent, asleep, bell, counters, demote, direct, epoll, epoll_share, forks, lock, lodgers, marks, records, search,
-    send, shelf, thread, worth,
+    agent, asleep, bell, counters, demote, direct, epoll, epoll_share, forks, lock, lodgers, marks, memory_group,
+    records, search, send, shelf, thread, worth,
 };
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU32};
@@ -22,6 +22,7 @@ pub(crate) fn owns_records() -> bool {
 pub(crate) fn start() {
     if PROCESS.load(Relaxed) == 0 && PROCESS.swap(raw::getpid(), Relaxed) == 0 {
         sys::at_fork(before_fork, after_fork_in_parent, after_fork_in_child);
+        viaduct_channel::set_gate(memory_group::may_take);
     }
 }
 
@@ -72,6 +73,7 @@ pub fn confining() {
     }
     counters::begin_inherited();
     search::area::confining();
+    memory_group::confining();
     CONFINED.store(true, Relaxed);
 }
 

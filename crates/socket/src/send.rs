@@ -482,9 +482,9 @@ pub(crate) fn serve(conn: &Conn) {
 
 /// Whether a sender that finds no room may go over to the kernel's buffers, which together with the lane hold what TCP would have held.
 /// Not if the program has been told that the connection is full: it stays so until the peer reads. But a lane that got no memory
-/// at all never empties.
+/// at all never empties, nor does one that gets none for what the peer needs before it reads.
 pub(crate) fn may_overflow(conn: &Conn, lane: &viaduct_channel::Sender<'_>) -> bool {
-    !conn.flag(conn::OUT_WANTED) || lane.starved() && lane.in_flight() == 0
+    !conn.flag(conn::OUT_WANTED) || lane.starved() && (lane.in_flight() == 0 || lane.is_wanted())
 }
 
 fn raw_send(conn: &Conn, vector: Vector<'_>, skip: usize, flags: c_int) -> Result<usize, Errno> {

@@ -6,7 +6,7 @@ use super::{Sender, lowest, narrow};
 use crate::layout::{CARRIED, EAGER_BLOCKS, LEAN_BLOCKS, SMALL_BLOCKS, TOGETHER};
 
 impl Sender<'_> {
-    /// Whether the lane could not grow because the system had no memory. Blocks may still
+    /// Whether the lane could not grow because the system had no memory, or not for it ([`set_gate`](crate::set_gate)). Blocks may still
     /// come back; with none in use ([`in_flight`](Self::in_flight) is 0) none will.
     pub fn starved(&self) -> bool {
         self.lane.sender_own.starved.get() != 0

@@ -1,6 +1,6 @@
-//! The descriptors that are open, as the kernel lists them.
+//! What the kernel tells in files: the descriptors that are open, children, numbers.
 
-use super::raw;
+use super::{Errno, raw};
 use core::ffi::{CStr, c_int};
 
 /// Where the kernel lists them. Threads may have tables of their own.
@@ -15,16 +15,14 @@ const STATUS: &CStr = c"/proc/thread-self/status";
 /// Where it lists the children of the calling thread, by number, each with a space behind it.
 const CHILDREN: &CStr = c"/proc/thread-self/children";
 
-/// Shows `each` the bytes of a file of the kernel's; false where there is none. Asks for no memory.
-fn read(path: &CStr, mut each: impl FnMut(u8)) -> bool {
-    let Ok(fd) = raw::open_file(path) else {
-        return false;
-    };
+/// Shows `each` the bytes of a file of the kernel's. Asks for no memory.
+pub(crate) fn read(path: &CStr, mut each: impl FnMut(u8)) -> Result<(), Errno> {
+    let fd = raw::open_file(path)?;
     let (mut part, mut at) = ([0; 1024], 0);
     let told = loop {
         match raw::pread(fd, &mut part, at) {
-            Ok(0) => break true,
-            Err(_) => break false,
+            Ok(0) => break Ok(()),
+            Err(errno) => break Err(errno),
             Ok(read) => {
                 at += read.cast_signed() as libc::off_t;
                 part.iter().take(read).for_each(|byte| each(*byte));
@@ -39,17 +37,23 @@ fn with_digit(number: usize, digit: u8) -> usize {
     number.wrapping_mul(10).wrapping_add(usize::from(digit - b'0'))
 }
 
-/// The number in the line that begins with this word; `None` where the kernel does not tell.
-fn status(word: &[u8]) -> Option<usize> {
+/// The number in the line of a file of the kernel's that begins with this word, or in its only line; `Ok(None)`: there is no such line, or no number
+/// in it.
+pub(crate) fn number(path: &CStr, word: &[u8]) -> Result<Option<usize>, Errno> {
     // How much of the word a line has begun with, as long as it has; then its digits.
     let (mut like, mut found) = (Some(0), None);
-    read(STATUS, |byte| match (byte, like) {
+    read(path, |byte| match (byte, like) {
         (b'\n', _) => like = Some(0),
         (_, Some(count)) if count < word.len() => like = (word.get(count) == Some(&byte)).then_some(count + 1),
         (b'0'..=b'9', Some(_)) => found = Some(with_digit(found.unwrap_or(0), byte)),
         _ => {}
-    });
-    found
+    })?;
+    Ok(found)
+}
+
+/// The number in the line of the thread's own that begins with this word; `None` where the kernel does not tell.
+fn status(word: &[u8]) -> Option<usize> {
+    number(STATUS, word).ok()?
 }
 
 /// How many descriptors the kernel's table has room for; `None` where it does not tell.
@@ -69,6 +73,7 @@ pub(crate) fn children(mut each: impl FnMut(u32)) -> bool {
         b'0'..=b'9' => number = with_digit(number, byte),
         _ => each(u32::try_from(core::mem::take(&mut number)).unwrap_or(0)),
     })
+    .is_ok()
 }
 
 /// The listing, part by part.

@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 use viaduct_control::runtime::socket_path;
 use viaduct_testkit::binaries::{REQUIRE_VARIABLE, binary};
+use viaduct_testkit::peer::reports;
 use viaduct_testkit::processes::{free_port, holdings, wait_until};
 use viaduct_testkit::status::Row;
 use viaduct_testkit::{Instance, Launch, Mode, Program, Server, can_run};
@@ -200,6 +201,15 @@ impl Group {
         None
     }
 
+    /// Where its limit and its use are told.
+    fn files(&self) -> String {
+        let names = match self.0.join("memory.max").exists() {
+            true => ["memory.max", "memory.current"],
+            false => ["memory.limit_in_bytes", "memory.usage_in_bytes"],
+        };
+        names.map(|name| self.0.join(name).display().to_string()).join(" ")
+    }
+
     fn add(&self, pid: u32) {
         fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
     }
@@ -217,6 +227,12 @@ impl Drop for Group {
     }
 }
 
+fn no_group() {
+    let required = std::env::var_os(REQUIRE_VARIABLE).is_some();
+    assert!(!required, "no control group with a memory limit can be made");
+    eprintln!("skipped: no control group with a memory limit can be made");
+}
+
 #[test]
 fn a_control_group_without_memory_harms_nobody_else() {
     if !can_run(true, &[]) {
@@ -228,10 +244,7 @@ fn a_control_group_without_memory_harms_nobody_else() {
         let mut server = Server::start(mode, "epoll");
         settle(&mut server, mode);
         let Some(group) = Group::new(&round.to_string(), 3 << 20) else {
-            let required = std::env::var_os(REQUIRE_VARIABLE).is_some();
-            assert!(!required, "no control group with a memory limit can be made");
-            eprintln!("skipped: no control group with a memory limit can be made");
-            return;
+            return no_group();
         };
         let arguments = format!("--connections 30 --seconds 2 --idle-ms 60000 --seed {round}");
         let mut client = server.client(mode, &arguments).spawn();
@@ -246,4 +259,112 @@ fn a_control_group_without_memory_harms_nobody_else() {
         server.assert_sound();
         drop(client);
     }
+}
+
+/// A busy end in a group that has no memory for lanes as large as they may be.
+fn busy_in_a_small_group(mode: Mode<'_>, rounds: u64) {
+    for round in 0..rounds {
+        let Some(group) = Group::new(&format!("busy-{round}"), 48 << 20) else {
+            return no_group();
+        };
+        let mut server = Server::start(mode, "epoll");
+        let script = format!(
+            "echo $$ > {} && exec {} connect 127.0.0.1:{} --connections 24 --bytes 40000000 --seed {round}",
+            group.0.join("cgroup.procs").display(),
+            binary("viaduct-testpeer").display(),
+            server.port
+        );
+        let output = Launch::new(mode, "sh", ["-c", &script]).run(PATIENCE).success();
+        let carried: u64 = reports(&output).iter().map(|report| report.received).sum();
+        assert_eq!(carried, 24 * 40_000_000, "round {round}: {output}");
+        server.assert_sound();
+        if let Mode::Accelerated(instance) = mode {
+            let fast = instance.totals_of(server.program.pid()).fast_bytes();
+            // On a busy machine lanes stall and leave the rest to TCP; but they have carried more than they could ever hold.
+            assert!(fast > 24 * (4 << 20), "round {round}: {fast} bytes on lanes");
+        }
+    }
+}
+
+/// The receiver looks until all of a message is there, and takes nothing before; the sender's group is nearly full, and it waits by `poll`.
+const LOOKS: &str = r#"
+import select, socket, sys, time
+role, port = sys.argv[1], int(sys.argv[2])
+MESSAGE = bytes(i * 7 // 3 % 256 for i in range(600000))
+def bounce(s, first):
+    for _ in range(50):
+        if first:
+            s.sendall(b"!")
+        assert s.recv(1) == b"!"
+        if not first:
+            s.sendall(b"!")
+if role == "look":
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+    listener.bind(("127.0.0.1", port))
+    listener.listen()
+    s, _ = listener.accept()
+    bounce(s, False)
+    for n in range(3):
+        until = time.monotonic() + 10
+        while len(s.recv(len(MESSAGE), socket.MSG_PEEK)) < len(MESSAGE):
+            assert time.monotonic() < until, "message %d does not come" % n
+            time.sleep(0.001)
+        assert s.recv(len(MESSAGE), socket.MSG_WAITALL) == MESSAGE, "wrong bytes"
+        s.sendall(b"!")
+else:
+    s = socket.create_connection(("127.0.0.1", port))
+    bounce(s, True)
+    limit, used = (int(open(name).read()) for name in sys.argv[3:])
+    fill = bytearray(limit - used - (1 << 20))
+    fill[::4096] = b"x" * len(fill[::4096])
+    for _ in range(3):
+        s.setblocking(False)
+        rest = memoryview(MESSAGE)
+        while rest:
+            try:
+                rest = rest[s.send(rest[:20000]):]
+            except BlockingIOError:
+                p = select.poll()
+                p.register(s, select.POLLOUT)
+                p.poll()
+        s.setblocking(True)
+        assert s.recv(1) == b"!"
+"#;
+
+fn looks_at_a_full_group(mode: Mode<'_>) {
+    let Some(group) = Group::new("looks", 64 << 20) else {
+        return no_group();
+    };
+    let port = free_port();
+    let receiver = Launch::new(mode, "python3", ["-c", LOOKS, "look", &port.to_string()]);
+    let receiver = receiver.spawn().listening(port);
+    let procs = group.0.join("cgroup.procs");
+    let script = format!(
+        "echo $$ > {} && exec python3 -c \"$0\" send {port} {}",
+        procs.display(),
+        group.files()
+    );
+    Launch::new(mode, "sh", ["-c", &script, LOOKS]).run(PATIENCE).success();
+    receiver.finish(PATIENCE).success();
+}
+
+#[test]
+fn whoever_looks_at_a_lane_that_may_not_grow_sees_all_of_a_message() {
+    if !can_run(true, &["sh", "python3"]) {
+        return;
+    }
+    looks_at_a_full_group(Mode::Native);
+    let instance = Instance::start();
+    looks_at_a_full_group(Mode::Accelerated(&instance));
+}
+
+#[test]
+fn a_control_group_without_memory_for_large_lanes_kills_nobody() {
+    if !can_run(true, &["sh"]) {
+        return;
+    }
+    busy_in_a_small_group(Mode::Native, NATIVE_ROUNDS as u64);
+    let instance = Instance::start();
+    busy_in_a_small_group(Mode::Accelerated(&instance), 4);
 }

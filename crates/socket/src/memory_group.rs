@@ -1,0 +1,307 @@
+//! What the process's control group has left of memory, which lanes ask before they grow.
+//!
+//! The kernel kills a process whose group has no more memory for a lane, where it would only have made TCP's buffers smaller. So lanes leave an
+//! eighth of each limit alone. What is in use is read at every growth: other processes take of the same. That is a dozen system calls, and
+//! never where nothing limits the process, or where it was refused a moment ago.
+
+use crate::process;
+use crate::sys::{self, Errno, listing};
+use core::ffi::CStr;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::Relaxed;
+
+/// "No limit" holds so long,
+const UNLIMITED_NS: u64 = 1_000_000_000;
+/// and a refusal so long.
+const REFUSED_NS: u64 = 10_000_000;
+
+/// As much as there is without a limit; in [`SPARE`].
+const NO_LIMIT: u64 = u64::MAX;
+/// From so many bytes on a limit is none: the first version of groups has one always.
+const NONE: usize = 1 << 60;
+
+/// Bytes that lanes might take when that was last looked at, but for those that they have taken since.
+static SPARE: AtomicU64 = AtomicU64::new(NO_LIMIT);
+/// Until then nobody looks again.
+static HOLDS_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
+
+/// Where the process's groups are named, one a line.
+const OWN: &CStr = c"/proc/self/cgroup";
+/// Bytes of a line that are looked at. Where a group's is longer, only those above it count.
+const LINE: usize = 448;
+/// Bytes of a path, with room for the longest root and file.
+const PATH: usize = 512;
+
+/// Names of a version of control groups.
+#[derive(Debug)]
+struct Version {
+    root: &'static [u8],
+    limit: &'static CStr,
+    used: &'static CStr,
+    /// A line of `memory.stat`: cached parts of files that nobody has used lately.
+    cache: &'static [u8],
+}
+
+static FIRST: Version = Version {
+    root: b"/sys/fs/cgroup/memory",
+    limit: c"/memory.limit_in_bytes",
+    used: c"/memory.usage_in_bytes",
+    cache: b"total_inactive_file ",
+};
+static SECOND: Version = Version {
+    root: b"/sys/fs/cgroup",
+    limit: c"/memory.max",
+    used: c"/memory.current",
+    cache: b"inactive_file ",
+};
+
+impl Version {
+    fn is_first(&self) -> bool {
+        core::ptr::eq(self, &raw const FIRST)
+    }
+}
+
+/// Whether a lane may take so many bytes. `errno` stays.
+pub(crate) fn may_take(bytes: usize) -> bool {
+    // What the process has forbidden itself is not known.
+    if process::is_confined() {
+        return take(bytes);
+    }
+    let now = sys::coarse_now_ns();
+    if now < HOLDS_UNTIL_NS.load(Relaxed) {
+        return SPARE.load(Relaxed) == NO_LIMIT;
+    }
+    look(bytes);
+    let may = take(bytes);
+    let holds = match may {
+        true if SPARE.load(Relaxed) == NO_LIMIT => UNLIMITED_NS,
+        true => 0,
+        false => REFUSED_NS,
+    };
+    HOLDS_UNTIL_NS.store(now + holds, Relaxed);
+    may
+}
+
+/// The process is about to forbid itself system calls: what there is now is all that lanes may take from then on.
+pub(crate) fn confining() {
+    if !process::is_confined() {
+        look(usize::MAX);
+    }
+}
+
+fn take(bytes: usize) -> bool {
+    let left = |spare| match spare {
+        NO_LIMIT => Some(NO_LIMIT),
+        spare => spare.checked_sub(bytes as u64),
+    };
+    SPARE.fetch_update(Relaxed, Relaxed, left).is_ok()
+}
+
+/// Looks whether so many bytes are to spare. Where the kernel does not tell any more, what is known holds.
+#[cold]
+fn look(bytes: usize) {
+    let (mut line, mut len) = ([0; LINE], 0);
+    let mut group: Option<Group> = None;
+    let told = listing::read(OWN, |byte| match byte {
+        b'\n' => {
+            let found = line.get(..len.min(LINE)).and_then(Group::of_line);
+            // Where there are both versions, memory belongs to the first that says so.
+            if found
+                .as_ref()
+                .is_some_and(|found| group.is_none() || found.version.is_first())
+            {
+                group = found;
+            }
+            len = 0;
+        }
+        byte => {
+            if let Some(place) = line.get_mut(len) {
+                *place = byte;
+            }
+            len += 1;
+        }
+    });
+    if told.is_err() {
+        return;
+    }
+    let spare = match &mut group {
+        Some(group) => group.spare(bytes),
+        None => Some(NO_LIMIT),
+    };
+    if let Some(spare) = spare {
+        SPARE.store(spare, Relaxed);
+    }
+}
+
+/// A group, or one above it.
+#[derive(Debug)]
+struct Group {
+    version: &'static Version,
+    path: [u8; PATH],
+    len: usize,
+}
+
+impl Group {
+    /// That of a line of [`OWN`], if it is about memory: number, controllers, path.
+    fn of_line(line: &[u8]) -> Option<Self> {
+        let mut fields = line.splitn(3, |byte| *byte == b':').skip(1);
+        let controllers = fields.next()?;
+        let version = match controllers.split(|byte| *byte == b',').any(|one| one == b"memory") {
+            true => &FIRST,
+            false if controllers.is_empty() => &SECOND,
+            false => return None,
+        };
+        let mut group = Self {
+            version,
+            path: [0; PATH],
+            len: 0,
+        };
+        let named = fields.next()?;
+        group.len = group.write(version.root)?;
+        group.len = group.write(named)?;
+        if line.len() == LINE || named == b"/" {
+            group.up();
+        }
+        Some(group)
+    }
+
+    /// Writes behind the path, and answers where that ends.
+    fn write(&mut self, bytes: &[u8]) -> Option<usize> {
+        let end = self.len + bytes.len();
+        self.path.get_mut(self.len..end)?.copy_from_slice(bytes);
+        Some(end)
+    }
+
+    /// Goes to the group above, if there is one that this process may see.
+    fn up(&mut self) -> bool {
+        let named = self.path.get(self.version.root.len()..self.len).unwrap_or(&[]);
+        let above = named.iter().rposition(|byte| *byte == b'/');
+        if let Some(above) = above {
+            self.len = self.version.root.len() + above;
+        }
+        above.is_some()
+    }
+
+    /// The number in a file of the group, in the line with this word.
+    fn number(&mut self, file: &CStr, word: &[u8]) -> Result<Option<usize>, Errno> {
+        let path = self
+            .write(file.to_bytes_with_nul())
+            .and_then(|end| self.path.get(..end))
+            .and_then(|path| CStr::from_bytes_with_nul(path).ok());
+        listing::number(path.ok_or(libc::ENAMETOOLONG)?, word)
+    }
+
+    /// Bytes to spare in the group and in all above it; `None` if none of them tells.
+    fn spare(&mut self, bytes: usize) -> Option<u64> {
+        let version = self.version;
+        let mut least = None;
+        loop {
+            if let Ok(limit) = self.number(version.limit, b"") {
+                let of_this = match limit.filter(|limit| *limit < NONE) {
+                    None => NO_LIMIT,
+                    Some(limit) => {
+                        let mut number = |file, word| self.number(file, word).ok().flatten().unwrap_or(0);
+                        let used = number(version.used, b"");
+                        of_limit(limit, used, bytes, || number(c"/memory.stat", version.cache))
+                    }
+                };
+                least = Some(least.unwrap_or(NO_LIMIT).min(of_this));
+            }
+            if !self.up() {
+                return least;
+            }
+        }
+    }
+}
+
+/// Bytes of a limit that may be taken, of which `used` are. Those of the cache are free, too, but are only asked for where the rest is too little.
+fn of_limit(limit: usize, used: usize, bytes: usize, cache: impl FnOnce() -> usize) -> u64 {
+    let most = limit - limit / 8;
+    let spare = most.saturating_sub(used);
+    let spare = match spare < bytes {
+        true => most.saturating_sub(used.saturating_sub(cache())),
+        false => spare,
+    };
+    spare as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn path_of(line: &str) -> Option<(bool, String)> {
+        let group = Group::of_line(line.as_bytes())?;
+        let path = String::from_utf8(group.path[..group.len].to_vec()).unwrap();
+        Some((group.version.is_first(), path))
+    }
+
+    #[test]
+    fn a_line_names_the_group() {
+        let named = |is_first, path: &str| Some((is_first, path.to_owned()));
+        assert_eq!(
+            path_of("0::/user.slice/a:b"),
+            named(false, "/sys/fs/cgroup/user.slice/a:b")
+        );
+        assert_eq!(path_of("0::/"), named(false, "/sys/fs/cgroup"));
+        assert_eq!(
+            path_of("4:memory:/docker/1"),
+            named(true, "/sys/fs/cgroup/memory/docker/1")
+        );
+        assert_eq!(path_of("4:hugetlb,memory:/"), named(true, "/sys/fs/cgroup/memory"));
+        for other in [
+            "9:name=systemd:/x",
+            "1:cpu,cpuacct:/x",
+            "3:memory2:/x",
+            "",
+            "nonsense",
+            "4:memory",
+        ] {
+            assert_eq!(path_of(other), None, "{other}");
+        }
+        // Too long: the nearest above it that is not.
+        let long = format!("0::/short/{}", "x".repeat(LINE));
+        assert_eq!(path_of(&long[..LINE]), named(false, "/sys/fs/cgroup/short"));
+    }
+
+    #[test]
+    fn groups_above_count_up_to_the_root() {
+        let mut group = Group::of_line(b"4:memory:/a/b").unwrap();
+        let mut seen = Vec::new();
+        loop {
+            seen.push(String::from_utf8(group.path[..group.len].to_vec()).unwrap());
+            if !group.up() {
+                break;
+            }
+        }
+        let root = "/sys/fs/cgroup/memory";
+        assert_eq!(seen, [format!("{root}/a/b"), format!("{root}/a"), root.to_owned()]);
+    }
+
+    #[test]
+    fn an_eighth_stays_and_the_cache_is_only_asked_for_where_it_matters() {
+        let never = || unreachable!("asked for the cache");
+        assert_eq!(of_limit(64 * MIB, 6 * MIB, MIB, never), 50 << 20);
+        assert_eq!(of_limit(64 * MIB, 55 * MIB, MIB, never), 1 << 20);
+        assert_eq!(of_limit(64 * MIB, 56 * MIB, MIB, || 0), 0);
+        assert_eq!(of_limit(64 * MIB, 63 * MIB, MIB, || 20 * MIB), 13 << 20);
+        assert_eq!(of_limit(64 * MIB, 66 * MIB, MIB, || 3 * MIB), 0);
+        // The cache is part of what is used, whatever the kernel says of it a moment later.
+        assert_eq!(of_limit(64 * MIB, MIB, usize::MAX, || 2 * MIB), 56 << 20);
+    }
+
+    #[test]
+    fn what_is_taken_is_no_longer_to_spare() {
+        SPARE.store(NO_LIMIT, Relaxed);
+        assert!(take(usize::MAX) && take(1));
+        SPARE.store(10, Relaxed);
+        assert_eq!(
+            [take(6), take(5), take(4), take(1), take(0)],
+            [true, false, true, false, true]
+        );
+        // The process that runs the tests has something to spare, or no limit.
+        HOLDS_UNTIL_NS.store(0, Relaxed);
+        assert!(may_take(1));
+    }
+}
