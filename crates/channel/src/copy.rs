@@ -63,8 +63,9 @@ pub(crate) unsafe fn copy_past_cache(from: *const u8, to: *mut u8, len: usize) {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod vectors {
     use core::arch::x86_64::{__cpuid, __m256i, _mm256_loadu_si256, _mm256_store_si256, _mm256_storeu_si256};
-    use core::sync::atomic::AtomicU8;
     use core::sync::atomic::Ordering::Relaxed;
+
+    use crate::sync::AtomicU64;
 
     /// No C library copies less by `rep movsb` on these processors.
     pub(super) const LEAST: usize = 2048;
@@ -74,10 +75,10 @@ mod vectors {
     const VECTOR: usize = size_of::<__m256i>();
 
     /// Whether this processor is of those with the slow case, once it is known.
-    static KIND: AtomicU8 = AtomicU8::new(UNKNOWN);
-    const UNKNOWN: u8 = 0;
-    const SLOW_WHERE_NEAR: u8 = 1;
-    const OTHER: u8 = 2;
+    static KIND: AtomicU64 = AtomicU64::new(UNKNOWN);
+    const UNKNOWN: u64 = 0;
+    const SLOW_WHERE_NEAR: u64 = 1;
+    const OTHER: u64 = 2;
 
     #[inline(always)]
     pub(super) fn are_better(from: *const u8, to: *mut u8) -> bool {
