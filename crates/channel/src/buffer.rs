@@ -129,11 +129,14 @@ impl Dest<'_> {
         }
     }
 
-    /// Copies what there is room for. The two must not overlap. Returns how many bytes.
+    /// Copies what there is room for. Returns how many bytes.
+    ///
+    /// # Safety
+    /// The two do not overlap.
     #[cfg(not(loom))]
-    pub fn fill(self, from: Source<'_>) -> usize {
+    pub unsafe fn fill(self, from: Source<'_>) -> usize {
         let len = self.len.min(from.len);
-        // SAFETY: so many bytes are readable and writable by the contracts of the two, one of which is no place of the other's.
+        // SAFETY: so many bytes are readable and writable by the contracts of the two; and by this function's they are not the same.
         unsafe { crate::copy::copy(from.at, self.at, len) };
         len
     }

@@ -259,12 +259,7 @@ impl<'a> Sender<'a> {
         // Before anything else: blocks that come back meanwhile have the waiter woken too early, not too late.
         let given = self.lane.receiver_own.credit_tail.load(Acquire);
         // Read once: to others than its user all this is a hint, but one that holds together.
-        let stock = self.lane.sender_own.stock.get();
-        let (taken, grown, free) = (
-            lowest(stock >> 32),
-            usize::from(quarter(stock >> 16)),
-            usize::from(quarter(stock)),
-        );
+        let (taken, grown, free) = self.stock();
         let pending = lowest(given).wrapping_sub(taken) as usize;
         let filling = usize::from(self.geometry.offset_of(self.tail()) != 0);
         let lent = grown.checked_sub(free.checked_add(pending)? + filling)?;
@@ -446,7 +441,7 @@ impl<'a> Sender<'a> {
     }
 
     pub(crate) fn grown(&self) -> usize {
-        usize::from(quarter(self.lane.sender_own.stock.get() >> 16)).min(self.geometry.blocks())
+        self.stock().1.min(self.geometry.blocks())
     }
 
     /// The physical block of a logical one.
@@ -456,12 +451,19 @@ impl<'a> Sender<'a> {
     }
 
     fn free_count(&self) -> usize {
-        usize::from(quarter(self.lane.sender_own.stock.get())).min(self.geometry.blocks())
+        self.stock().2.min(self.geometry.blocks())
     }
 
     /// Credits taken since the lane began, modulo 2^32.
     fn taken(&self) -> u32 {
-        lowest(self.lane.sender_own.stock.get() >> 32)
+        self.stock().0
+    }
+
+    /// Credits taken, blocks in use and free ones, as they stand in one word, unchecked.
+    fn stock(&self) -> (u32, usize, usize) {
+        let stock = self.lane.sender_own.stock.get();
+        let (grown, free) = (quarter(stock >> 16), quarter(stock));
+        (lowest(stock >> 32), grown.into(), free.into())
     }
 
     fn set_stock(&self, taken: u32, grown: usize, free: usize) {

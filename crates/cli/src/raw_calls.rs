@@ -2,8 +2,8 @@
 
 use object::Endianness;
 use object::elf;
-use object::read::ReadRef;
 use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionTable, Sym};
+use object::read::{ReadRef, Result};
 
 /// What of the C library makes or takes over connections, brings further code, or turns into another program: who has none of it can come to a
 /// connection by itself only.
@@ -49,16 +49,12 @@ const HARMLESS: [&[u8]; 8] = [
 ///
 /// # Errors
 /// The file is damaged.
-pub(crate) fn makes_connections<'data, H, R>(
+pub(crate) fn makes_connections<'data, H: FileHeader<Endian = Endianness>, R: ReadRef<'data>>(
     header: &H,
     sections: &SectionTable<'data, H, R>,
     endian: Endianness,
     data: R,
-) -> object::read::Result<bool>
-where
-    H: FileHeader<Endian = Endianness>,
-    R: ReadRef<'data>,
-{
+) -> Result<bool> {
     if !cfg!(target_arch = "x86_64") || !is_alone(sections, endian, data)? {
         return Ok(false);
     }
@@ -71,15 +67,12 @@ where
     Ok(false)
 }
 
-fn is_alone<'data, H, R>(
+/// Whether neither the C library nor another brings it to a connection.
+fn is_alone<'data, H: FileHeader<Endian = Endianness>, R: ReadRef<'data>>(
     sections: &SectionTable<'data, H, R>,
     endian: Endianness,
     data: R,
-) -> object::read::Result<bool>
-where
-    H: FileHeader<Endian = Endianness>,
-    R: ReadRef<'data>,
-{
+) -> Result<bool> {
     let Some((dynamic, strings)) = sections.dynamic(endian, data)? else {
         return Ok(false);
     };

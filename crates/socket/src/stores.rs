@@ -1,5 +1,5 @@
 //! Which kind of stores puts long messages on a lane. Where the two ends run on processors that share no cache, and on some that do, a
-//! receiver reads bytes several times faster when the sender's stores went past the sender's cache; elsewhere slower. No
+//! receiver reads bytes faster when the sender's stores went past the sender's cache; elsewhere slower. No
 //! description of the machine tells which, and threads move. So both kinds are timed now and then, on the program's own bytes.
 
 use core::sync::atomic::Ordering::Relaxed;

@@ -116,7 +116,7 @@ impl Buffer {
         }
         let from = from.min(BUFFER);
         // SAFETY: within the mapping; the program vouches for its buffer, which is not ours.
-        dest.fill(unsafe { Source::from_raw(at.add(from), BUFFER - from) })
+        unsafe { dest.fill(Source::from_raw(at.add(from), BUFFER - from)) }
     }
 }
 
