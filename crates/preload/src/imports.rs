@@ -268,7 +268,7 @@ unsafe fn objects<'a>() -> Option<Vec<Object<'a>>> {
 }
 
 /// Shows every loaded object, none of which goes away meanwhile: the loader's lock is held.
-fn each_object(act: &mut dyn FnMut(&dl_phdr_info)) {
+pub(crate) fn each_object(act: &mut dyn FnMut(&dl_phdr_info)) {
     unsafe extern "C" fn show(info: *mut dl_phdr_info, _size: usize, act: *mut c_void) -> c_int {
         // SAFETY: the loader's description of an object, valid during the call; and what was handed over below.
         let (info, act) = unsafe { (&*info, &mut *act.cast::<&mut dyn FnMut(&dl_phdr_info)>()) };

@@ -21,6 +21,7 @@ mod imports;
 mod numbers;
 mod options;
 mod process;
+mod rings;
 mod sanitizers;
 mod scopes;
 mod search;

@@ -1,6 +1,6 @@
 //! Code that is loaded into a scope of symbols of its own, and whose calls would go past ours.
 
-use crate::imports::Loaded;
+use crate::imports::{Loaded, each_object};
 use core::arch::naked_asm;
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::ptr::NonNull;
@@ -93,6 +93,37 @@ extern "C" fn ready_to_open_in(space: c_long, _path: *const c_char, mode: c_int)
         successors::loading_unseen();
     }
     found(sys::next_symbol(&SLOT, c"dlmopen"))
+}
+
+/// Room for the paths of all libraries of most programs, in bytes.
+const PATHS: usize = 64 << 10;
+
+/// A function that any library has, in whatever scope it was opened, and that is not `ours`; null if none has.
+pub(crate) fn find_anywhere(name: &CStr, ours: *const c_void) -> *mut c_void {
+    // Made before the loader's lock is held: see `imports`.
+    let mut paths = Vec::with_capacity(PATHS);
+    each_object(&mut |info| {
+        // SAFETY: the loader's name of a library, valid during the call. The program's own is empty.
+        let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes_with_nul();
+        if path.len() > 1 && path.len() <= paths.capacity() - paths.len() {
+            paths.extend_from_slice(path);
+        }
+    });
+    let found = paths.split_inclusive(|byte| *byte == 0).find_map(|path| {
+        let path = CStr::from_bytes_with_nul(path).ok()?;
+        // SAFETY: a C string; nothing is loaded by it.
+        let handle = unsafe { real_dlopen()(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        let handle = NonNull::new(handle)?;
+        // SAFETY: a handle, and a C string. Whoever calls the function keeps its library.
+        let function = unsafe { libc::dlsym(handle.as_ptr(), name.as_ptr()) };
+        // SAFETY: it was opened here.
+        unsafe { libc::dlclose(handle.as_ptr()) };
+        (!function.is_null() && function.cast_const() != ours).then_some(function)
+    });
+    // What was not found is no error of the program's.
+    // SAFETY: no arguments.
+    unsafe { libc::dlerror() };
+    found.unwrap_or(core::ptr::null_mut())
 }
 
 extern "C" fn missing() -> *mut c_void {

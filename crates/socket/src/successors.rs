@@ -1,7 +1,7 @@
 //! Connections that go to other programs and processes, or to code whose calls are not seen.
 
-use crate::conn::{self, Conn};
-use crate::lifecycle::{begin_early, is_tcp};
+use crate::conn::{self, Conn, Phase};
+use crate::lifecycle::{begin_early, is_tcp, to_background};
 use crate::sys::{self, raw};
 use crate::table::{self, Entry};
 use crate::{counters, demote, epoll_back, lock, lodgers, process, recall, records, search, shelf, unseen};
@@ -77,5 +77,21 @@ pub fn handing_over(fd: c_int) {
         // Whoever gets it may know nothing of our registrations.
         Entry::Epoll(index) => epoll_back::nest(index),
         Entry::Unknown | Entry::Private | Entry::Socket => {}
+    }
+}
+
+/// The program has the kernel do something with `fd` by `io_uring`, unseen; false if it is a connection that is still on a lane.
+pub fn to_ring(fd: c_int) -> bool {
+    match table::lookup(fd) {
+        // On TCP for good, as it mostly is by the second time.
+        Entry::Connection(conn) if conn.phase() != Phase::Attached && conn.flag(conn::BANNED) && !conn.searched() => {
+            true
+        }
+        Entry::Connection(conn) => to_background(conn),
+        Entry::Epoll(index) => {
+            epoll_back::nest(index);
+            true
+        }
+        Entry::Unknown | Entry::Private | Entry::Socket => true,
     }
 }

@@ -67,6 +67,7 @@ pub(crate) fn compile(instance: &Instance, theme: &'static str) -> Program {
             [theme, "play", "tools", "paths", "check", "../../programs/ends"]
                 .map(|name| sources.join(format!("{name}.c"))),
         )
+        .args((theme == "rings").then_some("-luring"))
         .arg("-o")
         .arg(&file)
         .output()

@@ -284,3 +284,20 @@ fn an_address_sanitizer_is_content_with_us_before_it() {
     assert!(totals.fast_bytes() > 500_000, "{totals:#?}");
     server.kill();
 }
+
+/// Our functions of liburing's names are found before those of a plug-in's, which are what is to be called behind them.
+#[test]
+fn with_rings_of_their_own() {
+    if !can_run(false, &["cc"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let host = compile(&instance, "caller", "caller.c", &[]);
+    for rings in ["-luring", "-l:liburing.a"] {
+        let plugin = compile(&instance, "ringing.so", "ringing.c", &["-shared", "-fPIC", rings]);
+        for mode in [Mode::Native, Mode::Accelerated(&instance)] {
+            let said = Launch::new(mode, &host, [&plugin]).spawn().finish(PATIENCE).success();
+            assert_eq!(said, "ring: 0\n", "{rings}");
+        }
+    }
+}
