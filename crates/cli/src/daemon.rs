@@ -105,7 +105,8 @@ pub(crate) fn ensure(dir: &Path, config: Option<&Path>) -> Result<()> {
         .arg(&daemon)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .output()?;
+        .output()
+        .map_err(|error| limits::no_process(error, "viaductd"))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         // It is this program that said it, under its own name.
@@ -149,7 +150,7 @@ pub(crate) fn launch(args: &LaunchArgs) -> Result<()> {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
-        .with_context(|| format!("starting {}", args.daemon.display()))?;
+        .map_err(|error| limits::no_process(error, &args.daemon.display().to_string()))?;
     drop(notify);
     if poll(&mut [PollFd::new(&ready, PollFlags::IN)], Some(&READY_TIMEOUT))? == 0 {
         bail!("viaductd was started but did not become ready within 2 seconds");

@@ -2,10 +2,12 @@
 //! which a program would not start with the library in it.
 
 use crate::{elf, inherit};
-use anyhow::{Result, bail};
+use anyhow::{Error, Result, anyhow, bail};
 use rustix::fs::Mode;
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit, umask};
 use rustix::thread::{CpuSet, sched_setaffinity};
+use std::io;
 use std::path::Path;
 use viaduct_channel::Geometry;
 
@@ -36,6 +38,20 @@ pub(crate) fn too_little_for(library: &Path) -> Option<String> {
             )
         })
     })
+}
+
+/// Why `program` could not be started, and what to do where that is for want of a process.
+pub(crate) fn no_process(error: io::Error, program: &str) -> Error {
+    let starting = || format!("starting {program}");
+    if Errno::from_io_error(&error) != Some(Errno::AGAIN) {
+        return Error::from(error).context(starting());
+    }
+    let limit = getrlimit(Resource::Nproc).current;
+    let limit = limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
+    anyhow!(
+        "no process could be made to start one: this user has as many as its limit (`ulimit -u`, here {limit}) or its control group's (`pids.max`) \
+         allows; raise it, or start viaductd before, from where there is no such limit"
+    )
 }
 
 /// Frees this process, which is about to start viaductd, of what was meant for the program: viaductd serves all that come

@@ -514,6 +514,39 @@ fn viaductd_is_started_from_no_program_whose_limit_would_have_it_refuse_everybod
     }
 }
 
+/// One process is this one; a second starts viaductd and ends.
+#[test]
+fn where_no_process_can_be_made_the_limit_is_named() {
+    use std::os::unix::process::CommandExt;
+    let dir = Dir::new();
+    fs::set_permissions(&dir.path, fs::Permissions::from_mode(0o777)).unwrap();
+    let copy = dir.path.join("viaduct");
+    fs::copy(viaduct(&dir.path).get_program(), &copy).unwrap();
+    let daemon = executable(&dir, "viaductd", STAND_IN.as_bytes());
+    for most in [1, 2] {
+        let mut shell = Command::new("bash");
+        shell
+            .env("VIADUCT_DAEMON", &daemon)
+            .env("VIADUCT_PRELOAD", some_library());
+        shell.env("VIADUCT_DIR", &dir.path).env("XDG_CONFIG_HOME", &dir.path);
+        shell.args(["-c", &format!("ulimit -u {most}; exec \"$0\" run \"$@\"")]);
+        shell.arg(&copy).args(["echo", "runs"]);
+        if rustix::process::geteuid().is_root() {
+            // One whose processes are counted, and who has none.
+            shell.uid(61_003).gid(61_003);
+        }
+        let output = shell.output().unwrap();
+        assert_eq!(stdout(&output), "runs\n", "{}", stderr(&output));
+        let why = format!(
+            "viaduct: echo runs as plain TCP until a viaductd answers in {}: no process could be made to start one: this user has as many as \
+             its limit (`ulimit -u`, here {most}) or its control group's (`pids.max`) allows; raise it, or start viaductd before, from where \
+             there is no such limit\n",
+            dir.path.display()
+        );
+        assert_eq!(stderr(&output), why);
+    }
+}
+
 #[test]
 fn viaductd_is_scheduled_as_others_are() {
     for (policy, priority, is_right) in [

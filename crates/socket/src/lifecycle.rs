@@ -232,9 +232,25 @@ pub fn accepted(fd: c_int, listener: c_int) {
     if streams::is(listener) {
         streams::set(fd);
     }
-    if let Some(conn) = records::open(fd) {
+    if accepts_tcp(listener)
+        && let Some(conn) = records::open(fd)
+    {
         settle(conn, false);
     }
+}
+
+/// Whether what `listener` accepts may be TCP connections. Only one that the program was not seen to make is asked, once if it is a TCP socket, and if
+/// the program has not forbidden itself to.
+fn accepts_tcp(listener: c_int) -> bool {
+    if !matches!(table::lookup(listener), Entry::Unknown) || process::is_confined() {
+        return true;
+    }
+    let protocol = internet_protocol(listener);
+    if protocol == Some(libc::IPPROTO_TCP) {
+        table::become_socket(listener);
+    }
+    // Some others, as MPTCP, accept TCP connections, too.
+    protocol.is_some()
 }
 
 /// What the record must know before the first lane: what was set before it began, on the listener or before connect. An error if no
@@ -280,12 +296,19 @@ pub fn first_error(conn: &Conn) -> Option<c_int> {
 
 /// Whether `fd` is a TCP socket.
 pub fn is_tcp(fd: c_int) -> bool {
+    internet_protocol(fd) == Some(libc::IPPROTO_TCP)
+}
+
+/// The protocol of `fd`, if it is a socket of the internet's families.
+fn internet_protocol(fd: c_int) -> Option<c_int> {
     let mut domain: c_int = 0;
     let mut protocol: c_int = 0;
-    raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, &mut domain).is_ok()
-        && raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, &mut protocol).is_ok()
-        && matches!(domain, libc::AF_INET | libc::AF_INET6)
-        && protocol == libc::IPPROTO_TCP
+    raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, &mut domain).ok()?;
+    if !matches!(domain, libc::AF_INET | libc::AF_INET6) {
+        return None;
+    }
+    raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, &mut protocol).ok()?;
+    Some(protocol)
 }
 
 /// The program shuts a direction down; `direct` is its own call.

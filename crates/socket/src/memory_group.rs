@@ -1,7 +1,7 @@
 //! What the process's control group has left of memory, which lanes ask before they grow.
 //!
-//! The kernel kills a process whose group has no more memory for a lane, where it would only have made TCP's buffers smaller. So lanes leave an
-//! eighth of each limit alone. What is in use is read at every growth: other processes take of the same. That is a dozen system calls, and
+//! The kernel kills a process whose group has no more memory for a lane, and slows it down above `memory.high`, where it would only have made TCP's
+//! buffers smaller. So lanes leave an eighth of each limit alone. What is in use is read at every growth: other processes take of the same. That is some dozen system calls, and
 //! never where nothing limits the process, or where it was refused a moment ago.
 
 use crate::process;
@@ -36,7 +36,7 @@ const PATH: usize = 512;
 #[derive(Debug)]
 struct Version {
     root: &'static [u8],
-    limit: &'static CStr,
+    limits: &'static [&'static CStr],
     used: &'static CStr,
     /// A line of `memory.stat`: cached parts of files that nobody has used lately.
     cache: &'static [u8],
@@ -44,13 +44,13 @@ struct Version {
 
 static FIRST: Version = Version {
     root: b"/sys/fs/cgroup/memory",
-    limit: c"/memory.limit_in_bytes",
+    limits: &[c"/memory.limit_in_bytes"],
     used: c"/memory.usage_in_bytes",
     cache: b"total_inactive_file ",
 };
 static SECOND: Version = Version {
     root: b"/sys/fs/cgroup",
-    limit: c"/memory.max",
+    limits: &[c"/memory.max", c"/memory.high"],
     used: c"/memory.current",
     cache: b"inactive_file ",
 };
@@ -191,15 +191,22 @@ impl Group {
         listing::number(path.ok_or(libc::ENAMETOOLONG)?, word)
     }
 
+    /// The least limit of the group itself; `None` if it tells of none.
+    fn limit(&mut self) -> Option<usize> {
+        let files = self.version.limits.iter();
+        let told = files.filter_map(|file| self.number(file, b"").ok());
+        told.map(|limit| limit.unwrap_or(NONE)).min()
+    }
+
     /// Bytes to spare in the group and in all above it; `None` if none of them tells.
     fn spare(&mut self, bytes: usize) -> Option<u64> {
         let version = self.version;
         let mut least = None;
         loop {
-            if let Ok(limit) = self.number(version.limit, b"") {
-                let of_this = match limit.filter(|limit| *limit < NONE) {
-                    None => NO_LIMIT,
-                    Some(limit) => {
+            if let Some(limit) = self.limit() {
+                let of_this = match limit {
+                    NONE.. => NO_LIMIT,
+                    limit => {
                         let mut number = |file, word| self.number(file, word).ok().flatten().unwrap_or(0);
                         let used = number(version.used, b"");
                         of_limit(limit, used, bytes, || number(c"/memory.stat", version.cache))
@@ -228,6 +235,7 @@ fn of_limit(limit: usize, used: usize, bytes: usize, cache: impl FnOnce() -> usi
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     const MIB: usize = 1 << 20;
 
@@ -277,6 +285,68 @@ mod tests {
         }
         let root = "/sys/fs/cgroup/memory";
         assert_eq!(seen, [format!("{root}/a/b"), format!("{root}/a"), root.to_owned()]);
+    }
+
+    /// A group of the second version below a root of the test's own.
+    fn group_in(root: &Path, named: &str) -> Group {
+        let root = root.to_str().unwrap().to_owned().leak();
+        let version = Version {
+            root: root.as_bytes(),
+            ..SECOND
+        };
+        let mut group = Group {
+            version: Box::leak(Box::new(version)),
+            path: [0; PATH],
+            len: 0,
+        };
+        group.len = group.write(root.as_bytes()).unwrap();
+        group.len = group.write(named.as_bytes()).unwrap();
+        group
+    }
+
+    #[test]
+    fn the_lowest_of_all_limits_counts() {
+        let root = std::env::temp_dir().join(format!("viaduct-groups-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("above/own")).unwrap();
+        let has = |group: &str, files: &[(&str, &str)]| {
+            for (file, text) in files {
+                std::fs::write(root.join(group).join(file), text).unwrap();
+            }
+        };
+        let mib = |count: usize| format!("{}\n", count * MIB);
+        let spare = || group_in(&root, "/above/own").spare(MIB).map(|bytes| bytes / MIB as u64);
+        // The root tells of no limit, nor do those that cannot be seen.
+        assert_eq!(spare(), None);
+        for group in ["above", "above/own"] {
+            has(
+                group,
+                &[
+                    ("memory.max", "max\n"),
+                    ("memory.high", "max\n"),
+                    ("memory.current", &mib(8)),
+                ],
+            );
+        }
+        assert_eq!(spare(), Some(NO_LIMIT / MIB as u64));
+        for (group, max, high, expected) in [
+            // Where it would be slowed down above less than what it may have.
+            ("above/own", mib(64), mib(32), 28 - 8),
+            ("above/own", mib(64), mib(128), 56 - 8),
+            ("above/own", "max\n".to_owned(), mib(24), 21 - 8),
+            ("above", "max\n".to_owned(), mib(16), 14 - 8),
+            ("above", mib(16), "max\n".to_owned(), 14 - 8),
+            ("above", "max\n".to_owned(), mib(8), 0),
+        ] {
+            has(group, &[("memory.max", &max), ("memory.high", &high)]);
+            assert_eq!(spare(), Some(expected), "{group}: {max}{high}");
+        }
+        // What it has of files that nobody uses is given up first.
+        has(
+            "above",
+            &[("memory.stat", &format!("anon 5\ninactive_file {}", mib(4)))],
+        );
+        assert_eq!(spare(), Some(7 - 4));
+        std::fs::remove_dir_all(root).unwrap();
     }
 
     #[test]

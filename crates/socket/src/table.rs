@@ -132,6 +132,14 @@ pub(crate) fn set_socket(fd: i32) {
     set(fd, SOCKET, forks::so_far() as usize);
 }
 
+/// The same of a socket that was not seen to be made, unless something else has been noted meanwhile.
+pub(crate) fn become_socket(fd: i32) {
+    if let Some(word) = word(fd) {
+        let now = SOCKET << KIND_SHIFT | (forks::so_far() & INDEX);
+        let _ = word.compare_exchange(0, now, AcqRel, Relaxed);
+    }
+}
+
 /// Whether what is kept says that a socket is older than a fork, so that another process may have it.
 pub(crate) fn is_older_than_a_fork(word: u32) -> bool {
     word >> KIND_SHIFT == SOCKET && word & INDEX != forks::so_far() & INDEX

@@ -34,6 +34,8 @@ pub struct Row {
     pub switches: u64,
     /// Bells rung.
     pub bells_sent: u64,
+    /// The process at the other end, as viaductd sees it.
+    pub peer_pid: Option<u32>,
     /// Seconds since the connection was first seen.
     pub age_s: f64,
 }

@@ -175,6 +175,53 @@ fn totals_tell_what_children_have_carried_that_have_ended() {
     }
 }
 
+/// Listens and becomes another program, as what a service manager starts is given its socket.
+const LISTEN: &str = "import os, socket, sys
+l = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+os.set_inheritable(l.fileno(), True)
+os.execvp('python3', ['python3', '-c', sys.argv[2], str(l.fileno())])
+";
+
+/// Accepts Unix connections, of which one stays open, and then an echo connection from the listener that it was given.
+const ACCEPT_ALL: &str = "import socket, sys
+u, ends = socket.socket(socket.AF_UNIX), []
+u.bind('')
+u.listen()
+for last in 0, 1:
+    near = socket.socket(socket.AF_UNIX)
+    near.connect(u.getsockname())
+    ends = [near, u.accept()[0]]
+    for n in range(100):
+        for sender, receiver in ends, ends[::-1]:
+            sender.sendall(b'u' * 50)
+            receiver.recv(50, socket.MSG_WAITALL)
+    if not last:
+        [end.close() for end in ends]
+c = socket.socket(fileno=int(sys.argv[1])).accept()[0]
+while d := c.recv(100):
+    c.sendall(d)
+";
+
+#[test]
+fn totals_tell_of_tcp_connections_only() {
+    if !can_run(false, &["python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    let port = free_port();
+    let server = python(mode, LISTEN, port, ACCEPT_ALL, "--offer wait")
+        .spawn()
+        .listening(port);
+    let client = python(mode, ASK, port, "200", "--offer wait").spawn();
+    let done = wait_until(PATIENCE, || client.output().ends_with('\n'));
+    assert!(done, "{}{}", client.errors(), server.errors());
+    let totals = instance.totals_of(server.pid());
+    assert_eq!((totals.open, totals.ended), (1, 0), "{totals:?}");
+    assert_eq!((totals.bytes_sent, totals.bytes_received), (200, 200), "{totals:?}");
+    assert!(totals.open_fast == 1 && totals.fast_bytes_sent > 0, "{totals:?}");
+}
+
 /// Seconds of processor time that it takes to wait for answers that come too late for polling to pay.
 fn waiting(instance: &Instance, spin: &str) -> f64 {
     let mode = Mode::Accelerated(instance);

@@ -124,6 +124,70 @@ fn polling_against_blocking_with_small_calls() {
     check("poll", "blocking", 512, 4);
 }
 
+/// Moves the only connection of these processes there and back, by the wish of either end in turn and as soon as both directions have moved, until
+/// each direction has changed its path so many times or the time is over. Returns how often each has, by the end that sends.
+fn shuttle(pids: [u32; 2], changes: u64, until: Instant) -> [u64; 2] {
+    let ends = pids.map(|pid| Counters::open(pid).unwrap());
+    let only = |end: &Counters| {
+        let connections = end.connections().unwrap();
+        assert_eq!(connections.len(), 1);
+        connections[0]
+    };
+    let switches = || [0, 1].map(|end| only(&ends[end]).1);
+    for end in [0, 1].into_iter().cycle() {
+        let slot = only(&ends[end]).0;
+        for wanted in [Wanted::Tcp, Wanted::Auto] {
+            let before = switches();
+            ends[end].want(slot, wanted).unwrap();
+            while switches().iter().zip(before).any(|(now, before)| *now == before) {
+                if Instant::now() > until {
+                    return switches();
+                }
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+        if switches().into_iter().all(|count| count >= changes) {
+            break;
+        }
+    }
+    switches()
+}
+
+/// The same connection all the while: nothing may add up.
+#[test]
+fn one_connection_is_moved_a_thousand_times_each_way() {
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    // A direction changes its path when what is on its way has been received, so there is little of that.
+    for (waiting, seed) in [("blocking --buffer 32768", 21), ("edge --buffer 32768", 22)] {
+        let mut server = Server::start(mode, waiting);
+        // On a machine that has much else to do it takes longer.
+        let changes = [4, 30, 90].into_iter().map(|seconds| {
+            let ended = server.reports().len();
+            let arguments = format!("--seconds {seconds} --mode {waiting} --seed {seed}");
+            let until = Instant::now() + Duration::from_millis(seconds * 1000 - 500);
+            let client = server.client(mode, &arguments).spawn();
+            let pids = [client.pid(), server.program.pid()];
+            await_path(&instance, 2, "shm", |row| pids.contains(&row.pid));
+            let changes = shuttle(pids, CHANGES, until);
+            let near = reports(&client.finish(Duration::from_secs(60)).success()).remove(0);
+            assert!(wait_until(PATIENCE, || server.reports().len() > ended));
+            server.assert_sound();
+            let far = server.reports().remove(ended);
+            assert_eq!(
+                (near.end.as_str(), far.end.as_str()),
+                ("eof", "eof"),
+                "{near:?} {far:?}"
+            );
+            assert_eq!((near.sent, near.received), (far.received, far.sent), "{near:?} {far:?}");
+            println!("{waiting}, {seconds} s: {changes:?} changes of path, {near:?}");
+            changes
+        });
+        let often = |changes: [u64; 2]| changes.into_iter().all(|count| count >= CHANGES);
+        assert!(changes.into_iter().any(often), "{waiting}: too few changes of path");
+    }
+}
+
 /// Waits until the rows that `meant` picks are `count`, each on `path`, and have carried more bytes than before.
 fn await_path(instance: &Instance, count: usize, path: &str, meant: impl Fn(&&Row) -> bool) -> Vec<Row> {
     let carried = |row: &Row| row.bytes_sent + row.bytes_received;

@@ -1,6 +1,6 @@
 //! HAProxy in front of nginx.
 
-use crate::{Pair, nginx};
+use crate::{Pair, Way, nginx};
 use viaduct_testkit::processes::free_port;
 
 matrix!(check, "haproxy", "nginx", "curl", "wrk");
@@ -40,6 +40,12 @@ fn check(pair: &Pair<'_>) {
     let answers = pair.proved_at_length("haproxy", || nginx::wrk(pair, &["-t1", "-c16", "-d1s", &small]));
     assert!(answers > 100, "{answers} answers");
     pair.results.figure("wrk small", answers as f64);
+    // Both sides of the proxy, its clients' connections and its own, carry what nginx sends.
+    for (server, client) in [("haproxy", "wrk"), ("nginx", "haproxy")] {
+        pair.proved_by_rows_to(server, client, Way::Both, "nginx", || {
+            nginx::wrk(pair, &["-t1", "-c16", "-d1s", &small])
+        });
+    }
     assert!(nginx::wrk(pair, &["-t1", "-c8", "-d1s", "-H", "Connection: close", &small]) > 100);
 
     // Behind an accelerated proxy the way to an accelerated nginx is fast whoever the client is.

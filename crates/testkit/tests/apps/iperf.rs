@@ -1,6 +1,6 @@
 //! iperf3: one stream, in reverse, four streams at once.
 
-use crate::{PATIENCE, Pair};
+use crate::{PATIENCE, Pair, Way};
 use viaduct_testkit::processes::free_port;
 
 matrix!(check, "iperf3");
@@ -26,6 +26,12 @@ fn check(pair: &Pair<'_>) {
         if options.starts_with("-n") {
             assert!(received >= 280_000_000, "{options}: {received}");
         }
+    }
+    for options in ["-t 1", "-t 1 -R"] {
+        let all = format!("-c 127.0.0.1 -p {port} {options}");
+        pair.proved_by_rows("iperf3", "iperf3", Way::One, || {
+            pair.client("iperf3", all.split_whitespace()).run(PATIENCE).success()
+        });
     }
     assert!(server.is_running());
     pair.prove(&["iperf3"]);

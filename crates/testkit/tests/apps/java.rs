@@ -1,6 +1,6 @@
 //! Java NIO: a selector server, and clients with blocking and non-blocking channels.
 
-use crate::{PATIENCE, Pair};
+use crate::{PATIENCE, Pair, Way};
 use std::path::Path;
 use std::process::Command;
 use viaduct_testkit::processes::free_port;
@@ -35,6 +35,11 @@ fn check(pair: &Pair<'_>) {
     };
     let _server = pair.server("java", words("server")).spawn().listening(port);
     let output = pair.proved("java", || pair.client("java", words("client")).run(PATIENCE).success());
+    assert!(output.contains("all messages came back"), "{output}");
+    let output = pair.proved_by_rows("java", "java", Way::Both, || {
+        let bytes = words("client").into_iter().chain(["60000000".into()]);
+        pair.client("java", bytes).run(PATIENCE).success()
+    });
     assert!(output.contains("all messages came back"), "{output}");
     pair.prove(&["java"]);
 }

@@ -50,6 +50,7 @@ mod postgresql;
 mod python;
 mod redis;
 mod results;
+mod rows;
 mod rsync;
 mod soak;
 mod sockperf;
@@ -58,6 +59,7 @@ mod telnet;
 mod valgrind;
 
 use results::Results;
+use rows::Way;
 use std::path::Path;
 use std::time::Duration;
 use viaduct_testkit::processes::{free_port, wait_until};
@@ -70,6 +72,11 @@ const PATIENCE: Duration = Duration::from_secs(40);
 /// The least share of a long load's bytes that goes over shared memory, and how many loads may fall short of it where others take the processors.
 const LONG_SHARE: f64 = 0.9;
 const LONG_TRIES: usize = 3;
+
+/// The least share of a load's bytes that the rows of both ends tell of while it lasts, and how many loads may fall short of it: the last look may be
+/// some time before the end.
+const ROWS_SHARE: f64 = 0.5;
+const ROWS_TRIES: usize = 5;
 
 /// A text of `size` letters that does not repeat soon.
 fn letters(size: usize) -> String {
@@ -186,6 +193,35 @@ impl Pair<'_> {
             "too few bytes of {server} went over shared memory: {:#?}",
             self.instance.totals()
         );
+    }
+
+    /// Runs a client while its connections to `server` are looked at. With both sides accelerated, the client's own row and the server's for the other
+    /// end must tell of shared memory, and such pairs of rows of the greater part of what the server carries.
+    fn proved_by_rows<T>(&self, server: &str, client: &str, way: Way, run: impl Fn() -> T) -> T {
+        self.proved_by_rows_to(server, client, way, server, run)
+    }
+
+    /// The same where `server` carries more than this client's bytes, and `witness` as many as those.
+    fn proved_by_rows_to<T>(&self, server: &str, client: &str, way: Way, witness: &str, run: impl Fn() -> T) -> T {
+        if !self.is_accelerated() {
+            return run();
+        }
+        let mut seen = String::new();
+        for _ in 0..ROWS_TRIES {
+            let before = self.bytes(witness);
+            let (result, rows) = rows::watch(self.instance, server, client, way, &run);
+            let all = self.bytes(witness).saturating_sub(before);
+            let carried = rows.values().sum::<u64>();
+            println!(
+                "rows of {client} and {server} tell of {carried} of {all} bytes over shared memory, on {} connections",
+                rows.len()
+            );
+            if carried as f64 >= ROWS_SHARE * all as f64 && carried > 0 {
+                return result;
+            }
+            seen += &format!("{carried} of {all} bytes: {rows:#?}\n");
+        }
+        panic!("too little of what {client} and {server} have carried was shown at both ends: {seen}");
     }
 
     /// Runs a client that takes its time. With both sides accelerated, bytes of its connection must go over shared memory meanwhile: for

@@ -1,6 +1,6 @@
 //! memcached with libmemcached's own clients.
 
-use crate::{PATIENCE, Pair, letters};
+use crate::{PATIENCE, Pair, Way, letters};
 use viaduct_testkit::processes::free_port;
 
 matrix!(check, "memcached", "memcslap", "memccp", "memccat");
@@ -27,12 +27,14 @@ fn check(pair: &Pair<'_>) {
             .success();
         assert!(copy.trim_end() == value, "{size} bytes");
     }
-    for test in ["set", "get", "mget"] {
+    let load = |test: &str, count: u32| {
         // So many that one reply to all keys is long beside what the server sends before its connection has a lane.
-        let all = format!("{servers} --concurrency=4 --execute-number=10000 --initial-load=10000 --test={test}");
-        pair.proved_at_length("memcached", || {
-            pair.client("memcslap", all.split_whitespace()).run(PATIENCE).success()
-        });
+        let all = format!("{servers} --concurrency=4 --execute-number={count} --initial-load=10000 --test={test}");
+        pair.client("memcslap", all.split_whitespace()).run(PATIENCE).success()
+    };
+    for test in ["set", "get", "mget"] {
+        pair.proved_at_length("memcached", || load(test, 10_000));
     }
+    pair.proved_by_rows("memcached", "memcslap", Way::Both, || load("set", 50_000));
     pair.prove(&["memcached"]);
 }

@@ -1,6 +1,6 @@
 //! nginx with workers forked beforehand: small answers, files by sendfile, big bodies, reloads under load; curl and wrk.
 
-use crate::{PATIENCE, Pair};
+use crate::{PATIENCE, Pair, Way};
 use nix::sys::signal::Signal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -136,7 +136,7 @@ fn check(pair: &Pair<'_>) {
         "--range 1234567-21234566 --limit-rate 20M --output {} {base}/big.bin",
         copy.display()
     );
-    curl(pair, &limited);
+    pair.proved_by_rows("nginx", "curl", Way::One, || curl(pair, &limited));
     let part = std::fs::read(&copy).unwrap();
     assert_eq!(part.len(), 20_000_000);
     assert_eq!(pattern::first_difference(1, 1_234_567, &part), None);
@@ -149,6 +149,7 @@ fn check(pair: &Pair<'_>) {
         let what = address.rsplit('/').next().unwrap();
         pair.results.figure(&format!("wrk {what}"), answers as f64);
     }
+    pair.proved_by_rows("nginx", "wrk", Way::Both, || wrk(pair, &["-t1", "-c16", "-d1s", &page]));
     // The workers that have served so far are witnesses; those of a new configuration begin anew.
     pair.prove(&["nginx"]);
     assert!(wrk(pair, &["-t1", "-c8", "-d1s", "-H", "Connection: close", &small]) > 100);

@@ -1,6 +1,6 @@
 //! Node.js: its HTTP server and client, with bodies of all sizes.
 
-use crate::{PATIENCE, Pair};
+use crate::{PATIENCE, Pair, Way};
 use std::path::Path;
 use viaduct_testkit::processes::free_port;
 
@@ -12,6 +12,11 @@ fn check(pair: &Pair<'_>) {
     let words = |role: &str| [script.clone().into_os_string(), role.into(), port.to_string().into()];
     let _server = pair.server("node", words("server")).spawn().listening(port);
     let output = pair.proved("node", || pair.client("node", words("client")).run(PATIENCE).success());
+    assert!(output.contains("all bodies came back"), "{output}");
+    let output = pair.proved_by_rows("node", "node", Way::Both, || {
+        let rounds = words("client").into_iter().chain(["300".into()]);
+        pair.client("node", rounds).run(PATIENCE).success()
+    });
     assert!(output.contains("all bodies came back"), "{output}");
     pair.prove(&["node"]);
 }

@@ -1,6 +1,6 @@
 //! Redis: values of all sizes, transactions, publish and subscribe, snapshots under load, replication, and its benchmark.
 
-use crate::{PATIENCE, Pair, letters};
+use crate::{PATIENCE, Pair, Way, letters};
 use std::path::Path;
 use std::time::Duration;
 use viaduct_testkit::Program;
@@ -70,6 +70,10 @@ fn check(pair: &Pair<'_>) {
             pair.results.figure(&format!("redis-benchmark {arguments}"), rate);
         }
     }
+    pair.proved_by_rows("redis-server", "redis-benchmark", Way::Both, || {
+        let load = "-t set,get -n 200000 -c 10 -P 4 -d 1000";
+        benchmark(pair, port, load).run(PATIENCE).success()
+    });
     snapshot_under_load(pair, port);
     if pair.is_uniform() {
         replication(pair, port);

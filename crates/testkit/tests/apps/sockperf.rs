@@ -1,6 +1,6 @@
 //! sockperf: ping-pong and throughput, which count lost, doubled and disordered messages.
 
-use crate::{PATIENCE, Pair};
+use crate::{PATIENCE, Pair, Way};
 use viaduct_testkit::processes::free_port;
 
 matrix!(check, "sockperf");
@@ -29,5 +29,9 @@ fn check(pair: &Pair<'_>) {
         pair.client("sockperf", all.split_whitespace()).run(PATIENCE).success()
     });
     assert!(output.contains("Summary: BandWidth is"), "{output}");
+    let all = format!("pp --tcp -i 127.0.0.1 -p {port} -t 1 -m 1000 --mps=4000000");
+    pair.proved_by_rows("sockperf", "sockperf", Way::Both, || {
+        pair.client("sockperf", all.split_whitespace()).run(PATIENCE).success()
+    });
     pair.prove(&["sockperf"]);
 }

@@ -107,4 +107,14 @@ fn pipelined_replies() {
         let said = succeeds(mode, &python, &[&example]);
         assert!(said.contains("in order") && said.contains("direct search"), "{said}");
     }
+    let checks = crate::source("pipelined.py");
+    for mode in [Mode::Native, Mode::Accelerated(&instance)] {
+        let pairs = instance.stats().pairs;
+        assert_eq!(succeeds(mode, &python, &[&checks, &example]), "every byte was right\n");
+        let lanes = match mode {
+            Mode::Native => 0,
+            Mode::Accelerated(_) => 2,
+        };
+        assert_eq!(instance.stats().pairs - pairs, lanes);
+    }
 }

@@ -1,11 +1,13 @@
-//! Direct search: the Python bindings and the examples ([`bindings`]), and a C program of checks: natively, where the library does it by
+//! Direct search: the Python bindings and the examples ([`bindings`]), what is said of the kernel's help ([`doctor`]), and a C program of checks: natively, where the library does it by
 //! itself, and under Viaduct, where the ordinary calls mind the holes. Each check is a run of its own, so that one that hangs or crashes
 //! hides no other.
 
 mod bindings;
+mod doctor;
 mod model;
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -18,30 +20,42 @@ use viaduct_testkit::{Counters, Instance, Launch, Mode, can_run};
 /// A check ends itself long before.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-fn compile(instance: &Instance, name: &str) -> PathBuf {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/search/programs");
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/search/programs")
+        .join(name)
+}
+
+/// Compiles one of the programs with these further words.
+fn compile_from<I>(instance: &Instance, name: &str, words: I) -> PathBuf
+where
+    I: IntoIterator,
+    I::Item: Into<OsString>,
+{
     let program = instance.scratch(name);
-    let mut command = Command::new("cc");
-    let output = command
-        .args([
-            "-O2",
-            "-D_FORTIFY_SOURCE=2",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-pthread",
-            "-o",
-        ])
+    let flags = "-O2 -D_FORTIFY_SOURCE=2 -Wall -Wextra -Werror -pthread -o";
+    let output = Command::new("cc")
+        .args(flags.split(' '))
         .arg(&program)
-        .arg(sources.join(format!("{name}.c")))
-        .args(["check.c", "../../programs/ends.c"].map(|name| sources.join(name)))
-        .arg("-I")
-        .arg(workspace().join("include"))
-        .args(link_with_library(instance.dir()))
+        .arg(source(&format!("{name}.c")))
+        .args(words.into_iter().map(Into::into))
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     program
+}
+
+/// A program of checks.
+fn compile(instance: &Instance, name: &str) -> PathBuf {
+    let parts = ["check.c", "../../programs/ends.c"].map(|name| source(name).into_os_string());
+    let include = ["-I".into(), workspace().join("include").into_os_string()];
+    let library = link_with_library(instance.dir()).map(OsString::from);
+    compile_from(instance, name, parts.into_iter().chain(include).chain(library))
+}
+
+/// A program that knows nothing of Viaduct.
+fn compile_alone(instance: &Instance, name: &str) -> PathBuf {
+    compile_from(instance, name, [] as [OsString; 0])
 }
 
 /// The lines that tell of failed checks, and the names of all that ran.

@@ -9,9 +9,12 @@ mod options;
 mod stream;
 
 use clap::Parser;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::{RcvBuf, SndBuf};
 use options::{Common, Mode, Options, Role};
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -113,12 +116,28 @@ pub(crate) fn print_line(line: &str) {
     let _ = out.flush();
 }
 
-fn open(address: SocketAddr, mut hello: Hello, connections: u64) -> std::io::Result<Vec<(TcpStream, Hello)>> {
+/// Has a socket, or those that it accepts, hold so little; 0: what it holds by itself.
+fn limit(socket: &impl AsFd, bytes: usize) -> std::io::Result<()> {
+    if bytes != 0 {
+        setsockopt(socket, SndBuf, &bytes)?;
+        setsockopt(socket, RcvBuf, &bytes)?;
+    }
+    Ok(())
+}
+
+fn open(
+    address: SocketAddr,
+    mut hello: Hello,
+    connections: u64,
+    peer: &Peer,
+) -> std::io::Result<Vec<(TcpStream, Hello)>> {
     let mut seeds = Random::new(hello.seed);
     (0..connections)
         .map(|_| {
             hello.seed = seeds.number();
-            Ok((TcpStream::connect(address)?, hello))
+            let stream = TcpStream::connect(address)?;
+            limit(&stream, peer.common.buffer)?;
+            Ok((stream, hello))
         })
         .collect()
 }
@@ -163,6 +182,7 @@ fn start_watchdog(peer: &Arc<Peer>) {
 
 fn listen(address: SocketAddr, peer: &Arc<Peer>) -> std::io::Result<u8> {
     let listener = TcpListener::bind(address)?;
+    limit(&listener, peer.common.buffer)?;
     print_line(&format!(r#"{{"listening":"{}"}}"#, listener.local_addr()?));
     start_watchdog(peer);
     match peer.common.mode {
@@ -173,7 +193,7 @@ fn listen(address: SocketAddr, peer: &Arc<Peer>) -> std::io::Result<u8> {
 }
 
 fn connect(address: SocketAddr, hello: Hello, connections: u64, peer: &Arc<Peer>) -> std::io::Result<u8> {
-    let streams = open(address, hello, connections)?;
+    let streams = open(address, hello, connections, peer)?;
     start_watchdog(peer);
     match peer.common.mode {
         Mode::Blocking => blocking::connect(peer, streams),

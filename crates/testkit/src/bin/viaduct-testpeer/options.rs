@@ -54,6 +54,9 @@ pub(crate) struct Common {
     /// Most bytes in one call.
     #[arg(long, default_value_t = 131_072)]
     pub(crate) max_chunk: u64,
+    /// Bytes that the kernel, or a lane, may hold of each direction; 0: as many as it does by itself.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) buffer: usize,
     /// Makes sizes, calls and contents.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,

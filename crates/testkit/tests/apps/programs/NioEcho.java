@@ -7,12 +7,15 @@ import java.nio.channels.ServerSocketChannel;
 import java.nio.channels.SocketChannel;
 import java.util.Random;
 
-/** {@code NioEcho server|client PORT}: a selector server that echoes, and clients that check every byte. */
+/** {@code NioEcho server|client PORT [BYTES]}: a selector server that echoes, and clients that check every byte. */
 public final class NioEcho {
-    private static final int BYTES = 8_000_000;
+    private static int total = 8_000_000;
 
     public static void main(String[] arguments) throws Exception {
         int port = Integer.parseInt(arguments[1]);
+        if (arguments.length > 2) {
+            total = Integer.parseInt(arguments[2]);
+        }
         if (arguments[0].equals("server")) {
             serve(port);
             return;
@@ -99,8 +102,8 @@ public final class NioEcho {
                 Random bytes = new Random(seed);
                 Random sizes = new Random(seed + 100);
                 try {
-                    for (int sent = 0; sent < BYTES; ) {
-                        ByteBuffer chunk = next(bytes, Math.min(1 + sizes.nextInt(50_000), BYTES - sent));
+                    for (int sent = 0; sent < total; ) {
+                        ByteBuffer chunk = next(bytes, Math.min(1 + sizes.nextInt(50_000), total - sent));
                         sent += chunk.remaining();
                         while (chunk.hasRemaining()) {
                             channel.write(chunk);
@@ -119,7 +122,7 @@ public final class NioEcho {
                 received += check(buffer, expected);
             }
             sender.join();
-            if (received != BYTES) {
+            if (received != total) {
                 throw new IOException(received + " bytes came back");
             }
         }
@@ -157,18 +160,18 @@ public final class NioEcho {
             if (key.isWritable()) {
                 channel.write(out);
                 if (!out.hasRemaining()) {
-                    if (sent == BYTES) {
+                    if (sent == total) {
                         channel.shutdownOutput();
                         key.interestOps(SelectionKey.OP_READ);
                     } else {
-                        out = next(bytes, Math.min(10_000, BYTES - sent));
+                        out = next(bytes, Math.min(10_000, total - sent));
                         sent += out.remaining();
                     }
                 }
             }
         }
         channel.close();
-        if (received != BYTES) {
+        if (received != total) {
             throw new IOException(received + " bytes came back");
         }
     }

@@ -1,8 +1,10 @@
-// `node echo.mjs server|client PORT`: an HTTP server that sends bodies back, and a client that checks them.
+// `node echo.mjs server|client PORT [ROUNDS]`: an HTTP server that sends bodies back, and a client that checks them: so many on each connection, or
+// fewer, and some on connections of their own.
 import http from 'node:http';
 import { randomBytes, randomInt } from 'node:crypto';
 
 const [role, port] = [process.argv[2], Number(process.argv[3])];
+const rounds = Number(process.argv[4] ?? 50);
 const sizes = [0, 1, 100, 5000, 70000, 1000000];
 
 function serve() {
@@ -39,9 +41,11 @@ function post(agent, body) {
 }
 
 async function call() {
-  for (const agent of [new http.Agent({ keepAlive: true, maxSockets: 4 }), new http.Agent({ keepAlive: false })]) {
+  const agents = [new http.Agent({ keepAlive: true, maxSockets: 4 })];
+  if (process.argv[4] === undefined) agents.push(new http.Agent({ keepAlive: false }));
+  for (const agent of agents) {
     const lanes = Array.from({ length: 4 }, async () => {
-      for (let round = 0; round < 50; round++) {
+      for (let round = 0; round < rounds; round++) {
         const size = sizes[randomInt(sizes.length)];
         await post(agent, randomBytes(size === 0 ? 0 : randomInt(size) + 1));
       }

@@ -1,4 +1,4 @@
-"""Echoes frames of random sizes with checksums: `echo.py server|client blocking|selectors|asyncio PORT`.
+"""Echoes frames of random sizes with checksums: `echo.py server|client blocking|selectors|asyncio PORT [FRAMES]`.
 
 A frame is its payload's length and CRC-32, then the payload. The server checks each frame and sends it back; the client
 keeps several frames on their way and checks what returns.
@@ -16,7 +16,7 @@ import zlib
 
 HEADER = struct.Struct("!II")
 ADDRESS = "127.0.0.1"
-FRAMES = 150
+FRAMES = int(sys.argv[4]) if len(sys.argv) > 4 else 150
 CONNECTIONS = 4
 SIZES = (1, 20, 300, 5000, 70000, 300000)
 

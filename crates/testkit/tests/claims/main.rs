@@ -1,0 +1,273 @@
+//! A process of another user that claims the connections of programs under Viaduct: it gets nothing, is told why, and changes nothing for them.
+
+use std::collections::HashMap;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use viaduct_control::counters::REGION_WORDS;
+use viaduct_control::message::MODE_TICKET;
+use viaduct_testkit::binaries::binary;
+use viaduct_testkit::peer::{Report, reports};
+use viaduct_testkit::processes::{free_port, wait_until};
+use viaduct_testkit::{Instance, Launch, Mode, Program, can_run};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Whose connections are claimed, and who claims them.
+const VICTIM: u32 = 61_001;
+const OTHER: u32 = 61_002;
+
+/// It speaks to viaductd by itself.
+const CLAIMS: &str = include_str!("claims.py");
+
+/// The words that start a program as another user.
+fn as_user(user: u32, words: &[&str]) -> Vec<String> {
+    let other = [
+        format!("--reuid={user}"),
+        format!("--regid={user}"),
+        "--clear-groups".into(),
+    ];
+    let words = words.iter().map(|word| (*word).to_owned());
+    other.into_iter().chain(words).collect()
+}
+
+/// A checked peer of the victim's.
+fn peer(mode: Mode<'_>, arguments: &str) -> Program {
+    let file = binary("viaduct-testpeer").display().to_string();
+    let words: Vec<&str> = [file.as_str()].into_iter().chain(arguments.split(' ')).collect();
+    Launch::new(mode, "setpriv", as_user(VICTIM, &words)).spawn()
+}
+
+/// The other user's process, with the size of its counters as last argument.
+fn claims(arguments: &[&str]) -> Program {
+    let region = (REGION_WORDS * size_of::<u64>()).to_string();
+    let words = [&["python3", "-c", CLAIMS], arguments, &[&region]].concat();
+    // Root's own may be where others may not go.
+    Launch::new(Mode::Native, "setpriv", as_user(OTHER, &words))
+        .variable("PATH", "/usr/local/bin:/usr/bin:/bin")
+        .spawn()
+}
+
+/// A viaductd for all users of the machine, whose directory they may enter.
+fn for_all() -> Instance {
+    let instance = Instance::start();
+    assert_eq!(instance.stats().mode, MODE_TICKET);
+    std::fs::set_permissions(instance.dir(), PermissionsExt::from_mode(0o755)).unwrap();
+    instance
+}
+
+/// Waits until a process has said that it is done, and returns what it has been answered, by claim.
+fn answers(program: &Program) -> HashMap<String, String> {
+    let done = wait_until(PATIENCE, || program.output().contains("done: "));
+    let said = program.output();
+    assert!(done, "{said}{}", program.errors());
+    let lines = said.lines().filter_map(|line| line.split_once(": "));
+    lines
+        .map(|(what, answer)| (what.to_owned(), answer.to_owned()))
+        .collect()
+}
+
+/// The number by which the kernel knows the socket with these addresses.
+fn cookie(local: &str, remote: &str) -> u64 {
+    let output = Command::new("ss")
+        .args(["-tneH", "src", local, "dst", remote])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let word = text.split_whitespace().find_map(|word| word.strip_prefix("sk:"));
+    u64::from_str_radix(word.unwrap_or_else(|| panic!("{text}")), 16).unwrap()
+}
+
+/// What `viaduct doctor` tells the other user of the viaductd in a directory.
+fn doctor(dir: &Path) -> String {
+    let (file, dir) = (binary("viaduct").display().to_string(), dir.display().to_string());
+    let words = as_user(OTHER, &[&file, "doctor", "--dir", &dir]);
+    let output = Command::new("setpriv").args(words).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = text
+        .lines()
+        .find(|line| line.contains("  viaductd  "))
+        .map(str::to_owned);
+    line.unwrap_or(text)
+}
+
+/// A viaductd that the other user has started for itself; killed on drop.
+struct OwnDaemon(std::process::Child);
+
+impl OwnDaemon {
+    fn start(dir: &Path) -> Self {
+        let (daemon, text) = (binary("viaductd").display().to_string(), dir.display().to_string());
+        let words = as_user(OTHER, &[&daemon, "--dir", &text]);
+        let mut command = Command::new("setpriv");
+        let child = command
+            .args(words)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let own = Self(child.unwrap());
+        let listens = wait_until(PATIENCE, || doctor(dir).contains("running as process"));
+        assert!(listens, "{}", doctor(dir));
+        own
+    }
+}
+
+impl Drop for OwnDaemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The reports of both ends of each connection, which have lost nothing.
+fn assert_whole(near: &[Report], far: &[Report]) {
+    assert!(!near.is_empty());
+    for near in near {
+        let far = far.iter().find(|far| far.seed == near.seed).unwrap();
+        assert_eq!(
+            (near.end.as_str(), far.end.as_str()),
+            ("eof", "eof"),
+            "{near:?} {far:?}"
+        );
+        assert_eq!((near.sent, near.received), (far.received, far.sent), "{near:?} {far:?}");
+        assert!(near.sent > 1_000_000 && near.received > 1_000_000, "{near:?}");
+    }
+}
+
+#[test]
+fn the_other_end_of_anothers_connection() {
+    if !can_run(true, &["setpriv", "python3", "ss"]) {
+        return;
+    }
+    let instance = for_all();
+    let port = free_port();
+    // It is not under Viaduct, so its end is there to be claimed.
+    let server = peer(Mode::Native, &format!("listen 127.0.0.1:{port}")).listening(port);
+    let client = peer(
+        Mode::Accelerated(&instance),
+        &format!("connect 127.0.0.1:{port} --seconds 8 --seed 3"),
+    );
+    let offered = |pid: u32| {
+        let told = instance.wait_for_status(PATIENCE, |rows| {
+            rows.iter()
+                .any(|row| row.pid == pid && row.reason == "offered" && row.bytes_sent > 100_000)
+        });
+        let rows = told.unwrap_or_else(|rows| panic!("{rows:#?}"));
+        rows.into_iter().find(|row| row.pid == pid).unwrap()
+    };
+    let row = offered(client.pid());
+    let number = cookie(&row.remote, &row.local).to_string();
+    let victim = row.pid.to_string();
+    let dir = instance.dir().display().to_string();
+    let refused = instance.stats().refused;
+    let other = claims(&[&dir, &row.remote, &row.local, &number, &victim]);
+    let told = answers(&other);
+    for (claim, answer) in [
+        ("addresses", "refused 1 no-ticket"),
+        ("an invented ticket", "refused 2 no-ticket"),
+        ("a ticket of its own", "nothing"),
+        ("the same again", "refused 4 no-ticket"),
+        ("in the victim's place", "nothing"),
+        ("other nonces", "refused"),
+        ("sequence numbers", "EPERM"),
+        // What is its own is paired, so that nothing else was in the way.
+        ("its own connection", "['paired 1000000', 'paired 1000001']"),
+        ("withdrawn and detached", "nothing"),
+        ("done", "1"),
+    ] {
+        assert_eq!(told.get(claim).map(String::as_str), Some(answer), "{claim}: {told:#?}");
+    }
+    // viaductd has told why, and says how often.
+    let stats = instance.stats();
+    assert_eq!((stats.refused - refused, stats.pairs), (3, 1));
+    let said = doctor(instance.dir());
+    assert!(
+        said.contains(&format!("1 pairs made, {} offers refused", stats.refused)),
+        "{said}"
+    );
+
+    // With a viaductd of its own, whose users it is all of, it is believed; that has nothing to give.
+    let own_dir = tempfile::tempdir().unwrap();
+    nix::unistd::chown(own_dir.path(), Some(OTHER.into()), Some(OTHER.into())).unwrap();
+    let own = OwnDaemon::start(own_dir.path());
+    let other = claims(&[
+        &own_dir.path().display().to_string(),
+        &row.remote,
+        &row.local,
+        &number,
+        &victim,
+    ]);
+    let told = answers(&other);
+    for (claim, answer) in [
+        ("the other end", "nothing"),
+        ("another socket", "['refused 1 ambiguous', 'refused 2 ambiguous']"),
+        ("both ends", "['paired 3', 'paired 4']"),
+        ("its segment", "1, as it was"),
+        ("withdrawn and detached", "nothing"),
+        ("done", "2"),
+    ] {
+        assert_eq!(told.get(claim).map(String::as_str), Some(answer), "{claim}: {told:#?}");
+    }
+    let said = doctor(own_dir.path());
+    assert!(
+        said.contains("same-user matching") && said.contains("since: "),
+        "{said}"
+    );
+    drop(own);
+
+    let row = offered(client.pid());
+    assert_eq!(
+        (row.path.as_str(), row.fast_bytes_sent, row.fast_bytes_received),
+        ("tcp", 0, 0)
+    );
+    assert_eq!(instance.stats().pairs, 1);
+    let near = reports(&client.finish(PATIENCE).success());
+    assert!(wait_until(PATIENCE, || reports(&server.output()).len() == 1));
+    assert_whole(&near, &reports(&server.output()));
+}
+
+#[test]
+fn both_ends_of_others_connections_while_they_are_paired() {
+    const CONNECTIONS: u64 = 5;
+    if !can_run(true, &["setpriv", "python3"]) {
+        return;
+    }
+    let instance = for_all();
+    let (dir, port) = (instance.dir().display().to_string(), free_port());
+    let mode = Mode::Accelerated(&instance);
+    let server = peer(mode, &format!("listen 127.0.0.1:{port}")).listening(port);
+    let mut other = claims(&[&dir, &port.to_string()]);
+    assert!(wait_until(PATIENCE, || other
+        .output()
+        .contains("its own connection: ['paired")));
+    let mut near = Vec::new();
+    for seed in 1..=CONNECTIONS {
+        let client = peer(mode, &format!("connect 127.0.0.1:{port} --seconds 1.5 --seed {seed}00"));
+        let pids = [client.pid(), server.pid()];
+        let fast = instance.wait_for_status(PATIENCE, |rows| {
+            // Each has the other for its peer.
+            let is_fast = |pid, peer| {
+                rows.iter().any(|row| {
+                    (row.pid, row.peer_pid, row.path.as_str()) == (pid, Some(peer), "shm") && row.is_fast_both_ways()
+                })
+            };
+            is_fast(pids[0], pids[1]) && is_fast(pids[1], pids[0])
+        });
+        assert!(fast.is_ok(), "{fast:#?}");
+        near.extend(reports(&client.finish(PATIENCE).success()));
+    }
+    assert!(wait_until(PATIENCE, || reports(&server.output()).len() as u64 == CONNECTIONS));
+    assert_whole(&near, &reports(&server.output()));
+    // It was there all the while, and had its own connection for itself only.
+    assert!(other.is_running(), "{}", other.errors());
+    let said = other.output();
+    let claimed = said
+        .lines()
+        .filter_map(|line| line.strip_prefix("claimed: ")?.parse::<u64>().ok())
+        .max();
+    assert!(claimed.is_some_and(|claimed| claimed > 20 * CONNECTIONS), "{claimed:?}");
+    let stats = instance.stats();
+    assert_eq!(stats.pairs, 1 + CONNECTIONS);
+    assert!(stats.refused > 10 * CONNECTIONS, "{stats:?}");
+}
