@@ -561,11 +561,52 @@ mod tests {
                 drop(acquire(word).unwrap());
                 cpu_ns() - before
             });
-            std::thread::sleep(std::time::Duration::from_millis(500));
+            std::thread::sleep(std::time::Duration::from_millis(20));
             drop(owner);
             let spent = waiter.join().unwrap();
-            assert!(spent < 250_000_000, "{spent} ns of processor time in half a second");
+            assert!(spent < 700_000, "{spent} ns of processor time in 20 ms");
         });
+    }
+
+    #[test]
+    fn who_sleeps_until_a_word_is_given_up_is_woken() {
+        let word = word();
+        let mut waits = core::array::from_fn::<_, 15, _>(|_| {
+            let owner = acquire(word).unwrap();
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| {
+                    drop(acquire(word).unwrap());
+                    std::time::Instant::now()
+                });
+                while word.load(Relaxed) & AWAITED == 0 {
+                    std::thread::yield_now();
+                }
+                // It sleeps for much longer than this, unless it is woken.
+                std::thread::sleep(std::time::Duration::from_nanos(NAP_NS / 10));
+                let given_up = std::time::Instant::now();
+                drop(owner);
+                waiter.join().unwrap().saturating_duration_since(given_up)
+            })
+        });
+        waits.sort_unstable();
+        assert!(waits[7].as_nanos() < u128::from(NAP_NS / 2), "{waits:?}");
+        assert_eq!(word.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn an_awaited_word_is_given_up_by_jumps_and_keeps_that_it_is_searched() {
+        let word = word();
+        let above = take_and_leave(word) + 1;
+        word.fetch_or(AWAITED | SEARCHED, Relaxed);
+        assert!(acquire(word).is_none(), "a handler that interrupts the owner");
+        crate::jump::jumping(above);
+        assert_eq!(word.load(Relaxed), SEARCHED);
+        let mut owner = acquire(word).unwrap();
+        word.fetch_or(AWAITED, Relaxed);
+        owner.set_searched(false);
+        assert_ne!(word.load(Relaxed) & AWAITED, 0, "whoever waits is not forgotten");
+        drop(owner);
+        assert_eq!(word.load(Relaxed), 0);
     }
 
     #[test]
