@@ -42,8 +42,10 @@ pub(crate) struct Locks {
 const NUMBER: u32 = (1 << 22) - 1;
 /// In a word: the direction is searched. Then taking it fails the fast way, so that who never searches pays nothing.
 const SEARCHED: u32 = 1 << 31;
+/// In a word that is owned: somebody may sleep until it is given up.
+const AWAITED: u32 = 1 << 30;
 /// Bits of a name that tell its thread from others that have had the same number.
-const GENERATION: u32 = !(NUMBER | SEARCHED);
+const GENERATION: u32 = !(NUMBER | SEARCHED | AWAITED);
 /// The first of them.
 const ONE_GENERATION: u32 = NUMBER + 1;
 
@@ -68,14 +70,10 @@ struct Held {
     frame: Cell<usize>,
 }
 
-/// Who waits for a word looks so often at once,
-const GLANCES: u32 = 64;
-/// and until it has looked so often gives the core up in between. Most words are free by then.
-const YIELDS: u32 = 4096;
-/// An owner that takes longer does not run: it has been stopped, or is of a lower priority than the waiter, whose yields do not let it run then.
-const NAP_NS: u64 = 100_000;
-/// One look in so many asks whether the owner still is.
-const ASK_EVERY: u32 = 64;
+/// Who waits for a word looks so often before it sleeps. Most words are free by then, if their owner runs at all.
+const GLANCES: u32 = 256;
+/// So long it sleeps at a time, unless it is woken, and then asks whether the owner still is.
+const NAP_NS: u64 = 2_000_000;
 
 /// Threads of this process that have a name.
 static NAMED: AtomicU32 = AtomicU32::new(0);
@@ -97,6 +95,11 @@ pub(crate) fn lives(name: u32) -> bool {
     let own = self::name();
     let (number, own_number) = (name & NUMBER, own & NUMBER);
     name == own || number != own_number && raw::thread_alive(number)
+}
+
+/// The name in a word; 0 if nobody owns it.
+pub(crate) fn owner(word: u32) -> u32 {
+    word & (NUMBER | GENERATION)
 }
 
 /// Whether the name may be that of a thread of this process, not of its parent.
@@ -167,9 +170,8 @@ impl Own {
         for word in left.iter().filter_map(|held| held.word.get()) {
             // A handler may have been about to ask for a word that the thread has owned since before.
             let owned_before = |held: &Held| held.word.get().is_some_and(|kept| core::ptr::eq(kept, word));
-            let seen = word.load(Relaxed);
-            if seen & !SEARCHED == self.name.get() && !kept.iter().any(owned_before) {
-                word.store(seen & SEARCHED, Release);
+            if owner(word.load(Relaxed)) == self.name.get() && !kept.iter().any(owned_before) {
+                give_up(word);
             }
         }
         self.strike_off(kept.len());
@@ -215,8 +217,12 @@ impl Guard<'_> {
     pub(crate) fn set_searched(&mut self, searched: bool) {
         self.idle = if searched { SEARCHED } else { 0 };
         self.owned = self.owned & !SEARCHED | self.idle;
-        // At once: a thread that is killed never gives the word up.
-        self.word.store(self.owned, Release);
+        // At once: a thread that is killed never gives the word up. Others may say meanwhile that they wait.
+        if searched {
+            self.word.fetch_or(SEARCHED, Release);
+        } else {
+            self.word.fetch_and(!SEARCHED, Release);
+        }
     }
 
     /// Keeps the word owned, for others to give up: through a fork.
@@ -230,9 +236,13 @@ impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
         // Nobody takes a word from a thread that lives. Should it be another's all the same, that one's it stays.
-        if self.word.load(Relaxed) == self.owned {
-            // Release pairs with the acquire in `acquire`.
+        let seen = self.word.load(Relaxed);
+        if seen == self.owned {
+            // Release pairs with the acquire in `take`. Who says in between that it waits does not sleep, since the word has changed, or wakes
+            // by itself: a store costs a fraction of what an exchange does.
             self.word.store(self.idle, Release);
+        } else if seen == self.owned | AWAITED {
+            give_up(self.word);
         }
         self.own.strike_off(self.before);
     }
@@ -286,26 +296,25 @@ pub(crate) fn try_acquire(word: &'static AtomicU32) -> Option<Guard<'static>> {
 #[cold]
 pub(crate) fn take_over(word: &'static AtomicU32) -> Option<Guard<'static>> {
     let seen = word.load(Relaxed);
-    let (owner, idle) = (seen & !SEARCHED, seen & SEARCHED);
-    if owner == 0 || lives(owner) {
+    if owner(seen) == 0 || lives(owner(seen)) {
         return None;
     }
-    take(&thread::this().locks, word, seen, idle)
+    take(&thread::this().locks, word, seen, seen & SEARCHED, 0)
 }
 
 /// Takes a word that is `idle` when nobody owns it, if nobody does.
 #[inline]
 fn acquire_idle(word: &'static AtomicU32, idle: u32) -> Option<Guard<'static>> {
     let own = &thread::this().locks;
-    take(own, word, idle, idle)
+    take(own, word, idle, idle, 0)
 }
 
-/// Takes a word that holds `seen`.
+/// Takes a word that holds `seen`, and may be [`AWAITED`] by others.
 #[inline]
-fn take(own: &'static Own, word: &'static AtomicU32, seen: u32, idle: u32) -> Option<Guard<'static>> {
+fn take(own: &'static Own, word: &'static AtomicU32, seen: u32, idle: u32, awaited: u32) -> Option<Guard<'static>> {
     let owned = own.name() | idle;
     let before = own.note(word);
-    if word.compare_exchange(seen, owned, Acquire, Relaxed).is_ok() {
+    if word.compare_exchange(seen, owned | awaited, Acquire, Relaxed).is_ok() {
         // Made only on success: a guard that is dropped gives up its word.
         return Some(Guard {
             word,
@@ -328,33 +337,55 @@ pub(crate) struct Awaited {
 }
 
 /// Takes a word when its owner gives it up or is gone; `None` if this very thread holds it already.
+///
+/// Nobody gives the core up while it waits: where others want it, that costs a turn of each of them, and the owner may be the one that has lost the
+/// core for as long. Who sleeps until it is woken goes first.
 #[cold]
 pub(crate) fn acquire_contended(word: &'static AtomicU32) -> Option<Awaited> {
     let own = &thread::this().locks;
     let name = own.name();
-    let mut rounds = 0_u32;
+    let mut glances = 0;
+    let (mut ask, mut awaited) = (false, 0);
     loop {
         let seen = word.load(Relaxed);
-        let (owner, idle) = (seen & !SEARCHED, seen & SEARCHED);
+        let owner = owner(seen);
         if owner == name {
             return None;
         }
         // At once if it was a thread of this number.
-        let ask = rounds % ASK_EVERY == ASK_EVERY - 1 || owner & NUMBER == name & NUMBER;
+        ask |= owner & NUMBER == name & NUMBER;
         if (owner == 0 || ask && !lives(owner))
-            && let Some(guard) = take(own, word, seen, idle)
+            && let Some(guard) = take(own, word, seen, seen & SEARCHED, awaited)
         {
             return Some(Awaited {
                 guard,
                 orphaned: owner != 0,
             });
         }
-        rounds = rounds.wrapping_add(1);
-        match rounds {
-            0..GLANCES => core::hint::spin_loop(),
-            GLANCES..YIELDS => raw::sched_yield(),
-            _ => raw::nap(NAP_NS),
+        ask = false;
+        if glances < GLANCES {
+            glances += 1;
+            core::hint::spin_loop();
+        } else if owner != 0 && is_awaited(word, seen) {
+            // Others may sleep as well, and only one is woken.
+            awaited = AWAITED;
+            ask = raw::sleep_while(word, seen | AWAITED, NAP_NS);
         }
+    }
+}
+
+/// Says that somebody waits for the owner of a word that holds `seen`; false if it has changed.
+fn is_awaited(word: &AtomicU32, seen: u32) -> bool {
+    seen & AWAITED != 0 || word.compare_exchange(seen, seen | AWAITED, Relaxed, Relaxed).is_ok()
+}
+
+/// Gives up a word of the calling thread's that others may wait for.
+#[cold]
+fn give_up(word: &AtomicU32) {
+    let seen = word.load(Relaxed);
+    let seen = word.swap(seen & SEARCHED, Release);
+    if seen & AWAITED != 0 {
+        raw::wake_one(word);
     }
 }
 
@@ -530,11 +561,52 @@ mod tests {
                 drop(acquire(word).unwrap());
                 cpu_ns() - before
             });
-            std::thread::sleep(std::time::Duration::from_millis(500));
+            std::thread::sleep(std::time::Duration::from_millis(20));
             drop(owner);
             let spent = waiter.join().unwrap();
-            assert!(spent < 250_000_000, "{spent} ns of processor time in half a second");
+            assert!(spent < 700_000, "{spent} ns of processor time in 20 ms");
         });
+    }
+
+    #[test]
+    fn who_sleeps_until_a_word_is_given_up_is_woken() {
+        let word = word();
+        let mut waits = core::array::from_fn::<_, 15, _>(|_| {
+            let owner = acquire(word).unwrap();
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| {
+                    drop(acquire(word).unwrap());
+                    std::time::Instant::now()
+                });
+                while word.load(Relaxed) & AWAITED == 0 {
+                    std::thread::yield_now();
+                }
+                // It sleeps for much longer than this, unless it is woken.
+                std::thread::sleep(std::time::Duration::from_nanos(NAP_NS / 10));
+                let given_up = std::time::Instant::now();
+                drop(owner);
+                waiter.join().unwrap().saturating_duration_since(given_up)
+            })
+        });
+        waits.sort_unstable();
+        assert!(waits[7].as_nanos() < u128::from(NAP_NS / 2), "{waits:?}");
+        assert_eq!(word.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn an_awaited_word_is_given_up_by_jumps_and_keeps_that_it_is_searched() {
+        let word = word();
+        let above = take_and_leave(word) + 1;
+        word.fetch_or(AWAITED | SEARCHED, Relaxed);
+        assert!(acquire(word).is_none(), "a handler that interrupts the owner");
+        crate::jump::jumping(above);
+        assert_eq!(word.load(Relaxed), SEARCHED);
+        let mut owner = acquire(word).unwrap();
+        word.fetch_or(AWAITED, Relaxed);
+        owner.set_searched(false);
+        assert_ne!(word.load(Relaxed) & AWAITED, 0, "whoever waits is not forgotten");
+        drop(owner);
+        assert_eq!(word.load(Relaxed), 0);
     }
 
     #[test]

@@ -407,14 +407,15 @@ pub(crate) fn after_fork() {
 /// ever: a handler may have interrupted it, and want one of the sets. What is not whole the child gives up.
 pub(crate) fn before_fork(conn: &'static Conn) {
     for _ in 0..WAITS_BEFORE_FORK {
-        let owner = conn.lone.owner.load(Acquire);
+        let word = conn.lone.owner.load(Acquire);
+        let owner = lock::owner(word);
         if owner == 0 || owner == lock::name() {
             return;
         }
         if lock::lives(owner) {
             raw::sched_yield();
         } else {
-            let _ = conn.lone.owner.compare_exchange(owner, 0, Acquire, Relaxed);
+            let _ = conn.lone.owner.compare_exchange(word, 0, Acquire, Relaxed);
         }
     }
 }

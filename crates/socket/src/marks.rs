@@ -59,6 +59,17 @@ pub(crate) fn look_past_bells(conn: &Conn, incoming: &Incoming<'_>, lane: &Recei
     look(conn, incoming, lane, Leave::All)
 }
 
+/// Whether a look would find nothing on the kernel connection, and nothing else to do: known before anything is owned. A thread may lose the core
+/// as it leaves a system call, and whoever wants what it owns then waits for as long.
+pub(crate) fn is_quiet(conn: &Conn) -> bool {
+    let known = conn::PEER_FIN | conn::DEAD | conn::SHUT_READ;
+    // The kernel keeps what is below the low-water mark to itself.
+    !conn.flag(known | conn::LOW_WATER)
+        && !conn.has_error()
+        && !crate::wish::is_news(conn)
+        && raw::poll_now(conn.fd(), libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP) == 0
+}
+
 fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leave: Leave) -> Result<Marks, Errno> {
     crate::wish::heed(conn, incoming);
     let mut marks = [0; 64];
@@ -492,6 +503,29 @@ mod tests {
     use crate::{Vector, lifecycle, records};
     use std::io::{Read, Write};
     use std::net::Shutdown;
+
+    #[test]
+    fn the_kernel_connection_is_quiet_until_there_is_something_to_look_for() {
+        let (conn, [_own, mut peer]) = records::on_the_heap();
+        assert!(is_quiet(conn));
+        for flag in [conn::PEER_FIN, conn::DEAD, conn::SHUT_READ, conn::LOW_WATER] {
+            conn.set_flag(flag, true);
+            assert!(!is_quiet(conn));
+            conn.set_flag(flag, false);
+        }
+        conn.set_error(libc::ECONNRESET);
+        assert!(!is_quiet(conn));
+        assert_eq!(conn.take_error(), libc::ECONNRESET);
+        assert!(is_quiet(conn));
+        peer.write_all(&[MARK_BELL]).unwrap();
+        while kernel::queued(conn.fd()) == 0 {}
+        assert!(!is_quiet(conn));
+        assert_eq!(raw::recv(conn.fd(), &mut [0; 8], 0), Ok(1));
+        assert!(is_quiet(conn));
+        peer.shutdown(Shutdown::Write).unwrap();
+        while raw::poll_now(conn.fd(), libc::POLLRDHUP) == 0 {}
+        assert!(!is_quiet(conn));
+    }
 
     #[test]
     fn no_mark_comes_once_both_directions_are_down() {

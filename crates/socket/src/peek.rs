@@ -47,8 +47,11 @@ impl<'a> Peek<'a> {
         }
     }
 
-    /// How many bytes are there.
-    pub(crate) fn readable(&self) -> Result<usize, Errno> {
+    /// How many bytes are there. `quiet`: there was nothing on the kernel connection, see [`is_quiet`](crate::marks::is_quiet).
+    pub(crate) fn readable(&self, quiet: bool) -> Result<usize, Errno> {
+        if quiet && self.incoming.source() == Source::Lane && !self.incoming.sender_leaves() {
+            return self.in_lane(usize::MAX);
+        }
         self.parts().map(|unread| unread.before + unread.lane + unread.behind)
     }
 

@@ -75,13 +75,9 @@ fn look(conn: &'static Conn, events: i16, kernel: bool) -> Option<i16> {
     let interest = u32::from(events.cast_unsigned());
     // What only the kernel knows.
     let asked = events & (POLLRDHUP | POLLPRI) != 0;
+    let news = (kernel || asked) && !marks::is_quiet(conn);
     let mask = with_proof(conn, |proof| {
-        ready::look(
-            conn,
-            proof,
-            interest,
-            kernel || asked || !ready::receives_on_lane(conn, proof),
-        )
+        ready::look(conn, proof, interest, news || !ready::receives_on_lane(conn, proof))
     })?;
     if kernel {
         send::serve(conn);

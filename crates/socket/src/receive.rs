@@ -15,7 +15,7 @@ use crate::spin::Spinner;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, announce, at_once, bell, cancel, counters, kernel, needs, search, send, wish};
+use crate::{agent, announce, at_once, bell, cancel, counters, kernel, marks, needs, search, send, wish};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_channel::Receiver;
@@ -459,12 +459,13 @@ pub(crate) fn readable_bytes(conn: &'static Conn, id: u64) -> c_int {
         // Out of the way where the lane has no bytes, as without holes.
         clear_marks(conn, id);
     }
+    let quiet = marks::is_quiet(conn);
     let Some(guard) = conn.own_receive(id) else { return 0 };
     let Some(segment) = conn.segment(&guard) else { return 0 };
     let lane = segment.receiver(conn.side());
     let bytes = match search::lanes::Stretches::new(conn, &guard) {
         Some(stretches) => stretches.readable(),
-        None => Peek::new(conn, &guard, lane).readable().map(|bytes| bytes as u64),
+        None => Peek::new(conn, &guard, lane).readable(quiet).map(|bytes| bytes as u64),
     };
     let bytes = bytes.unwrap_or_else(|errno| {
         conn.set_error(errno);

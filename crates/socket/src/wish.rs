@@ -13,7 +13,7 @@ use viaduct_stream::{Incoming, Mode, Outgoing};
 
 /// Whether the peer does not know yet what is wanted. A connection that is banned from lanes has asked for good.
 #[inline]
-fn is_news(conn: &Conn) -> bool {
+pub(crate) fn is_news(conn: &Conn) -> bool {
     (conn.wanted() == Wanted::Tcp) != conn.flag(ASKED) && !conn.flag(BANNED | PEER_FIN)
 }
 

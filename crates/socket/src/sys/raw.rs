@@ -2,6 +2,7 @@
 
 use super::Errno;
 use core::ffi::{c_int, c_long};
+use core::sync::atomic::AtomicU32;
 use viaduct_channel::Dest;
 
 /// Enters the kernel.
@@ -399,12 +400,26 @@ pub fn poll_until(fd: c_int, events: i16, timeout: Option<libc::timespec>) -> Re
     Ok(entry.revents)
 }
 
-/// Sleeps for so many nanoseconds, or until a signal comes.
-pub fn nap(ns: u64) {
+/// Sleeps while `word` holds `value`, until somebody wakes who sleeps so, for so many nanoseconds at most; true if they are over.
+pub fn sleep_while(word: &AtomicU32, value: u32, ns: u64) -> bool {
     let time = super::timespec(ns);
-    let place = core::ptr::from_ref(&time).expose_provenance();
-    // SAFETY: a timeout that outlives the call, and no descriptors.
-    let _ = unsafe { call(libc::SYS_ppoll, [0, 0, place, 0, 8, 0]) };
+    let time = core::ptr::from_ref(&time).expose_provenance();
+    let place = word.as_ptr().expose_provenance();
+    // SAFETY: a word and a timeout that outlive the call.
+    let result = unsafe {
+        call(
+            libc::SYS_futex,
+            [place, libc::FUTEX_WAIT as usize, value as usize, time, 0, 0],
+        )
+    };
+    result == Err(libc::ETIMEDOUT)
+}
+
+/// Wakes one who sleeps while `word` holds some value, in whatever process.
+pub fn wake_one(word: &AtomicU32) {
+    let place = word.as_ptr().expose_provenance();
+    // SAFETY: the kernel does not look at what the word holds.
+    let _ = unsafe { call(libc::SYS_futex, [place, libc::FUTEX_WAKE as usize, 1, 0, 0, 0]) };
 }
 
 /// Number of the inode of an open file: a socket's is its own for as long as any socket lives that was made near the same time.
