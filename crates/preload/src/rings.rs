@@ -1,15 +1,15 @@
 //! `io_uring` by liburing: the kernel moves the bytes, unseen, so a connection that a program is about to hand to it goes back to TCP first.
 //!
 //! liburing enters the kernel by instructions of its own, but programs reach it through the few functions that are here, each of which may
-//! hand over what has been queued. Layouts: `struct io_uring` of liburing.h, the same in every version up to the fields that are read, and
-//! `struct io_uring_sqe` of linux/io_uring.h.
+//! hand over what has been queued. Layouts: `struct io_uring` of liburing.h, the same since 2.0 up to the fields that are read, and
+//! `struct io_uring_sqe` of linux/io_uring.h. What came before 2.0 asks for rings by `syscall`, and is told that there are none.
 
 use crate::control::hand_over_passed;
 use crate::scopes;
 use core::ffi::{CStr, c_int, c_uint, c_void};
 use core::mem::{offset_of, transmute};
-use core::sync::atomic::AtomicPtr;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicPtr, AtomicU64};
 use libc::msghdr;
 use viaduct_socket::{is_nowhere, lifecycle, successors, sys};
 
@@ -57,6 +57,8 @@ const LONG: c_uint = 1 << 10;
 const MIXED: c_uint = 1 << 19;
 /// The descriptor is a number among those registered (`IOSQE_FIXED_FILE`).
 const FIXED: u8 = 1;
+/// So is the other one (`SPLICE_F_FD_IN_FIXED`).
+const OTHER_FIXED: c_uint = 1 << 31;
 
 /// Codes of requests, as linux/io_uring.h has them (`IORING_OP_*`).
 mod code {
@@ -136,12 +138,16 @@ unsafe fn prepare_one(entry: &Entry) -> bool {
     match entry.code {
         // SAFETY: the caller's: so many descriptors.
         code::REGISTER => unsafe { prepare_all(entry.address as *const c_int, entry.len) },
-        code::CLOSE if known => {
+        // Else it closes one that is registered, and says 0 here.
+        code::CLOSE if known && entry.other_fd == 0 => {
             lifecycle::closing(entry.fd);
             true
         }
         code::EPOLL => successors::to_ring(entry.offset as c_int),
-        code::SPLICE | code::TEE => successors::to_ring(entry.other_fd) && (!known || successors::to_ring(entry.fd)),
+        code::SPLICE | code::TEE => {
+            let other_known = entry.code_flags & OTHER_FIXED == 0;
+            (!other_known || successors::to_ring(entry.other_fd)) && (!known || successors::to_ring(entry.fd))
+        }
         code if code::USE_DESCRIPTOR.contains(&code) => {
             if matches!(code, code::SENDMSG | code::SENDMSG_WITHOUT_COPY) {
                 // SAFETY: the caller's: a message.
@@ -162,15 +168,33 @@ unsafe fn prepare_all(fds: *const c_int, count: c_uint) -> bool {
     is_nowhere(fds) || (0..count as usize).all(|index| successors::to_ring(unsafe { *fds.add(index) }))
 }
 
+/// What is known of a function of liburing.
+struct Behind {
+    function: AtomicPtr<c_void>,
+    /// How many libraries had gone when it was found in one that may go.
+    gone: AtomicU64,
+}
+
+/// The function is where it stays.
+const FOR_GOOD: u64 = u64::MAX;
+
 /// liburing's own function behind `ours`; null if there is none. Asked for when it is called, since few programs have it.
-fn find(slot: &AtomicPtr<c_void>, name: &'static CStr, ours: *const c_void) -> *mut c_void {
-    let known = sys::next_symbol(slot, name);
-    if !known.is_null() {
+fn find(behind: &Behind, name: &'static CStr, ours: *const c_void) -> *mut c_void {
+    // In this order: who sees the count sees no function from before it.
+    let gone = behind.gone.load(Acquire);
+    let known = behind.function.load(Relaxed);
+    if !known.is_null() && (gone == FOR_GOOD || gone == scopes::libraries_gone()) {
         return known;
     }
+    behind.function.store(core::ptr::null_mut(), Relaxed);
+    if !sys::next_symbol(&behind.function, name).is_null() {
+        behind.gone.store(FOR_GOOD, Release);
+        return behind.function.load(Relaxed);
+    }
     // Whoever calls us has it in a scope of its own: a plug-in's library, or what a plug-in was linked with.
+    behind.gone.store(scopes::libraries_gone(), Release);
     let elsewhere = scopes::find_anywhere(name, ours);
-    slot.store(elsewhere, Relaxed);
+    behind.function.store(elsewhere, Relaxed);
     elsewhere
 }
 
@@ -181,12 +205,12 @@ macro_rules! rings {
             #[unsafe(no_mangle)]
             pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> c_int {
                 type Function = unsafe extern "C-unwind" fn($($type),*) -> c_int;
-                static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+                static BEHIND: Behind = Behind { function: AtomicPtr::new(core::ptr::null_mut()), gone: AtomicU64::new(0) };
                 const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                     Ok(name) => name,
                     Err(_) => c"",
                 };
-                let function = find(&SLOT, NAME, $name as Function as *const c_void);
+                let function = find(&BEHIND, NAME, $name as Function as *const c_void);
                 if function.is_null() {
                     return -libc::ENOSYS;
                 }

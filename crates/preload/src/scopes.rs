@@ -95,6 +95,19 @@ extern "C" fn ready_to_open_in(space: c_long, _path: *const c_char, mode: c_int)
     found(sys::next_symbol(&SLOT, c"dlmopen"))
 }
 
+/// How many libraries have been closed for good so far.
+pub(crate) fn libraries_gone() -> u64 {
+    unsafe extern "C" fn take(info: *mut libc::dl_phdr_info, _size: usize, gone: *mut c_void) -> c_int {
+        // SAFETY: the loader's description of an object, which tells so of all, and what was handed over below.
+        unsafe { gone.cast::<u64>().write((*info).dlpi_subs) };
+        1
+    }
+    let mut gone = 0_u64;
+    // SAFETY: `take` takes what is handed over here for what it is, and only during the call.
+    unsafe { libc::dl_iterate_phdr(Some(take), (&raw mut gone).cast()) };
+    gone
+}
+
 /// Room for the paths of all libraries of most programs, in bytes.
 const PATHS: usize = 64 << 10;
 
@@ -114,7 +127,7 @@ pub(crate) fn find_anywhere(name: &CStr, ours: *const c_void) -> *mut c_void {
         // SAFETY: a C string; nothing is loaded by it.
         let handle = unsafe { real_dlopen()(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
         let handle = NonNull::new(handle)?;
-        // SAFETY: a handle, and a C string. Whoever calls the function keeps its library.
+        // SAFETY: a handle, and a C string. Whoever calls the function keeps its library meanwhile.
         let function = unsafe { libc::dlsym(handle.as_ptr(), name.as_ptr()) };
         // SAFETY: it was opened here.
         unsafe { libc::dlclose(handle.as_ptr()) };

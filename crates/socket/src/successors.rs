@@ -82,6 +82,8 @@ pub fn handing_over(fd: c_int) {
 
 /// The program has the kernel do something with `fd` by `io_uring`, unseen; false if it is a connection that is still on a lane.
 pub fn to_ring(fd: c_int) -> bool {
+    // What is asked for, or registered, may stand longer than it takes to connect it.
+    begin_early(fd);
     match table::lookup(fd) {
         // On TCP for good, as it mostly is by the second time.
         Entry::Connection(conn) if conn.phase() != Phase::Attached && conn.flag(conn::BANNED) && !conn.searched() => {

@@ -294,10 +294,15 @@ fn with_rings_of_their_own() {
     let instance = Instance::start();
     let host = compile(&instance, "caller", "caller.c", &[]);
     for rings in ["-luring", "-l:liburing.a"] {
-        let plugin = compile(&instance, "ringing.so", "ringing.c", &["-shared", "-fPIC", rings]);
+        let plugin = |name, place| compile(&instance, name, "ringing.c", &["-shared", "-fPIC", place, rings]);
+        // What the other has is elsewhere in it.
+        let plugins = [
+            plugin("ringing.so", "-falign-functions=16"),
+            plugin("another.so", "-falign-functions=8192"),
+        ];
         for mode in [Mode::Native, Mode::Accelerated(&instance)] {
-            let said = Launch::new(mode, &host, [&plugin]).spawn().finish(PATIENCE).success();
-            assert_eq!(said, "ring: 0\n", "{rings}");
+            let said = Launch::new(mode, &host, &plugins).spawn().finish(PATIENCE).success();
+            assert_eq!(said, "ring: 0\nring: 0\n", "{rings}");
         }
     }
 }

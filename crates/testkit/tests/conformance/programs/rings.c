@@ -1,6 +1,8 @@
 /* The kernel moves bytes for rings that liburing made, beside the C library's calls on the same connections. */
 #include "play.h"
 #include <liburing.h>
+#include <arpa/inet.h>
+#include <fcntl.h>
 #include <stddef.h>
 #include <sys/epoll.h>
 
@@ -256,6 +258,81 @@ static void closed(void)
     FAR(ALL(s, 4));
 }
 
+/* A ring that closes the first of those registered says 0 for the descriptor, which here is a connection's. */
+static void closed_by_number(void)
+{
+    NEAR(R(send(s, "early", 5, 0)));
+    if (is_near)
+        serve_until_released();
+    else {
+        int kept = dup(0), file = open("/dev/null", O_RDONLY);
+
+        arrive(s, POLLIN);
+        close(0);
+        say("first: %d", fcntl(s, F_DUPFD, 0));
+        begin(0);
+        say("registered: %d", io_uring_register_files(&ring, &file, 1));
+        io_uring_prep_close_direct(io_uring_get_sqe(&ring), 0);
+        hand_over();
+        finish("close");
+        end();
+        GET(0, 5, MSG_DONTWAIT);
+        dup2(kept, 0);
+        close(kept);
+        close(file);
+        release();
+    }
+    step();
+    FAR(R(send(s, "!", 1, 0)));
+    NEAR(GET(s, 1, 0));
+}
+
+/* Registered before it is connected. */
+static void registered_first(void)
+{
+    int listener = -1, end_of_it = -1;
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof at;
+
+    if (!is_near) {
+        char bytes[8] = "";
+        struct io_uring_sqe *entry;
+        int first = socket(AF_INET, SOCK_STREAM, 0);
+
+        listener = socket(AF_INET, SOCK_STREAM, 0);
+        bind(listener, (struct sockaddr *)&at, sizeof at);
+        listen(listener, 1);
+        getsockname(listener, (struct sockaddr *)&at, &len);
+        begin(0);
+        say("registered: %d", io_uring_register_files(&ring, &first, 1));
+        R(connect(first, (struct sockaddr *)&at, sizeof at));
+        end_of_it = accept(listener, NULL, NULL);
+        for (int i = 0; i < 300; i++) {
+            char byte = 'a';
+
+            send(end_of_it, &byte, 1, 0);
+            recv(first, &byte, 1, 0);
+            send(first, &byte, 1, 0);
+            recv(end_of_it, &byte, 1, 0);
+            usleep(1000);
+        }
+        R(send(end_of_it, "bytes", 5, 0));
+        entry = io_uring_get_sqe(&ring);
+        io_uring_prep_recv(entry, 0, bytes, 5, 0);
+        entry->flags |= IOSQE_FIXED_FILE;
+        hand_over();
+        finish("recv");
+        show_bytes("bytes", bytes, 5);
+        end();
+        close(first);
+        close(end_of_it);
+        close(listener);
+    }
+    step();
+    NEAR(R(send(s, "x", 1, 0)));
+    FAR(GET(s, 1, 0));
+}
+
 /* Rings for files leave connections alone. */
 static void of_files(void)
 {
@@ -278,4 +355,4 @@ static void of_files(void)
 }
 
 MAIN(JOINED(to_and_fro), JOINED(tried_first), JOINED(long_entries), JOINED(polled), JOINED(polled_by_a_set), JOINED(registered_in_a_set), JOINED(by_number),
-     JOINED(several_at_once), JOINED(closed), JOINED(of_files))
+     JOINED(several_at_once), JOINED(closed), JOINED(closed_by_number), JOINED(registered_first), JOINED(of_files))
