@@ -187,9 +187,10 @@ fn find(behind: &Behind, name: &'static CStr, ours: *const c_void) -> *mut c_voi
         return known;
     }
     behind.function.store(core::ptr::null_mut(), Relaxed);
-    if !sys::next_symbol(&behind.function, name).is_null() {
+    let next = sys::next_symbol(&behind.function, name);
+    if !next.is_null() {
         behind.gone.store(FOR_GOOD, Release);
-        return behind.function.load(Relaxed);
+        return next;
     }
     // Whoever calls us has it in a scope of its own: a plug-in's library, or what a plug-in was linked with.
     behind.gone.store(scopes::libraries_gone(), Release);
