@@ -258,66 +258,75 @@ static void closed(void)
     FAR(ALL(s, 4));
 }
 
+/* Connects `first` to this program itself, after `before`, and has both ends used for a while. */
+static int connect_here(int first, void (*before)(int fd))
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof at;
+    int listener = socket(AF_INET, SOCK_STREAM, 0), other;
+
+    bind(listener, (struct sockaddr *)&at, sizeof at);
+    listen(listener, 1);
+    getsockname(listener, (struct sockaddr *)&at, &len);
+    if (before)
+        before(first);
+    R(connect(first, (struct sockaddr *)&at, sizeof at));
+    other = accept(listener, NULL, NULL);
+    close(listener);
+    for (int i = 0; i < 300; i++) {
+        char byte = 'a';
+
+        send(other, &byte, 1, 0);
+        recv(first, &byte, 1, 0);
+        send(first, &byte, 1, 0);
+        recv(other, &byte, 1, 0);
+        usleep(1000);
+    }
+    R(send(other, "bytes", 5, 0));
+    return other;
+}
+
 /* A ring that closes the first of those registered says 0 for the descriptor, which here is a connection's. */
 static void closed_by_number(void)
 {
-    NEAR(R(send(s, "early", 5, 0)));
-    if (is_near)
-        serve_until_released();
-    else {
-        int kept = dup(0), file = open("/dev/null", O_RDONLY);
+    if (!is_near) {
+        int kept = dup(0), file = open("/dev/null", O_RDONLY), first, other;
 
-        arrive(s, POLLIN);
         close(0);
-        say("first: %d", fcntl(s, F_DUPFD, 0));
+        first = socket(AF_INET, SOCK_STREAM, 0);
+        say("first: %d", first);
+        other = connect_here(first, NULL);
         begin(0);
         say("registered: %d", io_uring_register_files(&ring, &file, 1));
         io_uring_prep_close_direct(io_uring_get_sqe(&ring), 0);
         hand_over();
         finish("close");
         end();
-        GET(0, 5, MSG_DONTWAIT);
+        GET(first, 5, 0);
+        close(other);
         dup2(kept, 0);
         close(kept);
         close(file);
-        release();
     }
     step();
-    FAR(R(send(s, "!", 1, 0)));
-    NEAR(GET(s, 1, 0));
+    NEAR(R(send(s, "x", 1, 0)));
+    FAR(GET(s, 1, 0));
+}
+
+static void register_it(int fd)
+{
+    begin(0);
+    say("registered: %d", io_uring_register_files(&ring, &fd, 1));
 }
 
 /* Registered before it is connected. */
 static void registered_first(void)
 {
-    int listener = -1, end_of_it = -1;
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof at;
-
     if (!is_near) {
         char bytes[8] = "";
-        struct io_uring_sqe *entry;
-        int first = socket(AF_INET, SOCK_STREAM, 0);
+        int first = socket(AF_INET, SOCK_STREAM, 0), other = connect_here(first, register_it);
+        struct io_uring_sqe *entry = io_uring_get_sqe(&ring);
 
-        listener = socket(AF_INET, SOCK_STREAM, 0);
-        bind(listener, (struct sockaddr *)&at, sizeof at);
-        listen(listener, 1);
-        getsockname(listener, (struct sockaddr *)&at, &len);
-        begin(0);
-        say("registered: %d", io_uring_register_files(&ring, &first, 1));
-        R(connect(first, (struct sockaddr *)&at, sizeof at));
-        end_of_it = accept(listener, NULL, NULL);
-        for (int i = 0; i < 300; i++) {
-            char byte = 'a';
-
-            send(end_of_it, &byte, 1, 0);
-            recv(first, &byte, 1, 0);
-            send(first, &byte, 1, 0);
-            recv(end_of_it, &byte, 1, 0);
-            usleep(1000);
-        }
-        R(send(end_of_it, "bytes", 5, 0));
-        entry = io_uring_get_sqe(&ring);
         io_uring_prep_recv(entry, 0, bytes, 5, 0);
         entry->flags |= IOSQE_FIXED_FILE;
         hand_over();
@@ -325,8 +334,7 @@ static void registered_first(void)
         show_bytes("bytes", bytes, 5);
         end();
         close(first);
-        close(end_of_it);
-        close(listener);
+        close(other);
     }
     step();
     NEAR(R(send(s, "x", 1, 0)));
