@@ -57,6 +57,8 @@ const LONG: c_uint = 1 << 10;
 const MIXED: c_uint = 1 << 19;
 /// The descriptor is a number among those registered (`IOSQE_FIXED_FILE`).
 const FIXED: u8 = 1;
+/// The next one waits for this one, and may be cancelled with it (`IOSQE_IO_LINK`, `IOSQE_IO_HARDLINK`).
+const LINKS: u8 = 1 << 2 | 1 << 3;
 /// So is the other one (`SPLICE_F_FD_IN_FIXED`).
 const OTHER_FIXED: c_uint = 1 << 31;
 
@@ -116,32 +118,37 @@ unsafe fn prepare(ring: *const Ring) -> bool {
         let mask = *queue.kernel[MASK];
         let scale = 1 + usize::from(queue.flags & LONG != 0);
         let waiting = queue.tail.wrapping_sub(queue.head).min(mask.wrapping_add(1));
-        let mut index = 0;
+        let (mut index, mut follows) = (0, false);
         while index < waiting {
             let at = queue.head.wrapping_add(index) & mask;
             let entry = &*queue.entries.add(at as usize * scale);
-            if !prepare_one(entry) {
+            if !prepare_one(entry, follows) {
                 return false;
             }
+            follows = entry.flags & LINKS != 0;
             index += 1 + c_uint::from(queue.flags & MIXED != 0 && code::TAKE_TWO.contains(&entry.code));
         }
         true
     }
 }
 
-/// Whether this may be handed over.
+/// Whether this may be handed over, which `follows` what may fail.
 ///
 /// # Safety
 /// What it points to is as its code says.
-unsafe fn prepare_one(entry: &Entry) -> bool {
+unsafe fn prepare_one(entry: &Entry, follows: bool) -> bool {
     let known = entry.flags & FIXED == 0;
     match entry.code {
         // SAFETY: the caller's: so many descriptors.
         code::REGISTER => unsafe { prepare_all(entry.address as *const c_int, entry.len) },
         // Else it closes one that is registered, and says 0 here.
         code::CLOSE if known && entry.other_fd == 0 => {
-            lifecycle::closing(entry.fd);
-            true
+            // It may be cancelled, and the connection go on where nobody looks after it.
+            let may_go = !follows || successors::to_ring(entry.fd);
+            if may_go {
+                lifecycle::closing(entry.fd);
+            }
+            may_go
         }
         code::EPOLL => successors::to_ring(entry.offset as c_int),
         code::SPLICE | code::TEE => {

@@ -258,6 +258,33 @@ static void closed(void)
     FAR(ALL(s, 4));
 }
 
+/* What is to be closed after something that fails stays open, with what is unread. */
+static void closed_in_vain(void)
+{
+    NEAR(R(send(s, "early", 5, 0)));
+    if (is_near)
+        serve_until_released();
+    else {
+        struct io_uring_sqe *entry;
+
+        arrive(s, POLLIN);
+        begin(0);
+        entry = io_uring_get_sqe(&ring);
+        io_uring_prep_read(entry, -1, NULL, 0, 0);
+        entry->flags |= IOSQE_IO_LINK;
+        io_uring_prep_close(io_uring_get_sqe(&ring), s);
+        hand_over();
+        finish("read");
+        finish("close");
+        end();
+        GET(s, 5, MSG_DONTWAIT);
+        R(send(s, "back", 4, 0));
+        release();
+    }
+    step();
+    NEAR(ALL(s, 4));
+}
+
 /* Connects `first` to this program itself, after `before`, and has both ends used for a while. */
 static int connect_here(int first, void (*before)(int fd))
 {
@@ -363,4 +390,4 @@ static void of_files(void)
 }
 
 MAIN(JOINED(to_and_fro), JOINED(tried_first), JOINED(long_entries), JOINED(polled), JOINED(polled_by_a_set), JOINED(registered_in_a_set), JOINED(by_number),
-     JOINED(several_at_once), JOINED(closed), JOINED(closed_by_number), JOINED(registered_first), JOINED(of_files))
+     JOINED(several_at_once), JOINED(closed), JOINED(closed_in_vain), JOINED(closed_by_number), JOINED(registered_first), JOINED(of_files))
