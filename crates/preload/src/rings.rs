@@ -64,7 +64,6 @@ const OTHER_FIXED: c_uint = 1 << 31;
 
 /// Codes of requests, as linux/io_uring.h has them (`IORING_OP_*`).
 mod code {
-    pub(super) const POLL: u8 = 6;
     pub(super) const SENDMSG: u8 = 9;
     pub(super) const CLOSE: u8 = 19;
     pub(super) const REGISTER: u8 = 20;
@@ -74,31 +73,14 @@ mod code {
     pub(super) const SENDMSG_WITHOUT_COPY: u8 = 48;
     /// Where entries are mixed: `NOP128` and `URING_CMD128`.
     pub(super) const TAKE_TWO: [u8; 2] = [63, 64];
-    /// Reads and writes of every kind, polls, messages, connects, sends and receives, shutdowns, commands to sockets, and waits for sets.
-    pub(super) const USE_DESCRIPTOR: [u8; 22] = [
-        1,
-        2,
-        4,
-        5,
-        POLL,
-        SENDMSG,
-        10,
-        16,
-        22,
-        23,
-        26,
-        27,
-        34,
-        46,
-        47,
-        SENDMSG_WITHOUT_COPY,
-        49,
-        58,
-        59,
-        60,
-        61,
-        64,
-    ];
+    /// Whether the descriptor is one that bytes or events come by: reads and writes of every kind, polls, messages, connects, sends and receives,
+    /// shutdowns, commands to sockets, and waits for sets.
+    pub(super) const fn uses_descriptor(code: u8) -> bool {
+        matches!(
+            code,
+            1 | 2 | 4..=6 | SENDMSG | 10 | 16 | 22 | 23 | 26 | 27 | 34 | 46 | 47 | SENDMSG_WITHOUT_COPY | 49 | 58..=61 | 64
+        )
+    }
 }
 
 /// Whether everything that is queued may be handed over.
@@ -150,12 +132,13 @@ unsafe fn prepare_one(entry: &Entry, follows: bool) -> bool {
             }
             may_go
         }
-        code::EPOLL => successors::to_ring(entry.offset as c_int),
+        // From here on the kernel alone knows what the set has.
+        code::EPOLL => successors::to_ring(entry.fd) && successors::to_ring(entry.offset as c_int),
         code::SPLICE | code::TEE => {
             let other_known = entry.code_flags & OTHER_FIXED == 0;
             (!other_known || successors::to_ring(entry.other_fd)) && (!known || successors::to_ring(entry.fd))
         }
-        code if code::USE_DESCRIPTOR.contains(&code) => {
+        code if code::uses_descriptor(code) => {
             if matches!(code, code::SENDMSG | code::SENDMSG_WITHOUT_COPY) {
                 // SAFETY: the caller's: a message.
                 unsafe { hand_over_passed(entry.address as *const msghdr) };

@@ -14,6 +14,18 @@ _Static_assert(offsetof(struct io_uring_sqe, off) == 8 && offsetof(struct io_uri
 
 static struct io_uring ring;
 
+/* What the far end does with a ring, while the near one is there for its part in bringing the connection back. */
+#define HANDED(...)                                                                                \
+    do {                                                                                           \
+        if (is_near)                                                                               \
+            serve_until_released();                                                                \
+        else {                                                                                     \
+            __VA_ARGS__                                                                            \
+            release();                                                                             \
+        }                                                                                          \
+        step();                                                                                    \
+    } while (0)
+
 static void begin(unsigned flags)
 {
     int result = io_uring_queue_init(8, &ring, flags);
@@ -70,18 +82,14 @@ static void ring_send(int fd, const char *text)
 static void to_and_fro(void)
 {
     NEAR(R(send(s, "early", 5, 0)));
-    if (is_near)
-        serve_until_released();
-    else {
+    HANDED(
         arrive(s, POLLIN);
         begin(0);
         GET(s, 2, 0);
         ring_receive(s, 3);
         ring_send(s, "answer");
         R(send(s, " more", 5, 0));
-        release();
-    }
-    step();
+    );
     NEAR(ALL(s, 11); R(send(s, "later", 5, 0)));
     FAR(GET(s, 2, 0); ring_receive(s, 3); end());
 }
@@ -93,16 +101,12 @@ static void tried_first(void)
     struct iovec part = {bytes, 4};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
 
-    if (is_near)
-        serve_until_released();
-    else {
+    HANDED(
         begin(0);
         GET(s, 4, MSG_DONTWAIT);
         io_uring_prep_recvmsg(io_uring_get_sqe(&ring), s, &message, 0);
         hand_over();
-        release();
-    }
-    step();
+    );
     NEAR(R(send(s, "come", 4, 0)));
     FAR(finish("recvmsg"); show_bytes("bytes", bytes, 4); end());
 }
@@ -110,32 +114,24 @@ static void tried_first(void)
 static void long_entries(void)
 {
     NEAR(R(send(s, "abcdef", 6, 0)));
-    if (is_near)
-        serve_until_released();
-    else {
+    HANDED(
         arrive(s, POLLIN);
         begin(IORING_SETUP_SQE128);
         io_uring_prep_nop(io_uring_get_sqe(&ring));
         ring_receive(s, 3);
         finish("the other");
-        release();
         end();
-    }
-    step();
+    );
     FAR(GET(s, 3, 0));
 }
 
 static void polled(void)
 {
-    if (is_near)
-        serve_until_released();
-    else {
+    HANDED(
         begin(0);
         io_uring_prep_poll_add(io_uring_get_sqe(&ring), s, POLLIN);
         hand_over();
-        release();
-    }
-    step();
+    );
     NEAR(R(send(s, "x", 1, 0)));
     FAR(finish("poll"); GET(s, 1, 0); end());
 }
@@ -146,16 +142,12 @@ static void polled_by_a_set(void)
     struct epoll_event event = {.events = EPOLLIN};
     int set = epoll_create1(0);
 
-    if (is_near)
-        serve_until_released();
-    else {
+    HANDED(
         begin(0);
         R(epoll_ctl(set, EPOLL_CTL_ADD, s, &event));
         io_uring_prep_poll_add(io_uring_get_sqe(&ring), set, POLLIN);
         hand_over();
-        release();
-    }
-    step();
+    );
     NEAR(R(send(s, "x", 1, 0)));
     FAR(finish("poll"); GET(s, 1, 0); end());
     close(set);
@@ -167,18 +159,53 @@ static void registered_in_a_set(void)
     struct epoll_event event = {.events = EPOLLIN};
     int set = epoll_create1(0);
 
-    if (is_near)
-        serve_until_released();
-    else {
+    HANDED(
         begin(0);
         io_uring_prep_epoll_ctl(io_uring_get_sqe(&ring), set, s, EPOLL_CTL_ADD, &event);
         hand_over();
         finish("registered");
-        release();
-    }
-    step();
+    );
     NEAR(R(send(s, "x", 1, 0)));
     FAR(R(epoll_wait(set, &event, 1, 2000)); show_events("event", event.events); GET(s, 1, 0); end());
+    close(set);
+}
+
+/* What has been taken out of a set is out of it for whoever else waits there, or registers it. */
+static void taken_out_before(void)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+    struct io_uring_cqe *done;
+    int set = epoll_create1(0);
+
+    HANDED(
+        begin(0);
+        R(epoll_ctl(set, EPOLL_CTL_ADD, s, &event));
+        R(epoll_wait(set, &event, 1, 0));
+        R(epoll_ctl(set, EPOLL_CTL_DEL, s, NULL));
+        io_uring_prep_poll_add(io_uring_get_sqe(&ring), set, POLLIN);
+        hand_over();
+    );
+    NEAR(R(send(s, "x", 1, 0)));
+    FAR(arrive(s, POLLIN); sleep_ms(20); say("told: %d", io_uring_peek_cqe(&ring, &done)); GET(s, 1, 0); end());
+    close(set);
+}
+
+static void registered_again(void)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+    int set = epoll_create1(0);
+
+    HANDED(
+        begin(0);
+        R(epoll_ctl(set, EPOLL_CTL_ADD, s, &event));
+        R(epoll_wait(set, &event, 1, 0));
+        R(epoll_ctl(set, EPOLL_CTL_DEL, s, NULL));
+        event = (struct epoll_event){.events = EPOLLIN};
+        io_uring_prep_epoll_ctl(io_uring_get_sqe(&ring), set, s, EPOLL_CTL_ADD, &event);
+        hand_over();
+        finish("registered");
+        end();
+    );
     close(set);
 }
 
@@ -186,9 +213,7 @@ static void registered_in_a_set(void)
 static void by_number(void)
 {
     NEAR(R(send(s, "early", 5, 0)));
-    if (is_near)
-        serve_until_released();
-    else {
+    HANDED(
         char bytes[8] = "";
         struct io_uring_sqe *entry;
         int result;
@@ -205,9 +230,7 @@ static void by_number(void)
         hand_over();
         finish("recv");
         show_bytes("bytes", bytes, 5);
-        release();
-    }
-    step();
+    );
     FAR(end(); R(send(s, "!", 1, 0)));
     NEAR(GET(s, 1, 0));
 }
@@ -217,9 +240,7 @@ static void several_at_once(void)
     char bytes[8] = "";
 
     NEAR(R(send(s, "abc", 3, 0)));
-    if (is_near)
-        serve_until_released();
-    else {
+    HANDED(
         struct io_uring_cqe *done;
 
         arrive(s, POLLIN);
@@ -239,10 +260,8 @@ static void several_at_once(void)
             io_uring_cqe_seen(&ring, done);
         }
         show_bytes("bytes", bytes, 3);
-        release();
         end();
-    }
-    step();
+    );
     NEAR(ALL(s, 4));
 }
 
@@ -262,9 +281,7 @@ static void closed(void)
 static void closed_in_vain(void)
 {
     NEAR(R(send(s, "early", 5, 0)));
-    if (is_near)
-        serve_until_released();
-    else {
+    HANDED(
         struct io_uring_sqe *entry;
 
         arrive(s, POLLIN);
@@ -279,9 +296,7 @@ static void closed_in_vain(void)
         end();
         GET(s, 5, MSG_DONTWAIT);
         R(send(s, "back", 4, 0));
-        release();
-    }
-    step();
+    );
     NEAR(ALL(s, 4));
 }
 
@@ -389,5 +404,5 @@ static void of_files(void)
     FAR(GET(s, 1, 0));
 }
 
-MAIN(JOINED(to_and_fro), JOINED(tried_first), JOINED(long_entries), JOINED(polled), JOINED(polled_by_a_set), JOINED(registered_in_a_set), JOINED(by_number),
+MAIN(JOINED(to_and_fro), JOINED(tried_first), JOINED(long_entries), JOINED(polled), JOINED(polled_by_a_set), JOINED(registered_in_a_set), JOINED(taken_out_before), JOINED(registered_again), JOINED(by_number),
      JOINED(several_at_once), JOINED(closed), JOINED(closed_in_vain), JOINED(closed_by_number), JOINED(registered_first), JOINED(of_files))
