@@ -5,6 +5,7 @@
 //! library's function gets ours instead, which is what it would have found without the flag. Formats: System V ABI, AMD64 supplement.
 
 use core::ffi::{CStr, c_int, c_void};
+use core::ops::ControlFlow::{self, Continue};
 use core::ops::Range;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
@@ -252,7 +253,10 @@ impl Place {
 /// Those that are used must stay loaded for that long.
 unsafe fn objects<'a>() -> Option<Vec<Object<'a>>> {
     let mut count = 0;
-    each_object(&mut |_| count += 1);
+    each_object(&mut |_| {
+        count += 1;
+        Continue(())
+    });
     let (mut found, mut more) = (Vec::with_capacity(count), false);
     each_object(&mut |info| {
         if found.len() == count {
@@ -263,19 +267,18 @@ unsafe fn objects<'a>() -> Option<Vec<Object<'a>>> {
             let base = address(info.dlpi_addr);
             found.push(Object { base, headers });
         }
+        Continue(())
     });
     (!more).then_some(found)
 }
 
-/// Shows every loaded object, none of which goes away meanwhile: the loader's lock is held.
-pub(crate) fn each_object(act: &mut dyn FnMut(&dl_phdr_info)) {
+/// Shows one loaded object after the other, for as long as `act` goes on. None of them goes away meanwhile: the loader's lock is held.
+pub(crate) fn each_object(act: &mut dyn FnMut(&dl_phdr_info) -> ControlFlow<()>) {
+    type Act<'a> = &'a mut dyn FnMut(&dl_phdr_info) -> ControlFlow<()>;
     unsafe extern "C" fn show(info: *mut dl_phdr_info, _size: usize, act: *mut c_void) -> c_int {
         // SAFETY: the loader's description of an object, valid during the call; and what was handed over below.
-        let (info, act) = unsafe { (&*info, &mut *act.cast::<&mut dyn FnMut(&dl_phdr_info)>()) };
-        if !info.dlpi_phdr.is_null() {
-            act(info);
-        }
-        0
+        let (info, act) = unsafe { (&*info, &mut *act.cast::<Act<'_>>()) };
+        c_int::from(!info.dlpi_phdr.is_null() && act(info).is_break())
     }
     let mut act = act;
     // SAFETY: `show` takes what is handed over here for what it is, and only during the call.

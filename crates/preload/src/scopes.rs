@@ -3,6 +3,7 @@
 use crate::imports::{Loaded, each_object};
 use core::arch::naked_asm;
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
+use core::ops::ControlFlow::{Break, Continue};
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicPtr;
 use viaduct_socket::{successors, sys};
@@ -97,14 +98,12 @@ extern "C" fn ready_to_open_in(space: c_long, _path: *const c_char, mode: c_int)
 
 /// How many libraries have been closed for good so far.
 pub(crate) fn libraries_gone() -> u64 {
-    unsafe extern "C" fn take(info: *mut libc::dl_phdr_info, _size: usize, gone: *mut c_void) -> c_int {
-        // SAFETY: the loader's description of an object, which tells so of all, and what was handed over below.
-        unsafe { gone.cast::<u64>().write((*info).dlpi_subs) };
-        1
-    }
-    let mut gone = 0_u64;
-    // SAFETY: `take` takes what is handed over here for what it is, and only during the call.
-    unsafe { libc::dl_iterate_phdr(Some(take), (&raw mut gone).cast()) };
+    let mut gone = 0;
+    // Each object tells so of all.
+    each_object(&mut |info| {
+        gone = info.dlpi_subs;
+        Break(())
+    });
     gone
 }
 
@@ -121,6 +120,7 @@ pub(crate) fn find_anywhere(name: &CStr, ours: *const c_void) -> *mut c_void {
         if path.len() > 1 && path.len() <= paths.capacity() - paths.len() {
             paths.extend_from_slice(path);
         }
+        Continue(())
     });
     let found = paths.split_inclusive(|byte| *byte == 0).find_map(|path| {
         let path = CStr::from_bytes_with_nul(path).ok()?;

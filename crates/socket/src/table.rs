@@ -119,11 +119,15 @@ pub(crate) fn word_of(fd: i32) -> u32 {
 
 /// Notes that `fd` is connection record `index` unless something else than `before` has been noted meanwhile; false also if the number is too high.
 pub(crate) fn become_connection(fd: i32, before: u32, index: usize) -> bool {
+    change(fd, before, CONNECTION, index)
+}
+
+fn change(fd: i32, before: u32, kind: u32, index: usize) -> bool {
     let (Some(word), Ok(index)) = (word(fd), u32::try_from(index)) else {
         return false;
     };
     // Release pairs with the acquire in `lookup`.
-    let now = CONNECTION << KIND_SHIFT | (index & INDEX);
+    let now = kind << KIND_SHIFT | (index & INDEX);
     word.compare_exchange(before, now, AcqRel, Relaxed).is_ok()
 }
 
@@ -134,10 +138,7 @@ pub(crate) fn set_socket(fd: i32) {
 
 /// The same of a socket that was not seen to be made, unless something else has been noted meanwhile.
 pub(crate) fn become_socket(fd: i32) {
-    if let Some(word) = word(fd) {
-        let now = SOCKET << KIND_SHIFT | (forks::so_far() & INDEX);
-        let _ = word.compare_exchange(0, now, AcqRel, Relaxed);
-    }
+    change(fd, 0, SOCKET, forks::so_far() as usize);
 }
 
 /// Whether what is kept says that a socket is older than a fork, so that another process may have it.

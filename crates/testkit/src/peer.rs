@@ -20,6 +20,19 @@ pub struct Report {
     pub detail: String,
 }
 
+impl Report {
+    /// # Panics
+    /// Unless both ends of the connection, of which `other` is the other one, came to the end of the stream, and all that was sent.
+    pub fn assert_whole(&self, other: &Self) {
+        assert_eq!((&*self.end, &*other.end), ("eof", "eof"), "{self:?} {other:?}");
+        assert_eq!(
+            (self.sent, self.received),
+            (other.received, other.sent),
+            "{self:?} {other:?}"
+        );
+    }
+}
+
 /// The reports among the lines that a peer has printed.
 pub fn reports(output: &str) -> Vec<Report> {
     output

@@ -57,15 +57,15 @@ fn for_all() -> Instance {
     instance
 }
 
-/// Waits until a process has said that it is done, and returns what it has been answered, by claim.
-fn answers(program: &Program) -> HashMap<String, String> {
+/// Waits until a process has said that it is done, and holds what it has been answered against what it must be, claim by claim.
+fn assert_answers(program: &Program, expected: &[(&str, &str)]) {
     let done = wait_until(PATIENCE, || program.output().contains("done: "));
     let said = program.output();
     assert!(done, "{said}{}", program.errors());
-    let lines = said.lines().filter_map(|line| line.split_once(": "));
-    lines
-        .map(|(what, answer)| (what.to_owned(), answer.to_owned()))
-        .collect()
+    let told: HashMap<&str, &str> = said.lines().filter_map(|line| line.split_once(": ")).collect();
+    for (claim, answer) in expected {
+        assert_eq!(told.get(claim), Some(answer), "{claim}: {told:#?}");
+    }
 }
 
 /// The number by which the kernel knows the socket with these addresses.
@@ -125,12 +125,7 @@ fn assert_whole(near: &[Report], far: &[Report]) {
     assert!(!near.is_empty());
     for near in near {
         let far = far.iter().find(|far| far.seed == near.seed).unwrap();
-        assert_eq!(
-            (near.end.as_str(), far.end.as_str()),
-            ("eof", "eof"),
-            "{near:?} {far:?}"
-        );
-        assert_eq!((near.sent, near.received), (far.received, far.sent), "{near:?} {far:?}");
+        near.assert_whole(far);
         assert!(near.sent > 1_000_000 && near.received > 1_000_000, "{near:?}");
     }
 }
@@ -162,8 +157,7 @@ fn the_other_end_of_anothers_connection() {
     let dir = instance.dir().display().to_string();
     let refused = instance.stats().refused;
     let other = claims(&[&dir, &row.remote, &row.local, &number, &victim]);
-    let told = answers(&other);
-    for (claim, answer) in [
+    let expected = [
         ("addresses", "refused 1 no-ticket"),
         ("an invented ticket", "refused 2 no-ticket"),
         ("a ticket of its own", "nothing"),
@@ -175,9 +169,8 @@ fn the_other_end_of_anothers_connection() {
         ("its own connection", "['paired 1000000', 'paired 1000001']"),
         ("withdrawn and detached", "nothing"),
         ("done", "1"),
-    ] {
-        assert_eq!(told.get(claim).map(String::as_str), Some(answer), "{claim}: {told:#?}");
-    }
+    ];
+    assert_answers(&other, &expected);
     // viaductd has told why, and says how often.
     let stats = instance.stats();
     assert_eq!((stats.refused - refused, stats.pairs), (3, 1));
@@ -198,17 +191,15 @@ fn the_other_end_of_anothers_connection() {
         &number,
         &victim,
     ]);
-    let told = answers(&other);
-    for (claim, answer) in [
+    let expected = [
         ("the other end", "nothing"),
         ("another socket", "['refused 1 ambiguous', 'refused 2 ambiguous']"),
         ("both ends", "['paired 3', 'paired 4']"),
         ("its segment", "1, as it was"),
         ("withdrawn and detached", "nothing"),
         ("done", "2"),
-    ] {
-        assert_eq!(told.get(claim).map(String::as_str), Some(answer), "{claim}: {told:#?}");
-    }
+    ];
+    assert_answers(&other, &expected);
     let said = doctor(own_dir.path());
     assert!(
         said.contains("same-user matching") && said.contains("since: "),
