@@ -3,7 +3,7 @@
 use crate::epoll::{self, Set, Tagged};
 use crate::lock::Guard;
 use crate::pace::{Bound, Naps};
-use crate::spin::Spinner;
+use crate::spin::{self, Spinner};
 use crate::sys::{self, Events, raw};
 use crate::{agent, cancel, ready, real, recall, shelf};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -116,21 +116,30 @@ fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *con
     let deadline = timeout.ns.map(|ns| sys::now_ns().saturating_add(ns));
     let mut naps = Naps::new();
     let mut woken = false;
+    let mut slept = true;
     loop {
-        collect(set, events, timeout.ns == Some(0));
-        if events.used() > 0 || timeout.ns == Some(0) {
-            return events.used().cast_signed();
+        // A sleep that comes at once asks the kernel by itself.
+        let off = timeout.ns != Some(0) && slept && spin::is_off() && !has_events(set);
+        let spinner = off.then(Spinner::new);
+        if spinner.as_ref().is_none_or(Spinner::polls) {
+            collect(set, events, timeout.ns == Some(0));
+            if events.used() > 0 || timeout.ns == Some(0) {
+                return events.used().cast_signed();
+            }
         }
-        let mut spinner = Spinner::new();
+        let mut spinner = spinner.unwrap_or_else(Spinner::new);
+        let polls = spinner.polls();
         while spinner.again() {
             if stirs(set) {
                 spinner.paid();
                 break;
             }
         }
-        collect(set, events, true);
-        if events.used() > 0 {
-            return events.used().cast_signed();
+        if polls {
+            collect(set, events, true);
+            if events.used() > 0 {
+                return events.used().cast_signed();
+            }
         }
         let bound = if woken && recall::serve_all() {
             Bound::UnrungRoom
@@ -138,8 +147,9 @@ fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *con
             Bound::Program
         };
         match sleep(set, events, bound, deadline, &mut naps, timeout.fine, mask) {
-            Ok(true) => woken = true,
-            Ok(false) => return 0,
+            Ok(Slept::Woken) => (woken, slept) = (true, true),
+            Ok(Slept::Ready) => (woken, slept) = (true, false),
+            Ok(Slept::TimeUp) => return 0,
             Err(errno) => return sys::fail(errno),
         }
         if events.used() > 0 {
@@ -215,6 +225,13 @@ fn from_lanes(set: &'static Set, owner: &Guard<'_>, events: &mut Events) {
     }
 }
 
+/// Whether there is something to report of a hot member.
+fn has_events(set: &'static Set) -> bool {
+    let Some(owner) = set.own() else { return true };
+    set.hot_members()
+        .any(|(_, member)| member.conn().is_some_and(|conn| ready::is_due(&owner, member, conn)))
+}
+
 /// Whether a lane of a hot member has moved; a glance without reporting.
 #[inline]
 fn stirs(set: &'static Set) -> bool {
@@ -223,7 +240,15 @@ fn stirs(set: &'static Set) -> bool {
         .any(|(_, member)| member.conn().is_some_and(|conn| ready::stirs(&owner, member, conn)))
 }
 
-/// Sleeps in the kernel, no longer than `bound` allows; `Ok(false)`: time is up.
+/// What became of a sleep.
+enum Slept {
+    Woken,
+    /// There was none: a member is ready, though perhaps not by a glance at its lane.
+    Ready,
+    TimeUp,
+}
+
+/// Sleeps in the kernel, no longer than `bound` allows.
 fn sleep(
     set: &'static Set,
     events: &mut Events,
@@ -232,13 +257,17 @@ fn sleep(
     naps: &mut Naps,
     fine: bool,
     mask: *const libc::sigset_t,
-) -> Result<bool, sys::Errno> {
+) -> Result<Slept, sys::Errno> {
+    let until = |slept: Slept| match deadline {
+        Some(at) if sys::now_ns() >= at => Slept::TimeUp,
+        _ => slept,
+    };
     {
         let Some(owner) = set.own() else {
             return Err(libc::EINTR);
         };
         if epoll::arm(set, &owner, &mut bound) {
-            return Ok(deadline.is_none_or(|at| sys::now_ns() < at));
+            return Ok(until(Slept::Ready));
         }
         set.fall_asleep();
     }
@@ -265,10 +294,11 @@ fn sleep(
     }
     let count = result?;
     if count > 0 {
+        set.kernel_looked.store(sys::ticks(), Relaxed);
         translate(set, None, events, from);
-        return Ok(true);
+        return Ok(Slept::Woken);
     }
-    Ok(deadline.is_none_or(|at| sys::now_ns() < at))
+    Ok(until(Slept::Woken))
 }
 
 /// Takes our own registrations' events out of what the kernel wrote from `from` on; true if there were any. `owned`: the caller owns the set.

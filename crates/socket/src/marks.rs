@@ -62,12 +62,14 @@ pub(crate) fn look_past_bells(conn: &Conn, incoming: &Incoming<'_>, lane: &Recei
 /// Whether a look would find nothing on the kernel connection, and nothing else to do: known before anything is owned. A thread may lose the core
 /// as it leaves a system call, and whoever wants what it owns then waits for as long.
 pub(crate) fn is_quiet(conn: &Conn) -> bool {
+    !has_news(conn) && raw::poll_now(conn.fd(), libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP) == 0
+}
+
+/// Whether a look may find something of which a poll of the kernel connection does not tell.
+pub(crate) fn has_news(conn: &Conn) -> bool {
     let known = conn::PEER_FIN | conn::DEAD | conn::SHUT_READ;
     // The kernel keeps what is below the low-water mark to itself.
-    !conn.flag(known | conn::LOW_WATER)
-        && !conn.has_error()
-        && !crate::wish::is_news(conn)
-        && raw::poll_now(conn.fd(), libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP) == 0
+    conn.flag(known | conn::LOW_WATER) || conn.has_error() || crate::wish::is_news(conn)
 }
 
 fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leave: Leave) -> Result<Marks, Errno> {

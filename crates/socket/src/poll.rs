@@ -70,16 +70,35 @@ thread_local! {
 /// How long a wait sleeps that only hears of ends it has not asked for.
 const END_NAP_NS: u64 = 1_000_000;
 
-/// Looks at one connection; `None` if it is closed meanwhile.
-fn look(conn: &'static Conn, events: i16, kernel: bool) -> Option<i16> {
+/// Who is asked beside the lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ask {
+    /// Nobody: the kernel is asked by the sleep that comes next, or was by the one that has ended.
+    Nobody,
+    /// The kernel, for descriptors that are not on lanes, so that nobody is starved.
+    ForOthers,
+    /// The kernel, for all.
+    ForAll,
+}
+
+/// Looks at one connection; `None` if it is closed meanwhile. `told`: what the kernel has said of it in a sleep.
+fn look(conn: &'static Conn, events: i16, ask: Ask, told: i16) -> Option<i16> {
     let interest = u32::from(events.cast_unsigned());
-    // What only the kernel knows.
-    let asked = events & (POLLRDHUP | POLLPRI) != 0;
-    let news = (kernel || asked) && !marks::is_quiet(conn);
+    // What only the kernel knows. A sleep hears of marks if it is one for input.
+    let asks = match ask {
+        Ask::Nobody => events & IN == 0,
+        Ask::ForOthers => events & (POLLRDHUP | POLLPRI) != 0,
+        Ask::ForAll => true,
+    };
+    let news = if asks {
+        !marks::is_quiet(conn)
+    } else {
+        told != 0 || ask == Ask::Nobody && marks::has_news(conn)
+    };
     let mask = with_proof(conn, |proof| {
         ready::look(conn, proof, interest, news || !ready::receives_on_lane(conn, proof))
     })?;
-    if kernel {
+    if ask != Ask::ForOthers {
         send::serve(conn);
         marks::look_behind_fin(conn);
     }
@@ -136,7 +155,7 @@ fn wait_loop(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> Result
         late |= announce::renew(conn, result.is_err() || found & IN == 0);
     }
     if late && result.is_ok() {
-        glance(entries, shadow, true)
+        glance(entries, shadow, Ask::ForAll)
     } else {
         result
     }
@@ -152,8 +171,9 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
     let deadline = how.timeout_ns.map(|ns| sys::now_ns().saturating_add(ns));
     let mut spinner = Spinner::new();
     let mut naps = Naps::new();
-    loop {
-        let ready = glance(entries, shadow, false)?;
+    // A sleep that comes at once asks by itself.
+    while spinner.polls() || how.timeout_ns == Some(0) || heed(entries, &[]) > 0 {
+        let ready = glance(entries, shadow, Ask::ForOthers)?;
         if ready > 0 || how.timeout_ns == Some(0) {
             return if ready > 0 {
                 Ok(ask_for_others(entries, shadow, ready))
@@ -178,15 +198,11 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
         let by_mark = |conn: &&'static Conn| wait::bit_for(conn) == bell::BY_SOCKET;
         asleep::fall_asleep(receivers(entries).map(|(conn, _)| conn).filter(by_mark));
         let bound = arm(entries);
-        let ready = glance(entries, shadow, true);
-        let bound = match (ready, bound) {
-            (Ok(0), Some(bound)) => bound,
-            (ready, _) => {
-                asleep::wake_up();
-                match ready? {
-                    0 if deadline.is_none_or(|deadline| sys::now_ns() < deadline) => continue,
-                    ready => return Ok(ready),
-                }
+        let Some(bound) = bound.filter(|_| heed(entries, &[]) == 0) else {
+            asleep::wake_up();
+            match glance(entries, shadow, Ask::ForAll)? {
+                0 if deadline.is_none_or(|deadline| sys::now_ns() < deadline) => continue,
+                ready => return Ok(ready),
             }
         };
         let bound = if recalled { Bound::UnrungRoom } else { bound };
@@ -218,7 +234,7 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
         if agent::has_mail() {
             agent::deliver();
         }
-        let ready = glance(entries, shadow, true)?;
+        let ready = heed(entries, watched);
         if ready > 0 || deadline.is_some_and(|deadline| sys::now_ns() >= deadline) {
             return Ok(ready);
         }
@@ -228,7 +244,7 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
 
 /// What a poll that does not wait answers where no lane has anything to say.
 fn at_once(entries: &mut [pollfd], shadow: &mut [pollfd], mask: *const libc::sigset_t) -> Result<usize, sys::Errno> {
-    let ready = glance(entries, shadow, true)?;
+    let ready = glance(entries, shadow, Ask::ForAll)?;
     if ready == 0 && !mask.is_null() {
         // Signals that the mask lets through come first even so.
         real::ppoll_masked(&mut [], Some(&sys::timespec(0)), mask)?;
@@ -268,14 +284,14 @@ fn ask_for_others(entries: &mut [pollfd], shadow: &mut [pollfd], ready: usize) -
             && let Some(conn) = attached(entry.fd)
         {
             // What has been found so far stays: another thread may have taken it meanwhile, as it may after any wait.
-            entry.revents |= look(conn, entry.events, true).unwrap_or(0);
+            entry.revents |= look(conn, entry.events, Ask::ForAll, 0).unwrap_or(0);
         }
     }
     entries.iter().filter(|entry| entry.revents != 0).count()
 }
 
 fn stirs(conn: &'static Conn, events: i16) -> bool {
-    look(conn, events & (IN | OUT), false).is_none_or(|mask| mask != 0)
+    look(conn, events & (IN | OUT), Ask::ForOthers, 0).is_none_or(|mask| mask != 0)
 }
 
 /// Whether the kernel may say anything of a descriptor that the program is to be told.
@@ -317,9 +333,8 @@ fn prepare<'s>(entries: &[pollfd], shadow: &'s mut [pollfd]) -> &'s mut [pollfd]
     shadow.get_mut(..count).unwrap_or_default()
 }
 
-/// Computes `revents` of all entries without waiting. With `kernel` false, connections on lanes are only looked at in memory; the
-/// kernel is still asked for the others, so that nobody is starved.
-fn glance(entries: &mut [pollfd], shadow: &mut [pollfd], kernel: bool) -> Result<usize, sys::Errno> {
+/// Computes `revents` of all entries without waiting, and asks the kernel. Answers how many are ready.
+fn glance(entries: &mut [pollfd], shadow: &mut [pollfd], ask: Ask) -> Result<usize, sys::Errno> {
     let count = entries.len();
     let plain = entries
         .iter()
@@ -339,13 +354,33 @@ fn glance(entries: &mut [pollfd], shadow: &mut [pollfd], kernel: bool) -> Result
     let mut ready = 0;
     for (index, entry) in entries.iter_mut().enumerate() {
         entry.revents = match attached(entry.fd) {
-            Some(conn) => look(conn, entry.events, kernel).unwrap_or(0),
+            Some(conn) => look(conn, entry.events, ask, 0).unwrap_or(0),
             None if entry.fd >= 0 => shadow.get(index).map_or(0, |place| place.revents),
             None => 0,
         };
         ready += usize::from(entry.revents != 0);
     }
     Ok(ready)
+}
+
+/// Computes `revents` of all entries from the lanes and what a sleep has `told`, in the order of the entries; without one nothing is known but of
+/// lanes. Answers how many are ready.
+fn heed(entries: &mut [pollfd], told: &[pollfd]) -> usize {
+    let mut told = told.iter().peekable();
+    let mut ready = 0;
+    for entry in entries {
+        // Some have been left out.
+        let said = told
+            .next_if(|place| place.fd == entry.fd)
+            .map_or(0, |place| place.revents);
+        entry.revents = match attached(entry.fd) {
+            Some(conn) => look(conn, entry.events, Ask::Nobody, said).unwrap_or(0),
+            None if entry.fd >= 0 => said,
+            None => 0,
+        };
+        ready += usize::from(entry.revents != 0);
+    }
+    ready
 }
 
 /// Arms all entries for a sleep; answers what it must not exceed, or `None` if one is ready after all.

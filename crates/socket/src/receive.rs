@@ -130,6 +130,7 @@ pub(crate) fn attached(
     let peek = flags & libc::MSG_PEEK != 0;
     let mut done = 0;
     let mut deadline = None;
+    let mut slept = false;
     let error = loop {
         let found = match total {
             // Nothing is received, but not before something could be.
@@ -141,6 +142,7 @@ pub(crate) fn attached(
             Err(SEARCHED) => break libc::EAGAIN,
             Ok(Found::Bytes(bytes)) => {
                 done = if peek { bytes } else { done + bytes };
+                slept = false;
                 if done >= want {
                     break 0;
                 }
@@ -164,7 +166,7 @@ pub(crate) fn attached(
         let woken = if done > 0 && peek {
             wait_for_more(conn, deadline)
         } else {
-            wait_for_bytes(conn, id, deadline, polling.take())
+            wait_for_bytes(conn, id, deadline, polling.take(), core::mem::replace(&mut slept, true))
         };
         match woken {
             Ok(Woken::Look) => {}

@@ -1,7 +1,7 @@
 //! Waiting until there is something to receive: by polling first, by sleeping then.
 
 use crate::conn::Conn;
-use crate::marks::{Marks, look_past_bells};
+use crate::marks::{self, Marks, look_past_bells};
 use crate::spin::Spinner;
 use crate::sys::{Errno, raw};
 use crate::wait::{self, Deadline, Woken};
@@ -21,15 +21,10 @@ pub(crate) fn begin_to_poll(conn: &Conn) -> Spinner {
     spinner
 }
 
-/// Waits until a receive may find something, and polls first, perhaps as it has begun to. Nothing is owned while waiting.
-pub(crate) fn wait_for_bytes(
-    conn: &'static Conn,
-    id: u64,
-    deadline: Deadline,
-    polling: Option<Spinner>,
-) -> Result<Woken, Errno> {
+/// Polls for bytes on the lane, perhaps as the call has begun to: whether there are some. Short looks that own the direction, so that close()
+/// cannot take the lane away underneath.
+fn poll(conn: &'static Conn, id: u64, polling: Option<Spinner>) -> Result<bool, Errno> {
     let mut spinner = polling.unwrap_or_else(|| begin_to_poll(conn));
-    // Polling: short looks that own the direction, so that close() cannot take the lane away underneath.
     loop {
         {
             let Some(guard) = conn.own_receive(id) else {
@@ -40,27 +35,44 @@ pub(crate) fn wait_for_bytes(
             };
             let lane = segment.receiver(conn.side());
             if Incoming::new(lane).source() != Source::Lane {
-                break;
+                return Ok(false);
             }
             if lane.has_bytes() {
                 spinner.paid();
-                return Ok(Woken::Look);
+                return Ok(true);
             }
         }
         if !spinner.again() {
-            break;
+            return Ok(false);
         }
         // No mark is taken: others may have been woken by it, and nothing is armed yet.
         if spinner.is_long() && raw::poll_now(conn.fd(), libc::POLLRDHUP) != 0 {
-            break;
+            return Ok(false);
         }
+    }
+}
+
+/// Waits until a receive may find something, and polls first, perhaps as it has begun to. Nothing is owned while waiting. `again`: the call
+/// has slept already, and found nothing on the lane.
+pub(crate) fn wait_for_bytes(
+    conn: &'static Conn,
+    id: u64,
+    deadline: Deadline,
+    polling: Option<Spinner>,
+    again: bool,
+) -> Result<Woken, Errno> {
+    // What ended a sleep in vain is most likely the kernel's to tell.
+    if !again && poll(conn, id, polling)? {
+        return Ok(Woken::Look);
     }
     if conn.refresh_nonblocking() {
         return Ok(Woken::TimedOut);
     }
     let bit = wait::bit_for(conn);
     asleep::fall_asleep((bit == bell::BY_SOCKET).then_some(conn).into_iter());
-    let armed = arm(conn, id, bit);
+    // A sleep by the bell ends at once where the kernel has something to tell.
+    let look = again || bit == bell::BY_SOCKET || marks::has_news(conn);
+    let armed = arm(conn, id, bit, look);
     let woken = match armed {
         Ok((Marks::None, recalled)) => sleep(conn, bit, deadline, recalled),
         Ok((Marks::Changed, _)) => Ok(Woken::Look),
@@ -71,8 +83,9 @@ pub(crate) fn wait_for_bytes(
     woken
 }
 
-/// Asks to be woken by `bit`; [`Marks::None`] if there is nothing yet. Also whether this end has a part in a recall.
-fn arm(conn: &Conn, id: u64, bit: u32) -> Result<(Marks, bool), Errno> {
+/// Asks to be woken by `bit`; [`Marks::None`] if there is nothing yet, as far as it is to `look` at the kernel connection as well. Also whether this
+/// end has a part in a recall.
+fn arm(conn: &Conn, id: u64, bit: u32, look: bool) -> Result<(Marks, bool), Errno> {
     let Some(guard) = conn.own_receive(id) else {
         return Err(libc::EBADF);
     };
@@ -85,7 +98,7 @@ fn arm(conn: &Conn, id: u64, bit: u32) -> Result<(Marks, bool), Errno> {
     lane.arm(bit);
     let marks = match incoming.source() {
         Source::Lane if lane.readable() != Ok(0) => Marks::Changed,
-        Source::Lane => look_past_bells(conn, &incoming, &lane)?,
+        Source::Lane if look => look_past_bells(conn, &incoming, &lane)?,
         _ => Marks::None,
     };
     let recalled = recall::is_pending(conn, &Outgoing::new(segment.sender(conn.side())));

@@ -64,6 +64,16 @@ pub(crate) fn has_budget() -> bool {
     BUDGET_US.get() != 0
 }
 
+/// Whether a wait of this thread's would mostly sleep at once.
+#[inline]
+pub(crate) fn is_off() -> bool {
+    match policy::policy().spin {
+        SpinPolicy::Never => true,
+        SpinPolicy::Always => false,
+        SpinPolicy::Auto => !has_budget(),
+    }
+}
+
 /// One wait's polling.
 #[derive(Debug)]
 pub(crate) struct Spinner {
@@ -114,6 +124,12 @@ impl Spinner {
             looked: now,
             long: LONG_US * sys::ticks_per_us(),
         }
+    }
+
+    /// Whether it polls at all.
+    #[inline]
+    pub(crate) fn polls(&self) -> bool {
+        self.budget != 0
     }
 
     fn lost_lately() -> bool {
