@@ -139,17 +139,18 @@ fn select_among(entries: &mut [pollfd], sets: &Sets, how: Wait, direct: impl Fn(
         entry.fd = fd as c_int;
         entry.events = sets.asked(fd);
     }
-    if entries.iter().any(|entry| !sys::is_open(entry.fd)) {
-        // The kernel says EBADF and leaves the sets alone.
-        return Err(direct());
-    }
+    let is_closed = |entry: &pollfd| entry.revents & libc::POLLNVAL != 0;
     let counts = |entry: &pollfd| {
         let mut sets_of = COUNTS.iter().enumerate();
-        sets_of.any(|(set, counts)| entry.revents & counts != 0 && sets.has(set, entry.fd as usize))
+        is_closed(entry) || sets_of.any(|(set, counts)| entry.revents & counts != 0 && sets.has(set, entry.fd as usize))
     };
     if let Err(errno) = poll::poll_until(entries, how, counts) {
         sys::set_errno(errno);
         return Ok(-1);
+    }
+    if entries.iter().any(is_closed) {
+        // The kernel says EBADF and leaves the sets alone.
+        return Err(direct());
     }
     let mut count = 0;
     for entry in entries {

@@ -14,9 +14,6 @@ use viaduct_stream::{Mode, Outgoing};
 
 /// Waits until a send may go on. Nothing is owned while waiting.
 pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Errno> {
-    if conn.refresh_nonblocking() {
-        return Ok(Woken::TimedOut);
-    }
     let mut spinner = Spinner::new();
     let mut naps = Naps::new();
     let started = sys::now_ns();
@@ -67,6 +64,9 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result
                 Ok((out.progress(), naps.next(bound, None)))
             }
         };
+        if conn.refresh_nonblocking() {
+            return Ok(Woken::TimedOut);
+        }
         let (before, nap) = match armed {
             Ok(armed) => armed,
             Err((events, nap)) => return Ok(wait::sleep(conn, bit, events, deadline, nap)),

@@ -196,6 +196,9 @@ static void select_errors(void)
     BOTH(FD_ZERO(&in); FD_SET(s, &in); FD_SET(777, &in); R(select(778, &in, NULL, NULL, &time)); R(select(-1, &in, NULL, NULL, &time));
          FD_ZERO(&in); FD_SET(s, &in); R(select(s + 1, &in, NULL, NULL, &wrong));
          R(select(s + 1, (fd_set *)8, NULL, NULL, &time)));
+    NEAR(R(send(s, "x", 1, 0)));
+    FAR(arrive(s, POLLIN); FD_ZERO(&in); FD_SET(s, &in); FD_SET(777, &in); R(select(778, &in, NULL, NULL, NULL));
+        say("set %d and %d", FD_ISSET(s, &in) != 0, FD_ISSET(777, &in) != 0));
     BOTH(FD_ZERO(&in); FD_SET(s, &in); R(close(s)); R(select(s + 1, &in, NULL, NULL, &time)));
 }
 
