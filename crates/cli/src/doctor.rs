@@ -17,6 +17,7 @@ use viaduct_control::PROTOCOL_VERSION;
 use viaduct_control::message::{MODE_SAME_USER, MODE_TICKET, Stats};
 use viaduct_control::runtime::socket_path;
 
+mod processors;
 mod search;
 
 /// Check what this machine allows
@@ -153,8 +154,8 @@ fn machine() -> Vec<Check> {
         descriptors(),
         mappings(),
         overcommit(),
-        processors(),
     ];
+    checks.extend(processors::checks());
     checks.extend(search::checks());
     checks
 }
@@ -322,18 +323,6 @@ fn sysctl(name: &str) -> Option<u64> {
         .trim()
         .parse()
         .ok()
-}
-
-fn processors() -> Check {
-    match std::thread::available_parallelism().map_or(1, usize::from) {
-        1 => Check::new(
-            "processors",
-            Level::Warn,
-            "1",
-            "Polling cannot pay off, so a waiting program sleeps at once; latency is then near that of TCP.",
-        ),
-        count => Check::ok("processors", count.to_string()),
-    }
 }
 
 fn preload() -> Check {

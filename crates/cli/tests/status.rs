@@ -406,6 +406,8 @@ fn doctor_says_what_follows() {
         );
     }
     assert_eq!(find("library")["level"], "ok");
+    let several = std::thread::available_parallelism().is_ok_and(|count| count.get() > 1);
+    assert_eq!(checks.iter().any(|check| check["check"] == "idle processors"), several);
     // Both are tried where they are there.
     let has_ipv6 = std::net::TcpListener::bind("[::1]:0").is_ok();
     assert_eq!(
