@@ -67,6 +67,14 @@ pub struct Change {
     shared: bool,
 }
 
+/// Whether the program has the connection watched in a set of which no wait has been seen, so that it may be asked by system calls of the program's own
+/// (Bun's are). By edges it would be told all the same, since it then receives until there is nothing.
+pub(crate) fn is_watched_unseen(conn: &Conn) -> bool {
+    let lone = &conn.lone;
+    let by_level = lone.events.load(Relaxed) & libc::EPOLLET.cast_unsigned() == 0;
+    by_level && !lone.is_parked() && named(lone.set.load(Acquire)).is_some_and(|(_, set)| !set.waited.load(Relaxed))
+}
+
 /// What is left to be done of what the program has asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {

@@ -3,7 +3,7 @@
 use crate::conn::{BANNED, Conn, EARLY, Phase, READY_OWED};
 use crate::lock::Guard;
 use crate::sys::{self, raw};
-use crate::{agent, counters, kernel, options, policy, unseen, worth};
+use crate::{agent, counters, kernel, lone, options, policy, unseen, worth};
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use viaduct_channel::{Segment, Side};
 use viaduct_control::Reason;
@@ -77,6 +77,10 @@ impl Conn {
 
     #[cold]
     fn offer(&self, messages: u32, volume: u64) {
+        // Not for good, nor for a second: the first wait is often about to come. With `wait` the first byte comes before it.
+        if policy::policy().offer != OfferPolicy::Wait && lone::is_watched_unseen(self) {
+            return self.set_reason(Reason::UnseenWait);
+        }
         let now = sys::now_ns();
         if now < self.retry_at_ns.load(Relaxed) {
             return;

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 use viaduct_control::Reason;
-use viaduct_testkit::binaries::binary;
+use viaduct_testkit::binaries::{binary, compile};
 use viaduct_testkit::processes::{free_port, signal, wait_until};
 use viaduct_testkit::status::Row;
 use viaduct_testkit::{Instance, Launch, Mode, Program, Server, can_run};
@@ -315,4 +315,34 @@ fn whoever_goes_on_with_a_connection_is_shown() {
             assert!(!text.contains(Reason::Offered.advice()), "{way}: {text}");
         }
     }
+}
+
+/// Two questions at once for each answer.
+const ASK_TWICE: &str = "import socket, sys, time
+s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+for n in range(100):
+    s.sendall(b'ab')
+    s.recv(1)
+print('done', flush=True)
+time.sleep(100)
+";
+
+#[test]
+fn a_set_of_the_c_librarys_that_is_waited_in_unseen_keeps_its_connections_on_tcp() {
+    if !can_run(false, &["python3", "cc"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    let program = compile("operator", &["unseen_waits"], instance.scratch("unseen_waits"));
+    let port = free_port();
+    let number = port.to_string();
+    let server = Launch::new(mode, &program, [&number]).options("--offer now");
+    let server = server.spawn().listening(port);
+    let client = Launch::new(mode, "python3", ["-c", ASK_TWICE, &number]).options("--offer now");
+    let client = client.spawn();
+    let done = wait_until(PATIENCE, || client.output().ends_with('\n'));
+    assert!(done, "{:#?} {}", instance.status(), client.errors());
+    assert_eq!(instance.totals_of(server.pid()).fast_bytes(), 0);
+    assert_eq!(expect(&instance, "unseen-wait", 1)[0].pid, server.pid());
 }
