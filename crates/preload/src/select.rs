@@ -119,38 +119,40 @@ unsafe fn select_with(
     } else {
         return Err(direct());
     };
-    select_by_poll(sets, Wait { timeout_ns: left, mask }, direct)
+    Ok(select_by_poll(sets, Wait { timeout_ns: left, mask }))
 }
 
 /// The same where lanes are concerned. Not inlined, so that other calls use less of the stack.
 #[inline(never)]
-fn select_by_poll(sets: &Sets, how: Wait, direct: impl Fn() -> c_int) -> Result<c_int, c_int> {
+fn select_by_poll(sets: &Sets, how: Wait) -> c_int {
     let count = sets.descriptors().count();
     let mut small = [poll::NONE; poll::ENTRIES];
     match small.get_mut(..count) {
-        Some(entries) => select_among(entries, sets, how, direct),
-        None => select_among(&mut vec![poll::NONE; count], sets, how, direct),
+        Some(entries) => select_among(entries, sets, how),
+        None => select_among(&mut vec![poll::NONE; count], sets, how),
     }
 }
 
 /// The same with an entry for each descriptor.
-fn select_among(entries: &mut [pollfd], sets: &Sets, how: Wait, direct: impl Fn() -> c_int) -> Result<c_int, c_int> {
+fn select_among(entries: &mut [pollfd], sets: &Sets, how: Wait) -> c_int {
     for (entry, fd) in entries.iter_mut().zip(sets.descriptors()) {
         entry.fd = fd as c_int;
         entry.events = sets.asked(fd);
     }
-    let is_closed = |entry: &pollfd| entry.revents & libc::POLLNVAL != 0;
+    // Polls say the same of some that are open (`O_PATH`).
+    let is_closed = |entry: &pollfd| entry.revents & libc::POLLNVAL != 0 && !sys::is_open(entry.fd);
     let counts = |entry: &pollfd| {
         let mut sets_of = COUNTS.iter().enumerate();
         is_closed(entry) || sets_of.any(|(set, counts)| entry.revents & counts != 0 && sets.has(set, entry.fd as usize))
     };
     if let Err(errno) = poll::poll_until(entries, how, counts) {
         sys::set_errno(errno);
-        return Ok(-1);
+        return -1;
     }
     if entries.iter().any(is_closed) {
-        // The kernel says EBADF and leaves the sets alone.
-        return Err(direct());
+        // As with the kernel, the sets stay as they are.
+        sys::set_errno(libc::EBADF);
+        return -1;
     }
     let mut count = 0;
     for entry in entries {
@@ -163,7 +165,7 @@ fn select_among(entries: &mut [pollfd], sets: &Sets, how: Wait, direct: impl Fn(
             }
         }
     }
-    Ok(count)
+    count
 }
 
 #[unsafe(no_mangle)]

@@ -148,7 +148,13 @@ fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *con
         };
         match sleep(set, events, bound, deadline, &mut naps, timeout.fine, mask) {
             Ok(Slept::Woken) => (woken, slept) = (true, true),
-            Ok(Slept::Ready) => (woken, slept) = (true, false),
+            Ok(Slept::Ready) => {
+                (woken, slept) = (true, false);
+                if is_over(deadline) {
+                    collect(set, events, true);
+                    return events.used().cast_signed();
+                }
+            }
             Ok(Slept::TimeUp) => return 0,
             Err(errno) => return sys::fail(errno),
         }
@@ -240,6 +246,10 @@ fn stirs(set: &'static Set) -> bool {
         .any(|(_, member)| member.conn().is_some_and(|conn| ready::stirs(&owner, member, conn)))
 }
 
+fn is_over(deadline: Option<u64>) -> bool {
+    deadline.is_some_and(|at| sys::now_ns() >= at)
+}
+
 /// What became of a sleep.
 enum Slept {
     Woken,
@@ -258,16 +268,12 @@ fn sleep(
     fine: bool,
     mask: *const libc::sigset_t,
 ) -> Result<Slept, sys::Errno> {
-    let until = |slept: Slept| match deadline {
-        Some(at) if sys::now_ns() >= at => Slept::TimeUp,
-        _ => slept,
-    };
     {
         let Some(owner) = set.own() else {
             return Err(libc::EINTR);
         };
         if epoll::arm(set, &owner, &mut bound) {
-            return Ok(until(Slept::Ready));
+            return Ok(Slept::Ready);
         }
         set.fall_asleep();
     }
@@ -298,7 +304,7 @@ fn sleep(
         translate(set, None, events, from);
         return Ok(Slept::Woken);
     }
-    Ok(until(Slept::Woken))
+    Ok(if is_over(deadline) { Slept::TimeUp } else { Slept::Woken })
 }
 
 /// Takes our own registrations' events out of what the kernel wrote from `from` on; true if there were any. `owned`: the caller owns the set.

@@ -7,7 +7,7 @@ use crate::spin::Spinner;
 use crate::sys::{self, raw};
 use crate::{agent, announce, asleep, bell, cancel, epoll_back, marks, ready, real, recall, send, table, wait};
 use core::cell::Cell;
-use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM, c_int, pollfd};
+use libc::{POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM, c_int, pollfd};
 use viaduct_stream::Outgoing;
 
 /// Both names of what there is to receive, and of room to send.
@@ -73,7 +73,7 @@ const END_NAP_NS: u64 = 1_000_000;
 /// Who is asked beside the lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ask {
-    /// Nobody: the kernel is asked by the sleep that comes next, or was by the one that has ended.
+    /// Nobody: the kernel is asked by the sleep that comes next, or was by the one that has ended. Of an entry that does not wait for input it is.
     Nobody,
     /// The kernel, for descriptors that are not on lanes, so that nobody is starved.
     ForOthers,
@@ -374,6 +374,8 @@ fn heed(entries: &mut [pollfd], told: &[pollfd]) -> usize {
             .next_if(|place| place.fd == entry.fd)
             .map_or(0, |place| place.revents);
         entry.revents = match attached(entry.fd) {
+            // Closed by a call that was not seen.
+            Some(_) if said & POLLNVAL != 0 => POLLNVAL,
             Some(conn) => look(conn, entry.events, Ask::Nobody, said).unwrap_or(0),
             None if entry.fd >= 0 => said,
             None => 0,

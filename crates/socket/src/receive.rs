@@ -308,7 +308,7 @@ fn in_stretches(
                 let is_full = matches!(found, Found::Bytes(bytes) if *at + bytes >= vector.len());
                 let ends = !is_full && incoming.sender_leaves();
                 if found == Found::Nothing {
-                    // A waiter looks at the kernel connection before it sleeps.
+                    // A waiter hears of what is on the kernel connection.
                     let over =
                         || conn.flag(conn::PEER_FIN | conn::SHUT_READ) || conn.has_error() || incoming.sender_ends();
                     if !(ends || nonblocking && (over() || conn.due_for_check(CHECK_US))) {

@@ -70,8 +70,8 @@ pub(crate) fn wait_for_bytes(
     }
     let bit = wait::bit_for(conn);
     asleep::fall_asleep((bit == bell::BY_SOCKET).then_some(conn).into_iter());
-    // A sleep by the bell ends at once where the kernel has something to tell.
-    let look = again || bit == bell::BY_SOCKET || marks::has_news(conn);
+    // A sleep ends at once where the kernel has something to tell. One by marks may find those of bytes that have been received.
+    let look = again || bit == bell::BY_SOCKET || marks::has_news(conn) || deadline.left_ns() == Some(0);
     let armed = arm(conn, id, bit, look);
     let woken = match armed {
         Ok((Marks::None, recalled)) => sleep(conn, bit, deadline, recalled),

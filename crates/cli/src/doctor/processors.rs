@@ -55,10 +55,10 @@ fn check(took: Duration, may_poll: bool) -> Check {
 /// How long it takes to wake a thread and be woken by it, halved: the median.
 fn wake_up() -> io::Result<Duration> {
     let (mut here, mut there) = UnixStream::pair()?;
-    let echo = thread::spawn(move || {
+    let echo = thread::Builder::new().spawn(move || {
         let mut byte = [0];
         while there.read_exact(&mut byte).is_ok() && there.write_all(&byte).is_ok() {}
-    });
+    })?;
     let began = Instant::now();
     let mut rounds = Vec::with_capacity(ROUNDS);
     while rounds.len() < ROUNDS && began.elapsed() < PATIENCE {
