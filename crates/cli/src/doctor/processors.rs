@@ -29,8 +29,7 @@ pub(super) fn checks() -> impl Iterator<Item = Check> {
         count => Check::ok("processors", count.to_string()),
     };
     let idle = (count > 1).then(wake_up).and_then(Result::ok);
-    let polls = fs::read_to_string(HALT_POLL).is_ok_and(|ns| ns.trim() != "0");
-    let may_poll = fs::exists(HALT_POLL).unwrap_or(false) && !polls;
+    let may_poll = fs::read_to_string(HALT_POLL).is_ok_and(|ns| ns.trim() == "0");
     [number].into_iter().chain(idle.map(|took| check(took, may_poll)))
 }
 

@@ -170,18 +170,24 @@ static void registered_in_a_set(void)
     close(set);
 }
 
+static void watch_and_take_out(int set)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+
+    R(epoll_ctl(set, EPOLL_CTL_ADD, s, &event));
+    R(epoll_wait(set, &event, 1, 0));
+    R(epoll_ctl(set, EPOLL_CTL_DEL, s, NULL));
+}
+
 /* What has been taken out of a set is out of it for whoever else waits there, or registers it. */
 static void taken_out_before(void)
 {
-    struct epoll_event event = {.events = EPOLLIN};
     struct io_uring_cqe *done;
     int set = epoll_create1(0);
 
     HANDED(
         begin(0);
-        R(epoll_ctl(set, EPOLL_CTL_ADD, s, &event));
-        R(epoll_wait(set, &event, 1, 0));
-        R(epoll_ctl(set, EPOLL_CTL_DEL, s, NULL));
+        watch_and_take_out(set);
         io_uring_prep_poll_add(io_uring_get_sqe(&ring), set, POLLIN);
         hand_over();
     );
@@ -197,10 +203,7 @@ static void registered_again(void)
 
     HANDED(
         begin(0);
-        R(epoll_ctl(set, EPOLL_CTL_ADD, s, &event));
-        R(epoll_wait(set, &event, 1, 0));
-        R(epoll_ctl(set, EPOLL_CTL_DEL, s, NULL));
-        event = (struct epoll_event){.events = EPOLLIN};
+        watch_and_take_out(set);
         io_uring_prep_epoll_ctl(io_uring_get_sqe(&ring), set, s, EPOLL_CTL_ADD, &event);
         hand_over();
         finish("registered");
