@@ -68,7 +68,7 @@ pub struct Change {
 }
 
 /// Whether the program has the connection watched in a set of which no wait has been seen, so that it may be asked by system calls of the program's own
-/// (Bun's are). By edges it would be told all the same, since it then receives until there is nothing.
+/// (Bun's are). By edges it is told all the same where it receives until there is nothing, as most do.
 pub(crate) fn is_watched_unseen(conn: &Conn) -> bool {
     let lone = &conn.lone;
     let by_level = lone.events.load(Relaxed) & libc::EPOLLET.cast_unsigned() == 0;
