@@ -1,7 +1,8 @@
 //! Asynchronous calls: threads of the C library's move the bytes, unseen, so the connection goes back to TCP first.
 
 use core::ffi::{c_int, c_void};
-use viaduct_socket::{is_nowhere, lifecycle, real, sys, table};
+use viaduct_socket::descriptors::{lifecycle, table};
+use viaduct_socket::{is_nowhere, real, sys};
 
 /// Whether the call may go on. A request begins with its descriptor.
 unsafe fn prepare(request: *const c_void) -> bool {

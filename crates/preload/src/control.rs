@@ -3,7 +3,8 @@
 use core::ffi::{c_int, c_uint};
 use libc::msghdr;
 use viaduct_socket::conn::Conn;
-use viaduct_socket::{is_nowhere, options, predecessors, successors};
+use viaduct_socket::descriptors::{predecessors, successors};
+use viaduct_socket::{is_nowhere, options};
 
 /// A receive on `conn` may tell, in control messages, what options ask for.
 pub(crate) unsafe fn note_room_for_control(conn: &'static Conn, message: *const msghdr) {

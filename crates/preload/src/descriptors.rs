@@ -2,7 +2,9 @@
 
 use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use libc::{DIR, FILE, sockaddr, socklen_t};
-use viaduct_socket::{cancel, is_nowhere, lifecycle, predecessors, real, sys, table};
+use viaduct_socket::descriptors::{lifecycle, predecessors, table};
+use viaduct_socket::wait::cancel;
+use viaduct_socket::{is_nowhere, real, sys};
 
 /// Defines hooks of calls that make one descriptor of a kind that is none of ours.
 macro_rules! creators {

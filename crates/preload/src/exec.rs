@@ -1,7 +1,8 @@
 //! The process becomes another program.
 
 use core::ffi::{c_char, c_int};
-use viaduct_socket::{real, successors, sys};
+use viaduct_socket::descriptors::successors;
+use viaduct_socket::{real, sys};
 
 type Words = *const *const c_char;
 

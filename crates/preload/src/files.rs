@@ -2,7 +2,8 @@
 
 use core::ffi::{c_int, c_uint};
 use libc::{off_t, size_t, ssize_t};
-use viaduct_socket::{file, is_nowhere, real, table};
+use viaduct_socket::descriptors::table;
+use viaduct_socket::{file, is_nowhere, real};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: size_t) -> ssize_t {

@@ -3,7 +3,8 @@
 
 use crate::transfer::write;
 use core::ffi::{c_char, c_int, c_void};
-use viaduct_socket::{real, sys, table};
+use viaduct_socket::descriptors::table;
+use viaduct_socket::{real, sys};
 
 /// A list of variable arguments as the x86-64 calling convention lays it out.
 #[repr(C)]

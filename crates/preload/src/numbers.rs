@@ -2,7 +2,9 @@
 
 use crate::{descriptors, exec, files, options, process, select, transfer, wait};
 use core::ffi::{c_int, c_long, c_ulong, c_void};
-use viaduct_socket::{is_nowhere, lifecycle, lodgers, real, sys};
+use viaduct_socket::descriptors::lifecycle;
+use viaduct_socket::process::lodgers;
+use viaduct_socket::{is_nowhere, real, sys};
 
 /// The address that a word holds.
 fn place<T>(word: c_long) -> *mut T {

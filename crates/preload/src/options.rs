@@ -2,8 +2,9 @@
 
 use core::ffi::{c_int, c_ulong, c_void};
 use libc::socklen_t;
+use viaduct_socket::descriptors::table;
 use viaduct_socket::options::{self, Verdict};
-use viaduct_socket::{is_nowhere, real, sys, table};
+use viaduct_socket::{is_nowhere, real, sys};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn setsockopt(

@@ -3,7 +3,10 @@
 use crate::unwind;
 use core::ffi::{c_int, c_ulong, c_void};
 use libc::pid_t;
-use viaduct_socket::{cancel, lodgers, predecessors, process, real, signals, successors, sys};
+use viaduct_socket::descriptors::{predecessors, successors};
+use viaduct_socket::process::{self, lodgers};
+use viaduct_socket::wait::{cancel, signals};
+use viaduct_socket::{real, sys};
 
 /// A child of `vfork` would run our hooks on its parent's memory; a forked one has its own. POSIX allows the exchange.
 #[unsafe(no_mangle)]

@@ -11,7 +11,8 @@ use core::mem::{offset_of, transmute};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU64};
 use libc::msghdr;
-use viaduct_socket::{is_nowhere, lifecycle, successors, sys};
+use viaduct_socket::descriptors::{lifecycle, successors};
+use viaduct_socket::{is_nowhere, sys};
 
 /// The queue of what is to be handed over, and where the ring's flags are behind the other queue.
 #[repr(C)]

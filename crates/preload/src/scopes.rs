@@ -6,7 +6,8 @@ use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::ops::ControlFlow::{Break, Continue};
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicPtr;
-use viaduct_socket::{successors, sys};
+use viaduct_socket::descriptors::successors;
+use viaduct_socket::sys;
 
 /// Goes on with the C library's function that `{ready}` answers, as if the program had called it: it looks for libraries where its caller's say.
 macro_rules! jump_behind {

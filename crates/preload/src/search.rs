@@ -3,7 +3,8 @@
 use crate::transfer::one;
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{cmsghdr, msghdr, size_t, ssize_t};
-use viaduct_socket::{Vector, is_nowhere, lifecycle, options, real, search, sys, table};
+use viaduct_socket::descriptors::{lifecycle, table};
+use viaduct_socket::{Vector, is_nowhere, options, real, search, sys};
 
 /// `viaduct_seek_recv(3)`.
 #[unsafe(no_mangle)]

@@ -3,8 +3,9 @@
 use crate::wait::{Waited, from_timespec, wait_without_lanes};
 use core::ffi::{c_int, c_long};
 use libc::{fd_set, pollfd, sigset_t, timespec, timeval};
+use viaduct_socket::descriptors::table;
 use viaduct_socket::poll::{self, Wait};
-use viaduct_socket::{is_nowhere, real, sys, table};
+use viaduct_socket::{is_nowhere, real, sys};
 
 /// The three sets of a `select`, as bits.
 struct Sets {

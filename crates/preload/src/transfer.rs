@@ -5,10 +5,9 @@ use crate::search::{offset_of, receive_at};
 use crate::wait::from_timespec;
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
-use viaduct_socket::{
-    Vector, by_kernel, is_nowhere, lifecycle, options, real, receive, search, search::streams, send as send_on,
-    send_with_control, sys, table,
-};
+use viaduct_socket::descriptors::{lifecycle, table};
+use viaduct_socket::search::{self, streams};
+use viaduct_socket::{Vector, by_kernel, is_nowhere, options, real, receive, send as send_on, send_with_control, sys};
 
 /// The list of one buffer.
 pub(crate) fn one(buffer: *const c_void, len: size_t) -> [iovec; 1] {

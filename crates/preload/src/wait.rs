@@ -2,11 +2,12 @@
 
 use core::ffi::c_int;
 use libc::{epoll_event, nfds_t, pollfd, sigset_t, timespec};
-use viaduct_socket::epoll_ctl::{self, Asked};
-use viaduct_socket::epoll_wait::{self as waiting, Timeout};
+use viaduct_socket::descriptors::table;
+use viaduct_socket::epoll::ctl::{self, Asked};
+use viaduct_socket::epoll::wait::{self as waiting, Timeout};
 use viaduct_socket::poll::{self, Wait};
 use viaduct_socket::sys::{self, Events, raw};
-use viaduct_socket::{epoll, is_nowhere, real, table};
+use viaduct_socket::{epoll, is_nowhere, real};
 
 /// Nanoseconds of a timeout in milliseconds; negative: for ever.
 fn from_ms(ms: c_int) -> Option<u64> {
@@ -163,7 +164,7 @@ pub(crate) fn wait_without_lanes<F: Iterator<Item = c_int>>(
 pub unsafe extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
     // SAFETY: the program's own call.
     let fd = unsafe { real::epoll_create(size) };
-    viaduct_socket::lifecycle::fresh(fd);
+    viaduct_socket::descriptors::lifecycle::fresh(fd);
     if fd >= 0 {
         epoll::created(fd);
     }
@@ -174,7 +175,7 @@ pub unsafe extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
 pub unsafe extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
     // SAFETY: the program's own call.
     let fd = unsafe { real::epoll_create1(flags) };
-    viaduct_socket::lifecycle::fresh(fd);
+    viaduct_socket::descriptors::lifecycle::fresh(fd);
     if fd >= 0 {
         epoll::created(fd);
     }
@@ -202,7 +203,7 @@ pub unsafe extern "C-unwind" fn epoll_ctl(set: c_int, operation: c_int, fd: c_in
         events,
         data,
     };
-    match epoll_ctl::begin(index, fd) {
+    match ctl::begin(index, fd) {
         Some(change) => change.make(asked(), direct),
         None => epoll_ctl_otherwise(asked(), set, event),
     }
@@ -213,7 +214,7 @@ pub unsafe extern "C-unwind" fn epoll_ctl(set: c_int, operation: c_int, fd: c_in
 fn epoll_ctl_otherwise(asked: Asked, set: c_int, event: *mut epoll_event) -> c_int {
     // SAFETY: the program's own call.
     let direct = move || unsafe { real::epoll_ctl(set, asked.operation, asked.fd, event) };
-    epoll_ctl::control(asked, direct)
+    ctl::control(asked, direct)
 }
 
 /// The parts that all kinds of waiting in a set share.

@@ -3,12 +3,12 @@
 //! else there may be to do, and go on where this leaves off.
 
 use crate::conn::{self, Conn};
-use crate::receive_lane::take;
-use crate::receive_wait::begin_to_poll;
+use crate::receive::lane::take;
+use crate::receive::waiting::begin_to_poll;
+use crate::send::stores::LONG;
 use crate::send::{CHECK_US, PLAIN_FLAGS, sent_on_lane};
-use crate::spin::{self, Spinner};
-use crate::stores::LONG;
 use crate::vector::is_nowhere;
+use crate::wait::spin::{self, Spinner};
 use libc::c_int;
 use viaduct_channel::{Dest, Sender, Source as Bytes, Violation};
 use viaduct_stream::{Incoming, Mode, Outgoing, Source};

@@ -1,10 +1,13 @@
 //! `sendfile` onto a lane and `splice` off it.
 
 use crate::conn::{self, Conn, Phase};
+use crate::descriptors::lifecycle;
+use crate::path::marks;
 use crate::send::{self as sending, PIECE};
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
-use crate::{agent, at_once, cancel, kernel, lifecycle, marks, receive};
+use crate::wait::cancel;
+use crate::{agent, at_once, kernel, receive};
 use libc::{c_int, c_uint, iovec, off_t};
 
 /// Bytes read from the file in one step, on the stack, where it cannot be put in place.

@@ -1,11 +1,12 @@
 //! Options, `fcntl` and `ioctl` where they touch what we keep.
 
+use crate::conn::flags::{CONTROLLED, FORKED, STAMPED, STREAM, TELLS_REST};
 use crate::conn::{self, Conn, Phase};
-use crate::flags::{CONTROLLED, FORKED, STAMPED, STREAM, TELLS_REST};
-use crate::lifecycle::nanoseconds;
+use crate::descriptors::lifecycle::nanoseconds;
 use crate::lock::Guard;
+use crate::path::demote;
 use crate::sys::raw;
-use crate::{demote, kernel, receive, search};
+use crate::{kernel, receive, search};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_control::Reason;
@@ -368,7 +369,7 @@ mod tests {
     #[test]
     fn what_is_set_amidst_counts_stays_set() {
         let option = (libc::SOL_SOCKET, libc::SO_OOBINLINE);
-        let (conn, _ends) = crate::records::on_the_heap();
+        let (conn, _ends) = crate::conn::records::on_the_heap();
         let over = AtomicBool::new(false);
         let set = |on: c_int| {
             let direct = || raw::setsockopt(conn.fd(), option.0, option.1, &on).map_or(-1, |()| 0);

@@ -1,11 +1,15 @@
 //! `poll` and `select` over connections that may be on lanes.
 
+use crate::conn::pace::{Bound, Naps};
 use crate::conn::{self, Conn, Phase};
+use crate::descriptors::table;
+use crate::epoll::back;
 use crate::lock::Guard;
-use crate::pace::{Bound, Naps};
-use crate::spin::Spinner;
+use crate::path::{announce, marks, recall, switch};
 use crate::sys::{self, raw};
-use crate::{agent, announce, asleep, bell, cancel, epoll_back, marks, ready, real, recall, send, table, wait};
+use crate::wait::spin::Spinner;
+use crate::wait::{self, asleep, bell, cancel};
+use crate::{agent, ready, real};
 use core::cell::Cell;
 use libc::{POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM, c_int, pollfd};
 use viaduct_stream::Outgoing;
@@ -40,7 +44,7 @@ pub fn concerns(fds: impl Iterator<Item = c_int>) -> bool {
     let mut attached = false;
     for fd in fds {
         if let Some(index) = table::epoll_set(fd) {
-            epoll_back::nest(index);
+            back::nest(index);
         } else if let Some(conn) = table::connection(fd) {
             attached |= conn.phase() == Phase::Attached;
         }
@@ -99,7 +103,7 @@ fn look(conn: &'static Conn, events: i16, ask: Ask, told: i16) -> Option<i16> {
         ready::look(conn, proof, interest, news || !ready::receives_on_lane(conn, proof))
     })?;
     if ask != Ask::ForOthers {
-        send::serve(conn);
+        switch::serve(conn);
         marks::look_behind_fin(conn);
     }
     i16::try_from(mask & 0x7fff).ok()
@@ -310,8 +314,8 @@ fn prepare<'s>(entries: &[pollfd], shadow: &'s mut [pollfd]) -> &'s mut [pollfd]
     {
         let events = match attached(entry.fd) {
             // Room on the kernel connection only counts where it carries the bytes.
-            Some(conn) if crate::demote::sends_raw(conn, conn.id()) => entry.events,
-            Some(conn) if send::owes(conn) => entry.events | POLLOUT,
+            Some(conn) if crate::path::demote::sends_raw(conn, conn.id()) => entry.events,
+            Some(conn) if switch::owes(conn) => entry.events | POLLOUT,
             Some(_) => entry.events & (IN | POLLPRI | POLLRDHUP),
             None => entry.events,
         };

@@ -1,12 +1,14 @@
 //! Readiness of an attached connection as its program sees it, in epoll's terms.
 
+use crate::conn::pace::Bound;
 use crate::conn::{self, Conn};
 use crate::epoll::{EDGE, FIRED, FRESH, KERNEL, Member, ROOM, Set, UNSEEN};
 use crate::lock::Guard;
-use crate::pace::Bound;
+use crate::path::{marks, recall, switch};
 use crate::receive::{self, Found};
+use crate::send;
 use crate::sys::raw;
-use crate::{bell, marks, recall, send};
+use crate::wait::bell;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::{EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP};
 use viaduct_channel::{Segment, Sender};
@@ -39,7 +41,7 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, mut kernel:
         let out = Outgoing::new(lane);
         let has_room = out.mode() == Mode::Lane && roomy(&lane);
         if !has_room && out.mode() == Mode::Lane && out.peer_wants_raw() {
-            send::serve(conn);
+            switch::serve(conn);
         }
         if has_room || conn.flag(conn::DEAD) {
             mask |= OUT;
@@ -50,7 +52,7 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, mut kernel:
         }
     }
     if kernel {
-        send::serve(conn);
+        switch::serve(conn);
         let asked = libc::POLLRDHUP | libc::POLLPRI;
         let events = u32::from(raw::poll_now(conn.fd(), asked).cast_unsigned());
         if events & ALWAYS != 0
@@ -309,7 +311,7 @@ pub(crate) fn disarm_for<P>(proof: &P, conn: &'static Conn, bit: u32) {
 
 /// After a sleep for room: a member whose peer asks for it, or has taken nothing off a full lane, goes back to the kernel's buffers.
 pub(crate) fn relieve(conn: &'static Conn) {
-    send::serve(conn);
+    switch::serve(conn);
     let id = conn.id();
     let Some(guard) = conn.own_send(id) else { return };
     let Some(segment) = conn.segment(&guard) else { return };
@@ -322,10 +324,10 @@ pub(crate) fn relieve(conn: &'static Conn) {
         }
     }
     if out.mode() == Mode::Lane && !roomy(&lane) && send::may_overflow(conn, &lane) && conn.stuck_at(out.progress()) {
-        send::demote(conn, &out, Reason::LaneStall);
+        switch::demote(conn, &out, Reason::LaneStall);
         conn.note_stall();
         // The mark that ends the stretch; if the kernel's buffer is full, the next send makes up for it.
-        let _ = send::send_back(conn, &out);
+        let _ = switch::send_back(conn, &out);
     } else if out.mode() == Mode::Lane && !roomy(&lane) && conn.stuck_at(out.progress()) {
         marks::probe_behind_bytes(conn, &out);
     }
@@ -351,7 +353,7 @@ pub(crate) fn stirs(owner: &Guard<'_>, member: &Member, conn: &'static Conn) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::records;
+    use crate::conn::records;
     use std::io::Write;
     use std::net::Shutdown;
 

@@ -1,8 +1,9 @@
 //! Where holes live: in anonymous memory that a process and its forked children share, out of the peer's reach.
 
 use super::holders::{Family, Holders, Member, Places};
+use crate::process::{shared, thread};
 use crate::sys::memory::{self, Buffer};
-use crate::{lock, shared, sys, thread};
+use crate::{lock, sys};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use viaduct_stream::Holes;

@@ -2,9 +2,8 @@
 //! places of their own, and those of the dead are found where room is needed.
 
 use crate::lock::{self, Guard};
-use crate::process::is_confined;
+use crate::process::{is_confined, thread};
 use crate::sys::{coarse_now_ns, listing, raw};
-use crate::thread;
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};

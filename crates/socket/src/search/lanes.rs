@@ -10,13 +10,15 @@ use super::area::{Area, Peeked};
 use super::kernel::{BEHIND_URGENT_DATA, Front, peek_at_offset, peek_from, peek_over};
 use super::waiting::{announce, lift_mark};
 use super::{Ask, Step, front};
+use crate::agent::counters;
 use crate::conn::{self, Conn};
+use crate::kernel;
 use crate::lock::Guard;
-use crate::marks::{Marks, look_at_marks, look_behind_bells};
+use crate::path::marks::{Marks, look_at_marks, look_behind_bells};
+use crate::receive::{lane, needs};
 use crate::sys::memory::discard;
 use crate::sys::{Errno, raw};
 use crate::vector::Vector;
-use crate::{counters, kernel, needs, receive_lane};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use parts::{Parts, Place};
@@ -68,7 +70,7 @@ pub(super) fn take_simply(
     // With what has been received behind it. That has been published, if the peer is honest.
     let gone = narrow(holes.head().saturating_sub(base));
     let gone = lane.readable_or(gone).unwrap_or(0).min(gone);
-    receive_lane::consume(conn, &lane, gone);
+    lane::consume(conn, &lane, gone);
     area.base.store(base + gone as u64, Relaxed);
     Some(want)
 }
@@ -267,7 +269,7 @@ impl<'a> Stretches<'a> {
             }
             let gone = match first.place {
                 Place::Lane => {
-                    receive_lane::consume(self.conn, &self.lane, now);
+                    lane::consume(self.conn, &self.lane, now);
                     now
                 }
                 Place::Kernel => match discard(self.conn.fd(), now) {

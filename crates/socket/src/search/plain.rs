@@ -6,7 +6,7 @@
 use super::area::{self, Area, Child};
 use super::kernel::Front;
 use super::{Ask, Searched, Step, check, may_be_simple, run, waiting};
-use crate::lifecycle::{is_tcp, nanoseconds};
+use crate::descriptors::lifecycle::{is_tcp, nanoseconds};
 use crate::lock::{self, Guard};
 use crate::options::rules_searches_out;
 use crate::real;

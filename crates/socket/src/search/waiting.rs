@@ -3,12 +3,15 @@
 use super::Step;
 use super::area::Area;
 use super::kernel::peek_from;
+use crate::agent::{self, counters};
 use crate::conn::Conn;
-use crate::direct::DirectCall;
-use crate::spin::Spinner;
+use crate::kernel;
+use crate::path::switch;
+use crate::receive::needs;
 use crate::sys::{Errno, raw};
+use crate::wait::direct::DirectCall;
+use crate::wait::spin::Spinner;
 use crate::wait::{self, Deadline, Woken};
-use crate::{agent, counters, kernel, needs, send};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use libc::c_int;
 use viaduct_control::counters::slot;
@@ -256,7 +259,7 @@ fn wait_for_news(
         return Ok(Woken::TimedOut);
     }
     counters::add(conn, slot::SLEEPS, 1);
-    let owed = if send::owes(conn) { wait::FOR_OUTPUT } else { 0 };
+    let owed = if switch::owes(conn) { wait::FOR_OUTPUT } else { 0 };
     let called_readable = again && raw::poll_now(conn.fd(), libc::POLLIN) != 0;
     if called_readable && kernel::queued(conn.fd()) as u64 > queued {
         return Ok(Woken::Look);
@@ -270,7 +273,7 @@ fn wait_for_news(
     // Bounded: without a bound it may peek, and where a peek begins is the owner's to say.
     let woken = wait::sleep(conn, bit, events, deadline, Some(most));
     drop(mark);
-    send::serve(conn);
+    switch::serve(conn);
     if agent::has_mail() {
         agent::deliver();
     }

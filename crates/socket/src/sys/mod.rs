@@ -118,7 +118,7 @@ pub fn environment(name: &core::ffi::CStr) -> Option<&'static str> {
     unsafe { core::ffi::CStr::from_ptr(value) }.to_str().ok()
 }
 
-/// The record `index` of an array in a region from [`crate::shared::memory`], which is never unmapped and long enough.
+/// The record `index` of an array in a region from [`crate::process::shared::memory`], which is never unmapped and long enough.
 pub(crate) fn shared_record<T: Sync>(region: *mut T, index: usize) -> &'static T {
     // SAFETY: callers pass a region of theirs and an index within it; zeroed memory is a valid T for the records of atomics
     // that are kept there.

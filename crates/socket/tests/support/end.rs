@@ -7,10 +7,11 @@ use std::panic::{self, AssertUnwindSafe};
 use std::time::{Duration, Instant};
 
 use libc::{c_int, epoll_event, iovec, pollfd};
-use viaduct_socket::epoll_ctl::{self, Asked};
-use viaduct_socket::epoll_wait::{self as waiting, Timeout};
+use viaduct_socket::descriptors::{lifecycle, table};
+use viaduct_socket::epoll::ctl::{self, Asked};
+use viaduct_socket::epoll::wait::{self as waiting, Timeout};
 use viaduct_socket::poll::{self, Wait};
-use viaduct_socket::{Conn, Vector, epoll, lifecycle, options, process, search, sys, table};
+use viaduct_socket::{Conn, Vector, epoll, options, process, search, sys};
 
 /// Longer than any call takes here, on a machine however busy.
 const PROMPTLY: Duration = Duration::from_secs(20);
@@ -48,9 +49,9 @@ fn set_for(fd: c_int, events: u32) -> c_int {
         events,
         data: 1,
     };
-    let done = match epoll_ctl::begin(index, fd) {
+    let done = match ctl::begin(index, fd) {
         Some(change) => change.make(asked, direct),
-        None => epoll_ctl::control(asked, direct),
+        None => ctl::control(asked, direct),
     };
     assert_eq!(done, 0);
     set

@@ -1,0 +1,181 @@
+//! When a connection is offered to viaductd, and what comes of it.
+
+use crate::agent::{self, counters, policy, worth};
+use crate::conn::{BANNED, Conn, EARLY, Phase, READY_OWED};
+use crate::epoll::lone;
+use crate::lock::Guard;
+use crate::process::unseen;
+use crate::sys::{self, raw};
+use crate::{kernel, options};
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use viaduct_channel::{Segment, Side};
+use viaduct_control::Reason;
+use viaduct_control::counters::{Wanted, slot};
+use viaduct_control::message::Pair;
+use viaduct_control::policy::{OfferPolicy, PathPolicy};
+use viaduct_stream::Incoming;
+
+impl Conn {
+    /// Whether the connection does not stand yet, as far as is known.
+    #[inline]
+    pub fn is_early(&self) -> bool {
+        self.flag(EARLY)
+    }
+
+    /// Whether it has a lane, which only streams have.
+    #[inline]
+    pub fn has_lane(&self) -> bool {
+        self.phase() == Phase::Attached
+    }
+
+    /// The connection stands; false if that was known.
+    pub(crate) fn stands(&self) -> bool {
+        let early = self.flags.fetch_and(!EARLY, Relaxed) & EARLY != 0;
+        if early {
+            if let Some(reason) = unseen::bar() {
+                // It may never be seen to carry anything, nor be about to be offered.
+                self.set_flag(BANNED, true);
+                self.set_reason(reason);
+            }
+            counters::open(self);
+        }
+        early
+    }
+
+    /// Counts traffic of a connection that is not attached and offers it when it has shown itself worth it.
+    #[inline]
+    pub(crate) fn note_traffic(&self, bytes: usize) {
+        // Not indivisible, which would cost more than the rest of this: two threads that count at once may count as one.
+        let messages = self.messages.load(Relaxed).wrapping_add(1);
+        let volume = self.volume.load(Relaxed).wrapping_add(bytes as u64);
+        self.messages.store(messages, Relaxed);
+        self.volume.store(volume, Relaxed);
+        if self.flag(BANNED | EARLY) {
+            return;
+        }
+        match self.phase() {
+            Phase::Plain => self.consider_offer(messages, volume),
+            Phase::Offered if messages.is_multiple_of(256) => self.check_offer(),
+            _ => {}
+        }
+    }
+
+    #[cold]
+    fn check_offer(&self) {
+        // viaductd is gone, and the offer with it.
+        if agent::probe() != self.offered_in.load(Relaxed) {
+            self.end_offer();
+        }
+    }
+
+    #[inline]
+    fn consider_offer(&self, messages: u32, volume: u64) {
+        let policy = policy::policy();
+        // A connection that has carried this much has paid for an offer; rules may say otherwise, and need addresses.
+        let eager = policy.offer != OfferPolicy::Auto || policy.path == PathPolicy::Shm || policy.has_rules();
+        if eager || worth::is_shown(messages, volume) || self.wanted() == Wanted::Shm {
+            self.offer(messages, volume);
+        }
+    }
+
+    #[cold]
+    fn offer(&self, messages: u32, volume: u64) {
+        // Not for good, nor for a second: the first wait is often about to come. With `wait` the first byte comes before it.
+        if policy::policy().offer != OfferPolicy::Wait && lone::is_watched_unseen(self) {
+            return self.set_reason(Reason::UnseenWait);
+        }
+        let now = sys::now_ns();
+        if now < self.retry_at_ns.load(Relaxed) {
+            return;
+        }
+        self.retry_at_ns.store(now + 1_000_000_000, Relaxed);
+        let wanted = self.wanted();
+        if wanted == Wanted::Tcp {
+            return;
+        }
+        if !self.alone() {
+            return self.set_reason(Reason::SharedEnd);
+        }
+        match agent::offer(self, (messages, volume)) {
+            Ok(true) => {
+                // A limit stays the reason until it is overcome.
+                let limits = [
+                    Reason::LimitSegments,
+                    Reason::LimitMemory,
+                    Reason::NoMemory,
+                    Reason::NoDescriptors,
+                ];
+                if !limits.contains(&self.reason()) {
+                    self.set_reason(Reason::Offered);
+                }
+            }
+            // Not yet worth it: ask again soon.
+            Ok(false) => self.retry_at_ns.store(0, Relaxed),
+            Err(reason) => self.set_reason(reason),
+        }
+    }
+
+    /// The offer was refused; it may be repeated after `retry_ms`, or never if that is 0.
+    pub(crate) fn refused(&self, reason: Reason, retry_ms: u32) {
+        let (offered, plain) = (Phase::Offered as u8, Phase::Plain as u8);
+        if self.phase.compare_exchange(offered, plain, SeqCst, SeqCst).is_err() {
+            return;
+        }
+        if retry_ms == 0 {
+            self.set_flag(BANNED, true);
+        } else {
+            self.retry_at_ns
+                .store(sys::now_ns() + u64::from(retry_ms) * 1_000_000, Relaxed);
+        }
+        self.set_reason(reason);
+    }
+
+    /// The pair stands: takes the segment in. False if the connection is not the one offered any more, or is not to have a lane.
+    pub(crate) fn attach(&self, pair: &Pair, segment: Segment, side: Side, peer_bell: i32) -> bool {
+        let (Some(send), Some(receive)) = (self.own_send(pair.offer), self.own_receive(pair.offer)) else {
+            return false;
+        };
+        if !self.may_attach() {
+            return false;
+        }
+        self.side.store(u8::from(side == Side::Second), Relaxed);
+        self.segment.fill(segment);
+        self.segment_name.store(pair.segment, Relaxed);
+        self.peer_bell.store(peer_bell, Relaxed);
+        self.set_flag(READY_OWED, true);
+        let (offered, attached) = (Phase::Offered as u8, Phase::Attached as u8);
+        if self.phase.compare_exchange(offered, attached, SeqCst, SeqCst).is_err() {
+            self.segment.clear();
+            return false;
+        }
+        crate::search::attached(self);
+        // Marks may not be held back.
+        let (zero, one): (i32, i32) = (0, 1);
+        let _ = raw::setsockopt(self.fd(), libc::IPPROTO_TCP, libc::TCP_CORK, &zero);
+        let _ = raw::setsockopt(self.fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, &one);
+        options::limit_lane(self, &send);
+        options::tell_of_resets(self, &send);
+        if let Some(words) = counters::slot_of(self) {
+            words[slot::PEER_PID].store(pair.peer_pid.into(), Relaxed);
+        }
+        self.pay_ready(&receive);
+        self.set_reason(Reason::Pairing);
+        true
+    }
+
+    /// Tells the peer that promotions may come, unless a call of ours is inside the kernel and might take a mark for data.
+    pub(crate) fn pay_ready(&self, receive: &Guard<'_>) {
+        // SeqCst pairs with `DirectCall::begin`: either we see the call, or it sees the phase and turns back.
+        if self.flag(READY_OWED)
+            && self.direct_receives.load(SeqCst) == 0
+            && let Some(segment) = self.segment(receive)
+            && let Some(locks) = self.locks()
+            && let Some(position) = kernel::receive_position(self.fd(), kernel::queued_surely)
+        {
+            locks.position.store(position, Relaxed);
+            self.know_raw(0);
+            self.set_flag(READY_OWED, false);
+            Incoming::new(segment.receiver(self.side())).set_ready();
+        }
+    }
+}

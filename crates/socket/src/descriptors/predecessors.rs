@@ -1,0 +1,81 @@
+//! Connections that come from other programs and processes. They stay on TCP: who opened them may go on using them, and what they have carried
+//! is not known. They are shown.
+
+use crate::conn::{self, Conn, records};
+use crate::descriptors::lifecycle::{duplicated, fresh, is_tcp};
+use crate::descriptors::table;
+use crate::process::{is_confined, lodgers, start_with_sockets};
+use crate::sys::{self, listing, raw};
+use core::sync::atomic::AtomicU8;
+use core::sync::atomic::Ordering::Relaxed;
+use libc::c_int;
+use viaduct_control::Reason;
+
+/// The program has received `fd` over a Unix socket, from another process or from itself.
+pub fn passed(fd: c_int) {
+    came(fd, |known| {
+        table::connection(known).is_some_and(|conn| conn.flag(conn::HANDED_OVER))
+    });
+}
+
+/// The program has fetched `fd` from another process, or from itself.
+pub fn fetched(fd: c_int) {
+    came(fd, |_| true);
+}
+
+/// The library is loaded into a program that may have been started with connections, which have the first numbers then.
+pub fn inherited() {
+    let mut fd = 0;
+    while let Ok(is_socket) = raw::is_socket(fd) {
+        if is_socket {
+            came(fd, |_| true);
+        }
+        fd += 1;
+    }
+}
+
+/// Whether the program was started with system calls forbidden; which, is not known.
+fn is_started_confined() -> bool {
+    static KNOWN: AtomicU8 = AtomicU8::new(UNKNOWN);
+    const UNKNOWN: u8 = 0;
+    const FREE: u8 = 1;
+    const CONFINED: u8 = 2;
+    if KNOWN.load(Relaxed) == UNKNOWN {
+        let is_free = listing::confinement() == Some(0);
+        KNOWN.store(if is_free { FREE } else { CONFINED }, Relaxed);
+    }
+    KNOWN.load(Relaxed) == CONFINED
+}
+
+/// `fd` is new here. Where it is one more descriptor of a socket that is known, `may_be` says so of a descriptor of that.
+fn came(fd: c_int, may_be: impl Fn(c_int) -> bool) {
+    if fd < 0 || lodgers::has_own_table() {
+        return;
+    }
+    fresh(fd);
+    if is_confined() || is_started_confined() || !is_tcp(fd) {
+        return;
+    }
+    let mut known = table::sockets().filter(|known| may_be(*known));
+    let same = raw::cookie(fd).and_then(|own| known.find(|known| raw::cookie(*known) == Some(own)));
+    match same {
+        Some(known) => duplicated(known, fd),
+        None if sys::addresses(fd).is_some() => {
+            adopted(fd);
+        }
+        // What it accepts, or connects to, is its own.
+        None => {}
+    }
+}
+
+/// A record for a connected socket whose opening was not seen. Not of a lodger with descriptors of its own.
+pub(crate) fn adopted(fd: c_int) -> Option<&'static Conn> {
+    start_with_sockets();
+    let conn = records::begin(fd, conn::EARLY | conn::BANNED)?;
+    if conn.is_early() {
+        conn.set_flag(conn::BANNED, true);
+        conn.set_reason(Reason::PassedOn);
+        conn.stands();
+    }
+    Some(conn)
+}

@@ -1,0 +1,103 @@
+//! Connections that go to other programs and processes, or to code whose calls are not seen.
+
+use crate::agent::counters;
+use crate::conn::{self, Conn, Phase, records};
+use crate::descriptors::lifecycle::{begin_early, is_tcp, to_background};
+use crate::descriptors::table::{self, Entry};
+use crate::epoll::{back, shelf};
+use crate::path::{demote, recall};
+use crate::process::{self, lodgers, unseen};
+use crate::sys::{self, raw};
+use crate::{lock, search};
+use libc::c_int;
+use viaduct_control::Reason;
+
+/// The process is about to become another program, which may not run under Viaduct.
+pub fn executing() {
+    if lodgers::is_one() {
+        // The descriptors are the child's, the records its parent's.
+        let is_standard = |fd, _: &Conn| fd <= libc::STDERR_FILENO && is_kept(fd) && is_tcp(fd);
+        return hand_over_many(Reason::ForeignProcess, true, is_standard);
+    }
+    shelf::empty();
+    hand_over_many(Reason::ForeignProcess, true, is_for_successor);
+    // Any of them may be read in the program to come.
+    records::all().for_each(search::hand_over);
+    lock::TURNS.end(true);
+    records::all().for_each(Conn::leave);
+}
+
+/// The program loads code whose calls are not seen.
+pub fn loading_unseen() {
+    // The counters that tell of it are one process's.
+    process::start_with_sockets();
+    // Its C library, if it has one of its own, counts its own threads.
+    sys::threads::several();
+    unseen::come(|| {
+        counters::tell_bar();
+        hand_over_many(Reason::UnseenCalls, false, |_, _| true);
+    });
+}
+
+fn hand_over_many(reason: Reason, leaves: bool, concerned: impl Fn(c_int, &'static Conn) -> bool) {
+    demote::hand_over_many(reason, leaves, || {
+        let concerned = |(fd, conn): &(c_int, &'static Conn)| !conn.is_early() && concerned(*fd, conn);
+        table::connections().filter(concerned).map(|(_, conn)| conn)
+    });
+}
+
+/// Whether the program that this process becomes is meant to have the connection by `fd`: as its standard input or output, or because nobody else
+/// has it any more. A socket that the process has in common with others is most often left open by oversight.
+fn is_for_successor(fd: c_int, conn: &'static Conn) -> bool {
+    fd <= libc::STDERR_FILENO || conn.alone() && is_kept(fd)
+}
+
+/// Whether the program that this process becomes has the descriptor.
+fn is_kept(fd: c_int) -> bool {
+    raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags & libc::FD_CLOEXEC as usize == 0)
+}
+
+/// The process did not become another program.
+pub fn executing_failed() {
+    for conn in records::all() {
+        conn.stay();
+        if conn.flag(conn::HANDED_OVER) {
+            // What has been answered is done, or on its way.
+            recall::withdraw(conn, conn.id());
+        }
+    }
+    lock::TURNS.end(false);
+}
+
+/// The program gives the socket to another process, which may not run under Viaduct.
+pub fn handing_over(fd: c_int) {
+    // Either may connect it.
+    begin_early(fd);
+    shelf::empty();
+    match table::lookup(fd) {
+        Entry::Connection(conn) => {
+            demote::hand_over(conn, Reason::ForeignProcess, true);
+        }
+        // Whoever gets it may know nothing of our registrations.
+        Entry::Epoll(index) => back::nest(index),
+        Entry::Unknown | Entry::Private | Entry::Socket => {}
+    }
+}
+
+/// The program has the kernel do something with `fd` by `io_uring`, unseen; false if it is a connection that is still on a lane.
+pub fn to_ring(fd: c_int) -> bool {
+    // What is asked for, or registered, may stand longer than it takes to connect it.
+    begin_early(fd);
+    match table::lookup(fd) {
+        // On TCP for good, as it mostly is by the second time.
+        Entry::Connection(conn) if conn.phase() != Phase::Attached && conn.flag(conn::BANNED) && !conn.searched() => {
+            true
+        }
+        Entry::Connection(conn) => to_background(conn),
+        Entry::Epoll(index) => {
+            back::nest(index);
+            true
+        }
+        Entry::Unknown | Entry::Private | Entry::Socket => true,
+    }
+}

@@ -1,0 +1,92 @@
+//! Registrations that the kernel gets back as the program made them: of sets that are waited for unseen, and of connections that end before their
+//! sockets do.
+
+use crate::conn::{Conn, records};
+use crate::epoll::set::{EMULATED, FIRED, Member, NOBODY, PARKED, Set, member, set, set_links, tag};
+use crate::epoll::{for_each_membership, lone, register, registrations, remove, unregister};
+use crate::path::demote;
+use core::sync::atomic::Ordering::{AcqRel, Relaxed};
+use libc::EPOLLONESHOT;
+use viaduct_control::Reason;
+
+/// The set is waited for in a way that Viaduct cannot look into (through another set, by poll, in another process that was passed it): its members stay on
+/// TCP.
+pub(crate) fn nest(index: usize) {
+    let Some(set) = set(index) else { return };
+    if set.nested.swap(true, AcqRel) {
+        return;
+    }
+    records::all()
+        .filter(|conn| conn.lone.may_be_in(set))
+        .for_each(|conn| _ = lone::settle(conn));
+    let Some(_owner) = set.own() else { return };
+    for (number, member) in set
+        .members
+        .iter(set_links)
+        .filter_map(|number| Some((number, member(number)?)))
+    {
+        if member.has(PARKED) {
+            unregister(set, member);
+            continue;
+        }
+        hand_back(set, number, member);
+        if let Some(conn) = member.conn() {
+            demote::ban(conn, Reason::UnseenWait);
+        }
+    }
+}
+
+/// The kernel has the program's registration again. The set is owned.
+fn hand_back(set: &Set, number: u32, member: &Member) {
+    // Whoever waits already would tell of it as well.
+    set.cool(number, member);
+    if member.change(EMULATED, 0) & EMULATED != 0 {
+        set.emulated.fetch_sub(1, Relaxed);
+        let (events, data) = if member.has(FIRED) {
+            // The kernel adds errors and a hang-up to whatever it is asked for: the program is not told of them.
+            (EPOLLONESHOT.cast_unsigned(), tag() | NOBODY)
+        } else {
+            (member.events.load(Relaxed), member.data())
+        };
+        // If it fails, the kernel has lost it: the descriptor was closed unseen.
+        let _ = register(set, member, events, data);
+    }
+}
+
+/// The connection ends, and its socket goes on without: only the kernel has its registrations from now on. Answers whether there are any.
+pub(crate) fn leave(conn: &'static Conn) -> bool {
+    let lone = conn.lone.is_registered();
+    let _ = lone::settle(conn);
+    let any = lone || registrations(conn).next().is_some();
+    for_each_membership(conn, |set, number, member| {
+        if member.has(PARKED) {
+            unregister(set, member);
+        } else {
+            hand_back(set, number, member);
+        }
+        remove(set, number);
+    });
+    any
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::epoll::set::{HOT, MEMBERS, SET, SETS};
+
+    #[test]
+    fn what_the_kernel_gets_back_is_not_told_from_the_lane_as_well() {
+        // No other test uses these.
+        let (set, number) = (&SET[SETS - 3], MEMBERS);
+        let member = member(number).unwrap();
+        set.fd.store(-1, Relaxed);
+        set.emulated.store(1, Relaxed);
+        member.change(u32::MAX, EMULATED);
+        set.heat(number, member);
+        assert_eq!(set.hot_members().count(), 1);
+        hand_back(set, number, member);
+        assert_eq!(set.hot_members().count(), 0, "whoever waits looks at hot members");
+        assert!(!member.has(HOT | EMULATED));
+        assert_eq!(set.emulated.load(Relaxed), 0);
+    }
+}

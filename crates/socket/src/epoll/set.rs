@@ -1,0 +1,454 @@
+//! The records of epoll sets and their members.
+
+use crate::conn::{Conn, SHUT_READ, records};
+use crate::epoll::list::{Links, List};
+use crate::lock::jump::Jump;
+use crate::lock::turns::Turns;
+use crate::lock::{self, Guard};
+use crate::process::thread;
+use crate::sys::{self, raw};
+use crate::wait::bell::{self, BY_BELL, BY_SOCKET, Bell};
+use crate::{kernel, ready};
+use core::cell::Cell;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
+use libc::{EPOLLET, EPOLLIN, EPOLLPRI};
+
+pub(crate) const SETS: usize = 4096;
+pub(crate) const MEMBERS: u32 = 1 << 17;
+
+/// Lower half of a tag of ours that is no member's.
+pub(crate) const NOBODY: u64 = u32::MAX as u64;
+
+/// [`Member::flags`]: the kernel registration is ours.
+pub(crate) const EMULATED: u32 = 1 << 0;
+/// [`Member::flags`]: in the hot list.
+pub(crate) const HOT: u32 = 1 << 1;
+/// [`Member::flags`]: a one-shot registration has fired.
+pub(crate) const FIRED: u32 = 1 << 2;
+/// [`Member::flags`]: added or modified; an edge is due for whatever is ready.
+pub(crate) const FRESH: u32 = 1 << 3;
+/// [`Member::flags`]: the kernel has signalled; ask it before believing the connection idle.
+pub(crate) const KERNEL: u32 = 1 << 4;
+/// [`Member::flags`]: the kernel signalled since the last report (an edge).
+pub(crate) const EDGE: u32 = 1 << 5;
+
+/// [`Member::flags`]: the program has taken the registration back. The record stays, and with [`EMULATED`] our registration too, since
+/// many programs register and deregister around every message.
+pub(crate) const PARKED: u32 = 1 << 6;
+/// [`Member::flags`]: the kernel has signalled what the program's interest left out so far.
+pub(crate) const UNSEEN: u32 = 1 << 7;
+/// [`Member::flags`]: the program knows that there was no room, so an edge is due when there is.
+pub(crate) const ROOM: u32 = 1 << 8;
+
+/// [`Member::flags`]: the ends of directions, and the error, that have been told of; such an event's bits so far up.
+const ENDS: u32 = 16;
+/// Among them, for the end of the peer's direction. No event of a socket's.
+const PEERS: u32 = libc::EPOLLMSG.cast_unsigned();
+
+/// The registration of one connection in one set. What `epoll_ctl` looks at is together in one cache line.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Member {
+    pub(crate) connection: AtomicU64,
+    pub(crate) data: AtomicU64,
+    pub(crate) set: AtomicU32,
+    pub(crate) fd: AtomicI32,
+    pub(crate) events: AtomicU32,
+    pub(crate) flags: AtomicU32,
+    pub(crate) next_of_connection: AtomicU32,
+    pub(crate) used: AtomicBool,
+    pub(crate) in_set: Links,
+    pub(crate) in_hot: Links,
+    /// Lane position up to which an edge has been reported.
+    pub(crate) reported: AtomicU64,
+    pub(crate) idle: AtomicU32,
+}
+
+/// An epoll set. What calls look at while none of its members is on a lane is together in one cache line.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Set {
+    pub(crate) used: AtomicBool,
+    pub(crate) owner: AtomicU32,
+    pub(crate) fd: AtomicI32,
+    pub(crate) references: AtomicU32,
+    /// How many sets have been in this place.
+    pub(crate) generation: AtomicU32,
+    /// Number of its bell; 0 for none.
+    pub(crate) bell: AtomicU32,
+    pub(crate) emulated: AtomicU32,
+    pub(crate) sleepers: AtomicU32,
+    pub(crate) waits: AtomicU32,
+    /// By a call that was seen.
+    pub(crate) waited: AtomicBool,
+    /// Waited for through another set, which cannot be seen into.
+    pub(crate) nested: AtomicBool,
+    /// Another process has the set too, and must not find registrations in it that no program made.
+    pub(crate) shared: AtomicBool,
+    /// Shared with the parent since a fork. The parent would not know what to make of a registration that this process takes over.
+    pub(crate) inherited: AtomicBool,
+    /// Owned by a thread that forks.
+    pub(crate) forks: AtomicBool,
+    /// The kernel's events have filled the program's buffer: it is the lanes' turn.
+    pub(crate) crowded: AtomicBool,
+    pub(crate) kernel_looked: AtomicU64,
+    pub(crate) members: List,
+    pub(crate) hot: List,
+}
+
+pub(crate) static SET: [Set; SETS] = [const {
+    Set {
+        used: AtomicBool::new(false),
+        owner: AtomicU32::new(0),
+        fd: AtomicI32::new(0),
+        references: AtomicU32::new(0),
+        generation: AtomicU32::new(0),
+        bell: AtomicU32::new(0),
+        members: List::new(),
+        hot: List::new(),
+        emulated: AtomicU32::new(0),
+        sleepers: AtomicU32::new(0),
+        waited: AtomicBool::new(false),
+        nested: AtomicBool::new(false),
+        shared: AtomicBool::new(false),
+        inherited: AtomicBool::new(false),
+        forks: AtomicBool::new(false),
+        crowded: AtomicBool::new(false),
+        kernel_looked: AtomicU64::new(0),
+        waits: AtomicU32::new(0),
+    }
+}; SETS];
+
+pub(crate) static MEMBER: [Member; MEMBERS as usize] = [const {
+    Member {
+        used: AtomicBool::new(false),
+        set: AtomicU32::new(0),
+        connection: AtomicU64::new(0),
+        fd: AtomicI32::new(0),
+        events: AtomicU32::new(0),
+        data: AtomicU64::new(0),
+        flags: AtomicU32::new(0),
+        next_of_connection: AtomicU32::new(0),
+        in_set: Links::new(),
+        in_hot: Links::new(),
+        reported: AtomicU64::new(0),
+        idle: AtomicU32::new(0),
+    }
+}; MEMBERS as usize];
+pub(crate) static MEMBER_TURNS: Turns = Turns::among(256);
+
+/// Upper half of our tags: drawn once, so that no program's data is mistaken for one.
+pub(crate) static TAG: AtomicU64 = AtomicU64::new(0);
+
+pub(crate) fn tag() -> u64 {
+    let known = TAG.load(Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let drawn = (crate::sys::random() | 1) << 32;
+    match TAG.compare_exchange(0, drawn, Relaxed, Relaxed) {
+        Ok(_) => drawn,
+        Err(winner) => winner,
+    }
+}
+
+/// What an event of the kernel's is about.
+#[derive(Debug)]
+pub(crate) enum Tagged {
+    /// The program's own registration.
+    Foreign,
+    /// The set's bell.
+    Bell,
+    /// A member whose registration is ours.
+    Member(u32),
+}
+
+/// Tells our registrations from the program's.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "the lower half is wanted")]
+pub(crate) fn whose(data: u64) -> Tagged {
+    match (data >> 32 == tag() >> 32, data as u32) {
+        (false, _) => Tagged::Foreign,
+        (true, 0) => Tagged::Bell,
+        (true, number) => Tagged::Member(number),
+    }
+}
+
+/// The member numbered `number` (one more than its index).
+#[inline]
+pub(crate) fn member(number: u32) -> Option<&'static Member> {
+    MEMBER.get((number as usize).checked_sub(1)?)
+}
+
+/// The set with this index.
+#[inline]
+pub(crate) fn set(index: usize) -> Option<&'static Set> {
+    SET.get(index).filter(|set| set.used.load(Relaxed))
+}
+
+/// The set that a thread sleeps in, or slept in when it was cancelled, and where on the stack.
+#[derive(Debug)]
+pub(crate) struct Asleep {
+    within: Cell<Option<&'static Set>>,
+    frame: Cell<usize>,
+}
+
+impl Asleep {
+    /// Of a thread that sleeps in none.
+    pub(crate) const fn new() -> Self {
+        Self {
+            within: Cell::new(None),
+            frame: Cell::new(0),
+        }
+    }
+
+    /// The thread does not sleep in any set, though it may have left one without saying so.
+    #[inline]
+    fn end(&self) {
+        if let Some(set) = self.within.take() {
+            // The set may be another by now, with no sleepers.
+            let _ = set.sleepers.fetch_update(AcqRel, Relaxed, |count| count.checked_sub(1));
+        }
+    }
+}
+
+/// The calling thread does not sleep in any set, though it may have left one without saying so.
+pub(crate) fn wake_elsewhere() {
+    thread::this().asleep.end();
+}
+
+/// The calling thread is about to jump, perhaps out of its sleep.
+pub(crate) fn jumping(jump: &Jump) {
+    let asleep = &thread::this().asleep;
+    if asleep.within.get().is_some() && jump.leaves(asleep.frame.get()) {
+        asleep.end();
+    }
+}
+
+const _: () = assert!(core::mem::offset_of!(Member, in_hot) <= 64 && core::mem::offset_of!(Set, members) <= 64);
+
+impl Set {
+    /// Owns the set's lists.
+    #[inline]
+    pub(crate) fn own(&'static self) -> Option<Guard<'static>> {
+        lock::acquire_local(&self.owner)
+    }
+
+    pub(crate) fn fd(&self) -> i32 {
+        self.fd.load(Relaxed)
+    }
+
+    /// The place is free for another set. This one is owned if it can be.
+    pub(crate) fn end(&self, owner: Option<Guard<'static>>) {
+        self.generation.fetch_add(1, Relaxed);
+        // First: whoever forks keeps only places that are used, and would leave the child a free one that is owned.
+        drop(owner);
+        self.used.store(false, Release);
+    }
+
+    pub(crate) fn bell_number(&self) -> u32 {
+        self.bell.load(Relaxed)
+    }
+
+    pub(crate) fn ensure_bell(&self) -> Option<&'static Bell> {
+        if let Some(bell) = bell::numbered(self.bell.load(Relaxed)) {
+            return Some(bell);
+        }
+        let bell = bell::claim()?;
+        if raw::epoll_ctl(
+            self.fd(),
+            libc::EPOLL_CTL_ADD,
+            bell.fd(),
+            (EPOLLIN | EPOLLET).cast_unsigned(),
+            tag(),
+        )
+        .is_err()
+        {
+            bell.abandon();
+            return None;
+        }
+        self.bell.store(bell.number(), Relaxed);
+        Some(bell)
+    }
+
+    /// The calling thread goes to sleep in the set. Threads need not return from there: they are cancelled, or jump out of a signal handler.
+    pub(crate) fn fall_asleep(&'static self) {
+        let thread = thread::this();
+        thread.asleep.end();
+        thread.watch();
+        self.sleepers.fetch_add(1, AcqRel);
+        thread.asleep.frame.set(sys::stack_pointer());
+        thread.asleep.within.set(Some(self));
+    }
+
+    /// The calling thread is awake again. Answers whether others sleep.
+    pub(crate) fn wake_up(&self) -> bool {
+        let asleep = &thread::this().asleep;
+        if asleep.within.get().is_some_and(|set| core::ptr::eq(set, self)) {
+            asleep.end();
+        }
+        self.sleepers.load(Acquire) > 0
+    }
+
+    /// Makes whoever sleeps in the set look again.
+    pub(crate) fn nudge(&self) {
+        if self.sleepers.load(Acquire) > 0
+            && let Some(bell) = bell::numbered(self.bell.load(Relaxed))
+        {
+            let _ = raw::eventfd_ring(bell.fd());
+        }
+    }
+
+    /// The hot members, in order.
+    pub(crate) fn hot_members(&self) -> impl Iterator<Item = (u32, &'static Member)> {
+        self.hot
+            .iter(hot_links)
+            .filter_map(|number| Some((number, member(number)?)))
+    }
+
+    /// The hot member after `number`.
+    pub(crate) fn hot_after(&self, number: u32) -> Option<u32> {
+        self.hot.after(number, hot_links)
+    }
+
+    /// Makes a member hot.
+    pub(crate) fn heat(&self, number: u32, member: &Member) {
+        member.idle.store(0, Relaxed);
+        if member.change(0, HOT) & HOT == 0 {
+            self.hot.push(number, hot_links);
+        }
+    }
+
+    /// Puts a hot member that has been served behind the others.
+    pub(crate) fn serve(&self, number: u32, member: &Member) {
+        member.idle.store(0, Relaxed);
+        self.hot.remove(number, hot_links);
+        self.hot.push(number, hot_links);
+    }
+
+    pub(crate) fn cool(&self, number: u32, member: &Member) {
+        if member.has(HOT) {
+            member.change(HOT, 0);
+            self.hot.remove(number, hot_links);
+        }
+    }
+
+    /// The wait bit by which `conn` wakes a sleeper of this set.
+    pub(crate) fn bit_for(&self, conn: &Conn) -> u32 {
+        if self.bell_number() != 0 && self.bell_number() == conn.known_bell() {
+            BY_BELL
+        } else {
+            BY_SOCKET
+        }
+    }
+
+    /// After a sleep in which `member` did not stir: cools it once that has happened often.
+    pub(crate) fn grow_idle(&self, number: u32, member: &Member, crowded: bool) {
+        let idle = member.idle.fetch_add(1, Relaxed) + 1;
+        if idle > if crowded { 4 } else { 64 } {
+            self.cool(number, member);
+        }
+    }
+}
+
+pub(crate) fn hot_links(number: u32) -> Option<&'static Links> {
+    member(number).map(|member| &member.in_hot)
+}
+
+pub(crate) fn set_links(number: u32) -> Option<&'static Links> {
+    member(number).map(|member| &member.in_set)
+}
+
+impl Member {
+    /// Takes the flags `gone` away and adds `come`; answers what they were. The set is owned, so this need not be indivisible.
+    pub(crate) fn change(&self, gone: u32, come: u32) -> u32 {
+        let before = self.flags.load(Relaxed);
+        self.flags.store(before & !gone | come, Relaxed);
+        before
+    }
+
+    /// Notes what the program registers. Our own registration asks for everything, so what the kernel has to say is known already, but
+    /// for what nobody wanted to know until now.
+    pub(crate) fn register(&self, events: u32, data: u64) {
+        self.events.store(events, Relaxed);
+        self.data.store(data, Relaxed);
+        let asks = events & EPOLLPRI.cast_unsigned() != 0 || events & ready::IN != 0 && self.has(UNSEEN);
+        let (gone, come) = if asks {
+            (FIRED | UNSEEN, FRESH | KERNEL)
+        } else {
+            (FIRED, FRESH)
+        };
+        self.change(gone, come);
+    }
+
+    /// Whether `events` tell of an end that has not been told of. The set is owned.
+    pub(crate) fn ends(&self, conn: &Conn, events: u32) -> bool {
+        let mut ends = events & (ready::RDHUP | ready::ALWAYS);
+        // Where the program receives no more, the kernel tells of an end whether or not there is one.
+        if ends & ready::RDHUP != 0 && (!conn.flag(SHUT_READ) || kernel::peer_has_ended(conn.fd())) {
+            ends |= PEERS;
+        }
+        self.change(0, ends << ENDS) & (ends << ENDS) != ends << ENDS
+    }
+
+    pub(crate) fn has(&self, flag: u32) -> bool {
+        self.flags.load(Relaxed) & flag != 0
+    }
+
+    /// The connection, if it still lives.
+    #[inline]
+    pub(crate) fn conn(&self) -> Option<&'static Conn> {
+        records::by_id(self.connection.load(Relaxed))
+    }
+
+    /// The program's data.
+    #[inline]
+    pub(crate) fn data(&self) -> u64 {
+        self.data.load(Relaxed)
+    }
+
+    pub(crate) fn set(&self) -> Option<&'static Set> {
+        set((self.set.load(Relaxed) as usize).checked_sub(1)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sleepers(set: &Set) -> u32 {
+        set.sleepers.load(Relaxed)
+    }
+
+    #[test]
+    fn who_does_not_come_back_from_a_sleep_is_not_counted_for_ever() {
+        let (one, other) = (&SET[SETS - 1], &SET[SETS - 2]);
+        std::thread::spawn(|| {
+            one.fall_asleep();
+            assert_eq!(sleepers(one), 1);
+            crate::lock::jump::jumping(sys::stack_pointer() - 4096);
+            assert_eq!(
+                sleepers(one),
+                1,
+                "a handler that interrupts the sleep has jumped within itself"
+            );
+            crate::lock::jump::jumping(sys::stack_pointer() + 4096);
+            assert_eq!(sleepers(one), 0);
+            one.fall_asleep();
+            // Unwound, it sleeps elsewhere.
+            other.fall_asleep();
+            assert_eq!((sleepers(one), sleepers(other)), (0, 1));
+            assert!(!other.wake_up(), "nobody else sleeps there");
+            assert!(!one.wake_up());
+            // Cancelled, it ends.
+            one.fall_asleep();
+        })
+        .join()
+        .unwrap();
+        one.fall_asleep();
+        assert_eq!(sleepers(one), 1);
+        one.wake_up();
+        assert_eq!((sleepers(one), sleepers(other)), (0, 0));
+    }
+}

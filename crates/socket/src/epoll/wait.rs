@@ -1,0 +1,334 @@
+//! Waiting in an epoll set.
+
+use crate::conn::pace::{Bound, Naps};
+use crate::epoll::{self, Set, Tagged, arm, shelf};
+use crate::lock::Guard;
+use crate::path::recall;
+use crate::sys::{self, Events, raw};
+use crate::wait::cancel;
+use crate::wait::spin::{self, Spinner};
+use crate::{agent, ready, real};
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+
+/// While lanes keep a set busy, the kernel's own events are fetched at least this often, in microseconds.
+const KERNEL_LOOK_US: u64 = 20;
+/// And at least once in this many waits.
+const KERNEL_LOOK_WAITS: u32 = 32;
+/// How often the kernel is asked again at once, its answer having been about registrations of ours.
+const FETCHES: u32 = 64;
+
+/// Until when to wait, as the program said.
+#[derive(Clone, Copy, Debug)]
+pub struct Timeout {
+    /// Nanoseconds; `None`: for ever.
+    pub ns: Option<u64>,
+    /// Whether the program thinks in nanoseconds (`epoll_pwait2`), else in milliseconds.
+    pub fine: bool,
+}
+
+/// How a wait of the program's is to be made.
+#[derive(Debug)]
+pub enum Wait {
+    /// By its own call, in a set that is not known.
+    Unknown,
+    /// By its own call.
+    Plain(PlainWait),
+    /// By us.
+    Ours(OurWait),
+}
+
+/// A wait in a set none of whose members is on a lane. Nothing of ours is open meanwhile (see [`crate::epoll::ctl`]).
+#[derive(Debug)]
+pub struct PlainWait(&'static Set);
+
+/// A wait in a set with members on lanes.
+#[derive(Debug)]
+pub struct OurWait(&'static Set);
+
+/// Before a wait in set `index`.
+#[inline]
+pub fn begin(index: usize) -> Wait {
+    if agent::has_mail() {
+        agent::deliver();
+    }
+    shelf::empty();
+    let Some(set) = epoll::set(index) else {
+        return Wait::Unknown;
+    };
+    set.waited.store(true, Relaxed);
+    if set.emulated.load(Relaxed) != 0 {
+        cancel::point();
+        return Wait::Ours(OurWait(set));
+    }
+    // Of interest to other threads only. What a handler of this one brings onto a lane it registers anew, of which the kernel tells.
+    if !sys::single_threaded() {
+        set.fall_asleep();
+    }
+    Wait::Plain(PlainWait(set))
+}
+
+impl PlainWait {
+    /// The call had this result, and wrote to `events`.
+    ///
+    /// # Errors
+    /// There is nothing to tell yet: the first connection was attached meanwhile.
+    #[inline]
+    pub fn end(self, result: isize, events: &mut Events) -> Result<isize, OurWait> {
+        let Self(set) = self;
+        if !sys::single_threaded() {
+            set.wake_up();
+        }
+        if let Ok(count @ 1..) = usize::try_from(result) {
+            events.filled_by_kernel(count);
+            if translate(set, None, events, 0) && events.used() == 0 {
+                return Err(OurWait(set));
+            }
+        }
+        wake_others(set);
+        Ok(if result > 0 {
+            events.used().cast_signed()
+        } else {
+            result
+        })
+    }
+}
+
+impl OurWait {
+    /// Waits for events of the kernel and of lanes.
+    pub fn make(self, events: &mut Events, timeout: Timeout, mask: *const libc::sigset_t) -> isize {
+        let result = emulated(self.0, events, timeout, mask);
+        wake_others(self.0);
+        result
+    }
+}
+
+/// A wait in the set has ended: whoever else sleeps there is to be told of what comes next.
+#[inline]
+fn wake_others(set: &'static Set) {
+    if set.sleepers.load(Acquire) > 0
+        && set.emulated.load(Relaxed) > 0
+        && let Some(owner) = set.own()
+        && arm::arm_for_others(set, &owner)
+    {
+        set.nudge();
+    }
+}
+
+fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *const libc::sigset_t) -> isize {
+    let deadline = timeout.ns.map(|ns| sys::now_ns().saturating_add(ns));
+    let mut naps = Naps::new();
+    let mut woken = false;
+    let mut slept = true;
+    loop {
+        // A sleep that comes at once asks the kernel by itself.
+        let off = timeout.ns != Some(0) && slept && spin::is_off() && !has_events(set);
+        let spinner = off.then(Spinner::new);
+        if spinner.as_ref().is_none_or(Spinner::polls) {
+            collect(set, events, timeout.ns == Some(0));
+            if events.used() > 0 || timeout.ns == Some(0) {
+                return events.used().cast_signed();
+            }
+        }
+        let mut spinner = spinner.unwrap_or_else(Spinner::new);
+        let polls = spinner.polls();
+        while spinner.again() {
+            if stirs(set) {
+                spinner.paid();
+                break;
+            }
+        }
+        if polls {
+            collect(set, events, true);
+            if events.used() > 0 {
+                return events.used().cast_signed();
+            }
+        }
+        let bound = if woken && recall::serve_all() {
+            Bound::UnrungRoom
+        } else {
+            Bound::Program
+        };
+        match sleep(set, events, bound, deadline, &mut naps, timeout.fine, mask) {
+            Ok(Slept::Woken) => (woken, slept) = (true, true),
+            Ok(Slept::Ready) => {
+                (woken, slept) = (true, false);
+                if is_over(deadline) {
+                    collect(set, events, true);
+                    return events.used().cast_signed();
+                }
+            }
+            Ok(Slept::TimeUp) => return 0,
+            Err(errno) => return sys::fail(errno),
+        }
+        if events.used() > 0 {
+            if let Some(owner) = set.own() {
+                put_lanes_first(set, &owner, events);
+            }
+            return events.used().cast_signed();
+        }
+        if agent::has_mail() {
+            agent::deliver();
+        }
+    }
+}
+
+/// Takes the kernel's events, if it is time to ask for them, and those of the lanes. Where the program takes few at a time, either may leave no room
+/// for the other, so they take turns in coming first.
+fn collect(set: &'static Set, events: &mut Events, ask: bool) {
+    // Nobody takes a registration over in between, whose event would then be given twice.
+    let owner = set.own();
+    let now = sys::ticks();
+    let turn = set.waits.fetch_add(1, Relaxed).is_multiple_of(KERNEL_LOOK_WAITS);
+    let asks = ask || turn || now.wrapping_sub(set.kernel_looked.load(Relaxed)) > KERNEL_LOOK_US * sys::ticks_per_us();
+    let lanes_turn = set.crowded.swap(false, Relaxed);
+    let lanes_first = !asks || lanes_turn;
+    if lanes_first && let Some(owner) = &owner {
+        from_lanes(set, owner, events);
+    }
+    if asks {
+        set.kernel_looked.store(now, Relaxed);
+        from_kernel(set, owner.as_ref(), events);
+    }
+    if !lanes_first && let Some(owner) = &owner {
+        put_lanes_first(set, owner, events);
+    }
+}
+
+/// Takes the lanes' events as well, and tells of them before what the kernel has told. Of two connections it tells in the order in which they stirred: whoever may
+/// have so many clients only is to hear of those that have gone before it is asked to accept others.
+fn put_lanes_first(set: &'static Set, owner: &Guard<'_>, events: &mut Events) {
+    let from = events.used();
+    set.crowded.store(events.room() == 0, Relaxed);
+    from_lanes(set, owner, events);
+    events.bring_forward(from);
+}
+
+/// Takes the kernel's events. Those of our own registrations leave room for more, which may have waited behind them.
+fn from_kernel(set: &'static Set, owner: Option<&Guard<'_>>, events: &mut Events) {
+    for _ in 0..FETCHES {
+        let (from, room) = (events.used(), events.room());
+        let full = room > 0 && events.fetch(|room| raw::epoll_now(set.fd(), room)) == room;
+        let ours = events.used() > from && translate(set, owner, events, from);
+        // Not where something is kept: the kernel might tell of it again.
+        if !(full && ours && events.used() == from) {
+            return;
+        }
+    }
+}
+
+/// Takes the lanes' events. Served members go to the end of the list, so everyone gets a turn even where the program takes few events at a time.
+fn from_lanes(set: &'static Set, owner: &Guard<'_>, events: &mut Events) {
+    let mut left = set.hot.len();
+    let mut next = set.hot.first();
+    while let (Some(number), true) = (next, left > 0 && events.room() > 0) {
+        left -= 1;
+        next = set.hot_after(number);
+        let Some(member) = epoll::member(number) else { break };
+        let Some(conn) = member.conn() else { continue };
+        let mask = ready::report(owner, member, conn);
+        if mask != 0 {
+            events.push(mask, member.data());
+            set.serve(number, member);
+        }
+    }
+}
+
+/// Whether there is something to report of a hot member.
+fn has_events(set: &'static Set) -> bool {
+    let Some(owner) = set.own() else { return true };
+    set.hot_members()
+        .any(|(_, member)| member.conn().is_some_and(|conn| ready::is_due(&owner, member, conn)))
+}
+
+/// Whether a lane of a hot member has moved; a glance without reporting.
+#[inline]
+fn stirs(set: &'static Set) -> bool {
+    let Some(owner) = set.own() else { return true };
+    set.hot_members()
+        .any(|(_, member)| member.conn().is_some_and(|conn| ready::stirs(&owner, member, conn)))
+}
+
+fn is_over(deadline: Option<u64>) -> bool {
+    deadline.is_some_and(|at| sys::now_ns() >= at)
+}
+
+/// What became of a sleep.
+enum Slept {
+    Woken,
+    /// There was none: a member is ready, though perhaps not by a glance at its lane.
+    Ready,
+    TimeUp,
+}
+
+/// Sleeps in the kernel, no longer than `bound` allows.
+fn sleep(
+    set: &'static Set,
+    events: &mut Events,
+    mut bound: Bound,
+    deadline: Option<u64>,
+    naps: &mut Naps,
+    fine: bool,
+    mask: *const libc::sigset_t,
+) -> Result<Slept, sys::Errno> {
+    {
+        let Some(owner) = set.own() else {
+            return Err(libc::EINTR);
+        };
+        if arm::arm(set, &owner, &mut bound) {
+            return Ok(Slept::Ready);
+        }
+        set.fall_asleep();
+    }
+    let left = deadline.map(|deadline| deadline.saturating_sub(sys::now_ns()));
+    let for_room = bound != Bound::Program;
+    let from = events.used();
+    let result = real::epoll_sleep(set.fd(), events, naps.next(bound, left), fine || for_room, mask);
+    {
+        let owner = set.own();
+        // Read while the set is owned: who arms it next is still counted.
+        let others = set.wake_up();
+        let Some(owner) = owner else {
+            return Err(libc::EINTR);
+        };
+        for (_, member) in set.hot_members() {
+            let Some(conn) = member.conn() else { continue };
+            if !others {
+                ready::disarm(set, &owner, conn);
+            }
+            if for_room {
+                ready::relieve(conn);
+            }
+        }
+    }
+    let count = result?;
+    if count > 0 {
+        set.kernel_looked.store(sys::ticks(), Relaxed);
+        translate(set, None, events, from);
+        return Ok(Slept::Woken);
+    }
+    Ok(if is_over(deadline) { Slept::TimeUp } else { Slept::Woken })
+}
+
+/// Takes our own registrations' events out of what the kernel wrote from `from` on; true if there were any. `owned`: the caller owns the set.
+fn translate(set: &'static Set, owned: Option<&Guard<'_>>, events: &mut Events, from: usize) -> bool {
+    let mut ours = false;
+    let mut owner = None;
+    events.retain(from, |told, data| match epoll::whose(data) {
+        Tagged::Foreign => true,
+        Tagged::Bell => {
+            ours = true;
+            false
+        }
+        Tagged::Member(number) => {
+            if owned.is_none() && owner.is_none() {
+                owner = set.own();
+            }
+            ours = true;
+            if owned.is_some() || owner.is_some() {
+                arm::signalled(set, number, told);
+            }
+            false
+        }
+    });
+    ours
+}

@@ -1,0 +1,334 @@
+//! Back to TCP, because the program does what only TCP carries.
+
+use crate::agent::counters;
+use crate::conn::{self, Conn, Phase, records};
+use crate::lock::Guard;
+use crate::path::recall::Progress;
+use crate::path::{marks, recall, switch};
+use crate::send::PLAIN_FLAGS;
+use crate::send::waiting::wait_for_space;
+use crate::sys::{self, Errno, raw};
+use crate::wait::{self, Deadline, Woken};
+use crate::{epoll, options, receive, search, send};
+use core::sync::atomic::Ordering::Relaxed;
+use libc::c_int;
+use viaduct_channel::Segment;
+use viaduct_control::Reason;
+use viaduct_control::counters::slot;
+use viaduct_stream::{Incoming, Mode, Outgoing, Source};
+
+/// How long a call waits for its own and the peer's direction to be back on TCP.
+pub(crate) const PATIENCE_NS: u64 = 200_000_000;
+/// How long it waits for a peer that has begun to answer.
+const ANSWERED_NS: u64 = 1_000_000_000;
+
+/// Bans the connection from lanes, brings the sending direction back to TCP and asks the peer to do the same. A direction whose stretch
+/// has not ended yet goes on correctly; it is just not on TCP yet.
+pub(crate) fn ban(conn: &'static Conn, reason: Reason) {
+    ban_with(conn, reason, |_, incoming| {
+        incoming.request_raw(true);
+    });
+}
+
+/// Bans the connection, making the given request of the peer before anything wakes it.
+fn ban_with(conn: &'static Conn, reason: Reason, request: impl FnOnce(&Segment, &Incoming<'_>)) {
+    conn.set_flag(conn::BANNED, true);
+    conn.end_offer();
+    if conn.phase() != Phase::Attached {
+        // What would stand in the way without that as well is told of where there is nothing else.
+        if conn.reason() != Reason::PassedOn {
+            conn.set_reason(reason);
+        }
+        return;
+    }
+    let id = conn.id();
+    if let Some(receive) = conn.own_receive(id)
+        && let Some(segment) = conn.segment(&receive)
+    {
+        let incoming = Incoming::new(segment.receiver(conn.side()));
+        incoming.set_unready();
+        request(segment, &incoming);
+    }
+    if let Some(guard) = conn.own_send(id)
+        && let Some(segment) = conn.segment(&guard)
+    {
+        end_stretch(conn, &guard, segment, reason);
+    }
+    conn.set_reason(reason);
+    // Marks that have served must not make the socket look readable to the kernel.
+    receive::clear_marks(conn, id);
+    // The peer may sleep with nothing to send.
+    let _ = raw::eventfd_ring(conn.peer_bell());
+}
+
+/// Ends a lane stretch of the sending direction, if there is one.
+pub(crate) fn end_stretch(conn: &Conn, guard: &Guard<'_>, segment: &Segment, reason: Reason) {
+    let out = Outgoing::new(segment.sender(conn.side()));
+    if out.mode() == Mode::Lane {
+        // The peer may sleep; it should see the request.
+        send::ring_without_bytes(conn, guard, &out);
+        switch::demote(conn, &out, reason);
+    }
+    if out.mode() == Mode::BackPending
+        && let Err(errno) = switch::send_back(conn, &out)
+    {
+        marks::found_broken(conn, errno);
+    }
+}
+
+/// Whether the sending direction is raw, and nothing that the peer has recalled is to go out before.
+pub(crate) fn sends_raw(conn: &Conn, id: u64) -> bool {
+    conn.own_send(id).is_none_or(|guard| {
+        conn.segment(&guard).is_none_or(|segment| {
+            let out = Outgoing::new(segment.sender(conn.side()));
+            out.mode() == Mode::Raw && !recall::owes(conn, &out)
+        })
+    })
+}
+
+/// Whether the receiving direction is raw and no promotion has been announced.
+pub(crate) fn receives_raw(conn: &Conn, id: u64) -> bool {
+    if conn.phase() == Phase::Attached {
+        // Takes the marks that end a stretch.
+        receive::clear_marks(conn, id);
+    }
+    conn.own_receive(id).is_none_or(|guard| {
+        conn.segment(&guard).is_none_or(|segment| {
+            let incoming = Incoming::new(segment.receiver(conn.side()));
+            // In this order: a promotion that is over has been announced.
+            !incoming.is_being_promoted() && incoming.source() == Source::Raw
+        })
+    })
+}
+
+fn patiently(mut done: impl FnMut() -> bool) -> bool {
+    let until = sys::now_ns() + PATIENCE_NS;
+    while !done() {
+        if sys::now_ns() > until {
+            return false;
+        }
+        raw::sched_yield();
+    }
+    true
+}
+
+/// Gives both directions to the kernel connection, with all that is unread, for somebody who does not know of lanes. Waits for the peer, which
+/// has a part in it; false if it did not do it in time. Where this end goes on then (not `leaves`), all is as it was, but on its way to TCP.
+pub(crate) fn hand_over(conn: &'static Conn, reason: Reason, leaves: bool) -> bool {
+    begin_hand_over(conn, reason);
+    let begun = sys::now_ns();
+    let mut rung = begun;
+    loop {
+        let progress = go_on_handing_over(conn);
+        if progress == Progress::Over {
+            return true;
+        }
+        let id = conn.id();
+        let late = sys::now_ns().saturating_sub(begun);
+        if rings_again(&mut rung) {
+            let _ = raw::eventfd_ring(conn.peer_bell());
+        }
+        if progress == Progress::Sending && late > PATIENCE_NS {
+            return true;
+        }
+        if progress == Progress::Stuck || late > PATIENCE_NS {
+            if !leaves && recall::withdraw(conn, id) {
+                return false;
+            }
+            // A peer that has begun to answer may have been interrupted in it.
+            if progress == Progress::Stuck || late > ANSWERED_NS || !recall::is_answered(conn, id) {
+                recall::give_up(conn, id);
+                conn.set_flag(conn::HANDED_OVER, leaves);
+                return false;
+            }
+        }
+        raw::sched_yield();
+    }
+}
+
+/// Whether it is time to ring the peer once more: whoever heard of the recall may have been kept from its part by somebody who had the
+/// direction, and who receives here beside this thread may have ended a stretch.
+fn rings_again(rung: &mut u64) -> bool {
+    let now = sys::now_ns();
+    let due = now.saturating_sub(*rung) >= recall::TURN_NS;
+    if due {
+        *rung = now;
+    }
+    due
+}
+
+/// Does this end's part of handing the connection over, and asks the peer for its own.
+pub(crate) fn begin_hand_over(conn: &'static Conn, reason: Reason) {
+    if !conn.flag(conn::HANDED_OVER) {
+        // Only the first time: what the program sets from now on goes to the kernel.
+        conn.set_flag(conn::HANDED_OVER | conn::OPTIONS_OWED, true);
+    }
+    conn.set_flag(conn::GIVEN_AWAY, false);
+    ban_with(conn, reason, |segment, incoming| recall::begin(conn, segment, incoming));
+}
+
+/// Does what can be done now to hand the connection over.
+pub(crate) fn go_on_handing_over(conn: &'static Conn) -> Progress {
+    if conn.phase() != Phase::Attached {
+        search::hand_over(conn);
+        return Progress::Over;
+    }
+    if conn.flag(conn::GIVEN_AWAY) {
+        return Progress::Over;
+    }
+    let id = conn.id();
+    // The peer may recall too; and where both ends are ours, nobody else will serve the other.
+    records::all()
+        .filter(|end| end.segment_name() == conn.segment_name())
+        .for_each(switch::serve);
+    let progress = recall::go_on(conn, id);
+    if progress != Progress::Over {
+        return progress;
+    }
+    if !sends_raw(conn, id) {
+        return Progress::Going;
+    }
+    if conn.flag(conn::OPTIONS_OWED) {
+        conn.set_flag(conn::OPTIONS_OWED, false);
+        options::give_back(conn);
+    }
+    conn.set_flag(conn::GIVEN_AWAY, true);
+    // A peer that has answered sends nothing before it hears of this.
+    let _ = raw::eventfd_ring(conn.peer_bell());
+    Progress::Over
+}
+
+/// Hands all these connections over, with a second for all of them. `leaves` as in [`hand_over`].
+pub(crate) fn hand_over_many<I>(reason: Reason, leaves: bool, all: impl Fn() -> I)
+where
+    I: Iterator<Item = &'static Conn>,
+{
+    // Once more if it has been before: the peer may have left marks since.
+    all().for_each(|conn| begin_hand_over(conn, reason));
+    // Each has its turn again and again, so that those that do not answer keep nobody from the others. The time runs anew with each that is done.
+    let last = sys::now_ns() + ANSWERED_NS;
+    let soon = || (sys::now_ns() + PATIENCE_NS).min(last);
+    let (mut until, mut most) = (soon(), 0);
+    let mut rung = sys::now_ns();
+    loop {
+        let (mut done, mut going) = (0, 0);
+        let rings = rings_again(&mut rung);
+        for conn in all() {
+            match go_on_handing_over(conn) {
+                Progress::Over => done += 1,
+                Progress::Going | Progress::Sending => {
+                    going += 1;
+                    if rings {
+                        let _ = raw::eventfd_ring(conn.peer_bell());
+                    }
+                }
+                Progress::Stuck => {}
+            }
+        }
+        if done > most {
+            (until, most) = (soon(), done);
+        }
+        if going == 0 || sys::now_ns() > until {
+            break;
+        }
+        raw::sched_yield();
+    }
+    for conn in all().filter(|conn| !conn.flag(conn::GIVEN_AWAY)) {
+        if leaves || !recall::withdraw(conn, conn.id()) {
+            recall::give_up(conn, conn.id());
+        }
+    }
+}
+
+/// Why only the kernel can make a send with these flags, if that is so.
+#[cold]
+pub(crate) fn sent_by_kernel(conn: &Conn, flags: c_int) -> Option<Reason> {
+    if flags & !(PLAIN_FLAGS | libc::MSG_ZEROCOPY) != 0 {
+        Some(Reason::UrgentData)
+    } else {
+        options::tells_completion(conn, flags).then_some(Reason::ZeroCopy)
+    }
+}
+
+/// The kernel is about to be asked to send without copying on a connection that has no lane: if it will tell of it, none is to come. What it tells
+/// shows as an event, and one of a lane would not be told from it.
+#[cold]
+pub(crate) fn before_lanes(conn: &'static Conn, len: usize, flags: c_int) {
+    if len != 0 && !conn.flag(conn::BANNED) && !conn.is_early() && options::tells_completion(conn, flags) {
+        ban(conn, Reason::ZeroCopy);
+    }
+}
+
+/// Makes a send that only TCP can carry, in one call of the kernel's, which counts them.
+#[cold]
+pub(crate) fn send_on_tcp(conn: &'static Conn, reason: Reason, flags: c_int, direct: impl FnOnce() -> isize) -> isize {
+    if conn.flag(conn::SHUT_WRITE) {
+        // Nothing brings the direction back behind its FIN, and the kernel refuses whatever is sent; an error is told first.
+        return match conn.take_error() {
+            0 => direct(),
+            errno => sys::fail(errno),
+        };
+    }
+    let back = match is_back(conn, reason) {
+        true => Ok(()),
+        false => bring_back(conn, reason, flags),
+    };
+    // The mark that ends the stretch may have been told an error in place of the program.
+    if let Err(errno) = back.and_then(|()| told(conn)) {
+        if errno == libc::EAGAIN {
+            epoll::wants_room(conn);
+        }
+        return sys::fail(errno);
+    }
+    marks::will_be_refused(conn);
+    let sent = direct();
+    if sent > 0 {
+        counters::add(conn, slot::BYTES_SENT, sent.cast_unsigned() as u64);
+    } else if sent < 0 && sys::errno() == libc::EAGAIN {
+        epoll::wants_room(conn);
+    }
+    sent
+}
+
+fn told(conn: &Conn) -> Result<(), Errno> {
+    match conn.take_error() {
+        0 => Ok(()),
+        errno => Err(errno),
+    }
+}
+
+/// Whether the sending direction has been brought back before, for the same reason.
+fn is_back(conn: &Conn, reason: Reason) -> bool {
+    conn.flag(conn::BANNED) && conn.reason() == reason && sends_raw(conn, conn.id())
+}
+
+/// Brings the sending direction back, soon, or where the call may wait for room, once the kernel's buffer has room for the mark.
+fn bring_back(conn: &'static Conn, reason: Reason, flags: c_int) -> Result<(), Errno> {
+    ban(conn, reason);
+    let id = conn.id();
+    let step = || {
+        if let Some(guard) = conn.own_send(id)
+            && let Some(segment) = conn.segment(&guard)
+        {
+            end_stretch(conn, &guard, segment, reason);
+        }
+        switch::serve(conn);
+        conn.flag(conn::DEAD) || sends_raw(conn, id)
+    };
+    let is_back = patiently(step);
+    told(conn)?;
+    if is_back {
+        return Ok(());
+    }
+    if flags & libc::MSG_DONTWAIT != 0 || conn.nonblocking() {
+        return Err(libc::EAGAIN);
+    }
+    let deadline = Deadline::after(conn.send_timeout_ns.load(Relaxed));
+    while !step() {
+        match wait_for_space(conn, id, deadline)? {
+            Woken::Look | Woken::Restarted => {}
+            woken => return Err(wait::errno_of(woken)),
+        }
+    }
+    Ok(())
+}

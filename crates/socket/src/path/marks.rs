@@ -1,0 +1,628 @@
+//! The marks on the kernel connection of a direction that is on the lane, and how connections end.
+
+use crate::conn::{self, Conn};
+use crate::lock::Guard;
+use crate::sys::{self, Errno, raw};
+use crate::wait::bell;
+use crate::{epoll, kernel, send};
+use core::sync::atomic::Ordering::Relaxed;
+use viaduct_channel::{Receiver, Segment};
+use viaduct_stream::{Incoming, MARK_BACK, MARK_BELL, Mode, Outgoing, Source};
+
+/// How long an end that closes waits for a mark that its peer is putting: some time slices, which a preempted peer may take to go on.
+const MARKING_NS: u64 = 20_000_000;
+
+/// What the marks on the kernel connection said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Marks {
+    /// Nothing new.
+    None,
+    /// There were marks, or the lane has bytes: look again.
+    Changed,
+    /// The connection has ended, and the lane is empty.
+    End,
+}
+
+/// Which marks stay where they are while the lane has bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leave {
+    None,
+    /// Bells, as long as they are all there is.
+    Bells,
+    All,
+}
+
+/// Takes the marks off the kernel connection of a direction that is on the lane. The receiving direction is owned.
+pub(crate) fn look_at_marks(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>) -> Result<Marks, Errno> {
+    look(conn, incoming, lane, Leave::None)
+}
+
+/// The same for a search that finds too little in the lane and leaves what there is: bells stay for those who sleep until one tells of it.
+/// Also how many bytes of the kernel's are no news.
+pub(crate) fn look_behind_bells(
+    conn: &Conn,
+    incoming: &Incoming<'_>,
+    lane: &Receiver<'_>,
+) -> Result<(Marks, u64), Errno> {
+    // The end stands behind bells too, and wakes everybody by itself.
+    if !conn.has_sleepers() || raw::poll_now(conn.fd(), libc::POLLRDHUP) != 0 {
+        return Ok((look(conn, incoming, lane, Leave::None)?, 0));
+    }
+    // Counted before the look, so that what comes after it is news.
+    let queued = kernel::queued(conn.fd());
+    Ok((look(conn, incoming, lane, Leave::Bells)?, queued as u64))
+}
+
+/// The same, but leaves all marks while the lane has bytes: others who sleep on the kernel connection, threads and processes, would not find
+/// there what woke them, and sleep on.
+pub(crate) fn look_past_bells(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>) -> Result<Marks, Errno> {
+    look(conn, incoming, lane, Leave::All)
+}
+
+/// Whether a look would find nothing on the kernel connection, and nothing else to do: known before anything is owned. A thread may lose the core
+/// as it leaves a system call, and whoever wants what it owns then waits for as long.
+pub(crate) fn is_quiet(conn: &Conn) -> bool {
+    !has_news(conn) && raw::poll_now(conn.fd(), libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP) == 0
+}
+
+/// Whether a look may find something of which a poll of the kernel connection does not tell.
+pub(crate) fn has_news(conn: &Conn) -> bool {
+    let known = conn::PEER_FIN | conn::DEAD | conn::SHUT_READ;
+    // The kernel keeps what is below the low-water mark to itself.
+    conn.flag(known | conn::LOW_WATER) || conn.has_error() || crate::path::wish::is_news(conn)
+}
+
+fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leave: Leave) -> Result<Marks, Errno> {
+    crate::path::wish::heed(conn, incoming);
+    let mut marks = [0; 64];
+    let mut changed = false;
+    // Bounded: a hostile peer may send marks faster than they are taken.
+    for _ in 0..16 {
+        match raw::recv(conn.fd(), &mut marks, libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+            Ok(0) => {
+                conn.set_flag(conn::PEER_FIN, true);
+                look_behind_fin(conn);
+                return last_bytes_first(conn, lane, Ok(Marks::End));
+            }
+            Ok(seen) => {
+                changed = true;
+                // Where they fill the room, others may follow.
+                let all_seen = seen < marks.len();
+                let marks = marks.get(..seen).unwrap_or(&[]);
+                let stay = match leave {
+                    Leave::None => false,
+                    Leave::Bells => all_seen && marks.iter().all(|mark| *mark == MARK_BELL),
+                    Leave::All => true,
+                };
+                // A bell is put after its bytes, so none of these is for bytes that come after this look at the lane.
+                if stay && lane.published() != lane.head() {
+                    return Ok(Marks::Changed);
+                }
+                let taken = incoming.marks(marks);
+                take(conn, taken)?;
+                if incoming.source() != Source::Lane {
+                    return Ok(Marks::Changed);
+                }
+                if conn.has_sleepers() || set_may_miss_edge(conn) {
+                    // The mark may have been for another, whose wait bit went with it.
+                    lane.arm(bell::BY_SOCKET);
+                    if lane.published() != lane.head() {
+                        return Ok(Marks::Changed);
+                    }
+                }
+            }
+            Err(libc::EAGAIN | libc::EINTR) => {
+                let errno = conn.take_error();
+                if errno != 0 {
+                    return last_bytes_first(conn, lane, Err(errno));
+                }
+                return Ok(if changed { Marks::Changed } else { Marks::None });
+            }
+            Err(errno) => {
+                conn.set_flag(conn::PEER_FIN | conn::DEAD, true);
+                let quiet = note_quiet_end(conn, incoming, errno);
+                return last_bytes_first(conn, lane, if quiet { Ok(Marks::End) } else { Err(errno) });
+            }
+        }
+    }
+    Ok(Marks::Changed)
+}
+
+/// Whether the kernel may drop the edge that a mark made in a set, the mark being taken. As a rule it does not: our registrations ask for room,
+/// too, and there is some as long as this end's own bytes go by the lane. The program's own need not.
+fn set_may_miss_edge(conn: &Conn) -> bool {
+    let raw = |segment: &Segment| Outgoing::new(segment.sender(conn.side())).mode() != Mode::Lane;
+    conn.memberships.load(Relaxed) != 0 && (conn.segment(&conn).is_some_and(raw) || epoll::is_left_to_kernel(conn))
+}
+
+/// Whether the kernel holds bytes of the stream, behind marks or the rest of a lane stretch; also where that cannot be told now.
+#[cold]
+pub(crate) fn hide_bytes(conn: &Conn) -> bool {
+    let Some(guard) = conn.own_receive(conn.id()) else {
+        return true;
+    };
+    let Some(segment) = conn.segment(&guard) else {
+        return true;
+    };
+    let incoming = Incoming::new(segment.receiver(conn.side()));
+    if incoming.source() != Source::Lane {
+        return raw::poll_now(conn.fd(), libc::POLLIN | libc::POLLPRI) != 0;
+    }
+    let mut marks = [0; 64];
+    incoming.sender_leaves()
+        && match raw::recv(conn.fd(), &mut marks, libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+            Ok(seen) => match marks
+                .get(..seen)
+                .unwrap_or(&[])
+                .iter()
+                .position(|mark| *mark == MARK_BACK)
+            {
+                // The look ends before urgent data, behind which there may be more.
+                Some(back) => kernel::queued_in_all(conn.fd()) > back + 1,
+                None => seen == marks.len(),
+            },
+            Err(errno) => errno != libc::EAGAIN,
+        }
+}
+
+/// Takes `count` marks that have been seen off the kernel connection.
+pub(crate) fn take(conn: &Conn, count: usize) -> Result<(), Errno> {
+    let mut bytes = [0; 64];
+    let mut left = count;
+    while let Some(room) = bytes.get_mut(..left.min(64))
+        && left > 0
+    {
+        take_into(conn, room)?;
+        left -= left.min(64);
+    }
+    Ok(())
+}
+
+/// Takes as many bytes as there is `room`, which have been seen, off the kernel connection. Read rather than discarded: what stays behind
+/// would be taken for data later.
+pub(crate) fn take_into(conn: &Conn, mut room: &mut [u8]) -> Result<(), Errno> {
+    while !room.is_empty() {
+        match raw::recv(conn.fd(), room, libc::MSG_DONTWAIT) {
+            Ok(0) => return Ok(()),
+            Ok(taken) => {
+                conn.advance(taken);
+                room = room.get_mut(taken..).unwrap_or_default();
+            }
+            Err(libc::EINTR) => {}
+            // Another process took them, which knows no better.
+            Err(libc::EAGAIN) => return Ok(()),
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+/// A connection has ended: what the peer published before still counts, and comes first.
+fn last_bytes_first(conn: &Conn, lane: &Receiver<'_>, ending: Result<Marks, Errno>) -> Result<Marks, Errno> {
+    match lane.readable() {
+        Ok(0) => ending,
+        Ok(_) => {
+            if let Err(errno) = ending {
+                conn.set_error(errno);
+            }
+            Ok(Marks::Changed)
+        }
+        Err(_) => Err(send::violated(conn)),
+    }
+}
+
+/// Puts a mark by `put`, though no bytes follow it, unless the peer is closing: its kernel would answer with RST and forget what it has still to
+/// deliver.
+pub(crate) fn unless_closing<T>(conn: &Conn, out: &Outgoing<'_>, put: impl FnOnce() -> T) -> Option<T> {
+    let segment = conn.segment(&conn)?;
+    let may = out.begin_mark(&Incoming::new(segment.receiver(conn.side())));
+    let done = may.then(put);
+    out.end_mark();
+    done
+}
+
+/// A mark could not be sent. The kernel tells a broken connection's error once, so it is kept for the program's next call.
+pub(crate) fn found_broken(conn: &Conn, errno: Errno) {
+    let quiet = conn.segment(&conn).is_some_and(|segment| {
+        let incoming = Incoming::new(segment.receiver(conn.side()));
+        note_quiet_end(conn, &incoming, errno)
+    });
+    // Nobody but senders is ever told of a broken pipe.
+    if errno != libc::EPIPE && !quiet {
+        conn.set_error(errno);
+    }
+}
+
+/// Notes if the peer was killed after it had received all that was sent to it, and answers whether. TCP would have ended with FIN then, and so does
+/// the connection from now on; the RST only says that the peer's kernel held marks of ours that nobody took.
+fn note_quiet_end(conn: &Conn, incoming: &Incoming<'_>, errno: Errno) -> bool {
+    let killed = errno == libc::ECONNRESET && !incoming.peer_means_reset();
+    let quiet = killed && peer_took_all(conn);
+    if quiet {
+        conn.set_flag(conn::QUIET_END, true);
+    }
+    quiet
+}
+
+/// The kernel tells waits of an error: finds out whether the program is to be told. Left to the kernel where it is in any case.
+///
+/// # Errors
+/// The program is to be told of this one, which the kernel has forgotten.
+#[cold]
+pub(crate) fn learn_of_error(conn: &Conn) -> Result<(), Errno> {
+    let Some(segment) = conn.segment(&conn).filter(|_| !conn.flag(conn::DEAD)) else {
+        return Ok(());
+    };
+    let incoming = Incoming::new(segment.receiver(conn.side()));
+    if incoming.peer_means_reset() || !peer_took_all(conn) {
+        return Ok(());
+    }
+    kernel::take_error(conn.fd()).or_else(|errno| {
+        conn.set_flag(conn::PEER_FIN | conn::DEAD, true);
+        if note_quiet_end(conn, &incoming, errno) {
+            Ok(())
+        } else {
+            Err(errno)
+        }
+    })
+}
+
+/// The error that has not been told: to a send on a broken connection, as with TCP, before that it is broken. The kernel is asked where there may be one.
+pub(crate) fn untold_error(conn: &Conn) -> Option<Errno> {
+    let kept = conn.take_error();
+    if kept != 0 {
+        return Some(kept);
+    }
+    let ends = |segment: &Segment| Incoming::new(segment.receiver(conn.side())).sender_ends();
+    if !conn.flag(conn::PEER_FIN | conn::DEAD | conn::SHUT_WRITE) && !conn.segment(&conn).is_some_and(ends) {
+        return None;
+    }
+    let known = learn_of_error(conn).and_then(|()| match conn.flag(conn::QUIET_END) {
+        true => Ok(()),
+        false => kernel::take_error(conn.fd()),
+    });
+    known.err()
+}
+
+/// Whether the peer has received all that was sent to it.
+fn peer_took_all(conn: &Conn) -> bool {
+    conn.segment(&conn).is_some_and(|segment| {
+        let lane = segment.sender(conn.side());
+        let out = Outgoing::new(lane);
+        out.mode() == Mode::Lane && lane.in_flight() == 0 && !out.is_refused()
+    })
+}
+
+/// Bytes are about to be sent, on whatever path. Answers whether the peer has shut both directions down, whose kernel answers them with RST: it tells the
+/// peer's program of that, too, who is not to take it for one of marks that nobody took.
+pub(crate) fn will_be_refused(conn: &Conn) -> bool {
+    conn.segment(&conn).is_some_and(|segment| {
+        let out = Outgoing::new(segment.sender(conn.side()));
+        let incoming = || Incoming::new(segment.receiver(conn.side()));
+        let refused = out.peer_closes(incoming) && incoming().sender_refuses();
+        if refused {
+            out.set_refused();
+        }
+        refused
+    })
+}
+
+/// For the program's next call, an error that came behind bytes of this one: the kernel tells each of the connection once.
+pub(crate) fn keep_error(conn: &Conn, errno: Errno) {
+    let of_call = [
+        libc::EAGAIN,
+        libc::EINTR,
+        libc::EFAULT,
+        libc::EBADF,
+        libc::EPIPE,
+        libc::ENOMEM,
+    ];
+    if errno > 0 && !of_call.contains(&errno) {
+        conn.set_error(errno);
+    }
+}
+
+/// Looks at the kernel connection of a peer that is only sent to.
+#[cold]
+pub(crate) fn check_peer(conn: &Conn, owner: &Guard<'_>) -> Result<(), Errno> {
+    let events = raw::poll_now(conn.fd(), libc::POLLRDHUP);
+    if events & libc::POLLRDHUP != 0 {
+        conn.set_flag(conn::PEER_FIN, true);
+    }
+    if events & (libc::POLLERR | libc::POLLHUP) != 0 {
+        learn_of_error(conn)?;
+        if conn.flag(conn::QUIET_END) {
+            return Ok(());
+        }
+        // The kernel knows the error; sending tells it.
+        send::mark(conn, MARK_BELL)?;
+    }
+    // Before anything else is sent: what the peer has not received by now was sent before its end.
+    look_behind(conn, owner);
+    Ok(())
+}
+
+/// Looks at the peer of a full lane, and if it has closed a direction, finds out whether it is there at all: the kernel answers a mark
+/// to a closed connection with RST. The sending direction is owned and on the lane.
+#[cold]
+pub(crate) fn probe_peer(conn: &Conn, owner: &Guard<'_>) -> Result<(), Errno> {
+    check_peer(conn, owner)?;
+    if conn.flag(conn::PEER_FIN) {
+        send::mark(conn, MARK_BELL)
+    } else {
+        Ok(())
+    }
+}
+
+/// Probes the peer of a full lane in which nothing moves, and whose FIN this end's own kernel would not show, since it is full of what the program does
+/// not receive: the mark makes the kernel of a peer that is gone answer with RST. At most one a second, for a living peer that does not read keeps them.
+#[cold]
+pub(crate) fn probe_behind_bytes(conn: &Conn, out: &Outgoing<'_>) {
+    let may_be_hidden = !conn.flag(conn::PEER_FIN) && raw::poll_now(conn.fd(), libc::POLLIN) & libc::POLLIN != 0;
+    if may_be_hidden
+        && conn.is_due_for_probe()
+        && let Some(Err(errno)) = unless_closing(conn, out, || send::mark(conn, MARK_BELL))
+    {
+        found_broken(conn, errno);
+    }
+}
+
+/// Once, when the peer's FIN has been seen: is it gone without having received all that was sent to it on the lane? TCP would have ended with
+/// RST then; but a peer that was killed, or whose last holder did not know that it was the last, leaves its kernel unaware of lane
+/// bytes. One that has only closed its own direction still reads. Its kernel tells which it is: it answers a bell with RST. So it does where the
+/// program has shut both directions down, and may still read: a peer that says so itself is not asked, and resets by itself
+/// when it closes. One that is killed between the two is found out by the second send only.
+pub(crate) fn look_behind_fin(conn: &Conn) {
+    if let Some(guard) = conn.try_own_send() {
+        look_behind(conn, &guard);
+    }
+}
+
+/// The same for who owns the sending direction.
+pub(crate) fn look_behind(conn: &Conn, owner: &Guard<'_>) {
+    if !conn.flag(conn::PEER_FIN) || conn.flag(conn::FIN_PROBED | conn::SHUT_WRITE | conn::DEAD) {
+        return;
+    }
+    conn.set_flag(conn::FIN_PROBED, true);
+    let unread = conn.segment(owner).is_some_and(|segment| {
+        let lane = segment.sender(conn.side());
+        let out = Outgoing::new(lane);
+        let closes = || out.peer_closes(|| Incoming::new(segment.receiver(conn.side())));
+        out.mode() == Mode::Lane && lane.in_flight() > 0 && !closes()
+    });
+    if unread {
+        if let Err(errno) = send::mark(conn, MARK_BELL) {
+            found_broken(conn, errno);
+        }
+        if raw::poll_now(conn.fd(), 0) & libc::POLLHUP != 0 {
+            conn.set_flag(conn::DEAD, true);
+            conn.set_error(libc::ECONNRESET);
+        }
+    }
+}
+
+/// The stream does not end where it ends now: the peer is to see that.
+pub(crate) fn reset_on_close(conn: &Conn) {
+    let abort = libc::linger {
+        l_onoff: 1,
+        l_linger: 0,
+    };
+    let _ = raw::setsockopt(conn.fd(), libc::SOL_SOCKET, libc::SO_LINGER, &abort);
+}
+
+/// The process lets go of a connection that it has handed over: what is left in its lane, after a peer that can send nothing again has ended the
+/// stream, reaches nobody. The successor is not to take what it has for the whole stream. The receiving direction is owned.
+fn tell_of_loss(conn: &Conn, receive: &Guard<'_>) {
+    let Some(segment) = conn.segment(receive) else { return };
+    let lane = segment.receiver(conn.side());
+    let incoming = Incoming::new(lane);
+    let on_lane = matches!(incoming.source(), Source::Lane | Source::LaneThenRaw);
+    let lost = on_lane && conn.alone() && !incoming.may_give_back() && lane.readable() != Ok(0);
+    if lost && raw::poll_now(conn.fd(), libc::POLLRDHUP) != 0 {
+        let _ = raw::disconnect(conn.fd());
+    }
+}
+
+/// The program shuts a direction down. With both down the kernel answers bytes with RST, and forgets what it has still to deliver.
+pub(crate) fn shutting(conn: &Conn, how: libc::c_int, send: &Guard<'_>) {
+    let Some(segment) = conn.segment(send) else { return };
+    if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR) {
+        Outgoing::new(segment.sender(conn.side())).set_ending();
+    }
+    let both = match how {
+        libc::SHUT_RD => conn.flag(conn::SHUT_WRITE),
+        libc::SHUT_WR => conn.flag(conn::SHUT_READ),
+        libc::SHUT_RDWR => true,
+        _ => false,
+    };
+    if both {
+        refuse(conn, segment);
+    }
+}
+
+/// The program has shut a direction down.
+pub(crate) fn has_shut(conn: &Conn, how: libc::c_int, send: Option<&Guard<'_>>) {
+    conn.set_flag(conn::SHUT_WRITE, how != libc::SHUT_RD || conn.flag(conn::SHUT_WRITE));
+    conn.set_flag(conn::SHUT_READ, how != libc::SHUT_WR || conn.flag(conn::SHUT_READ));
+    if conn.flag(conn::SHUT_WRITE)
+        && conn.flag(conn::SHUT_READ)
+        && let Some(segment) = send.and_then(|guard| conn.segment(guard))
+    {
+        Outgoing::new(segment.sender(conn.side())).set_refusing();
+    }
+}
+
+/// From now on this end takes no marks: tells the peer, and waits for one that it is putting.
+fn refuse(conn: &Conn, segment: &Segment) {
+    let incoming = Incoming::new(segment.receiver(conn.side()));
+    incoming.set_unready();
+    Outgoing::new(segment.sender(conn.side())).set_closing();
+    // As a rule the peer is not; one that was killed or stopped meanwhile must not hold this end up.
+    let until = sys::now_ns() + MARKING_NS;
+    while incoming.peer_marks() && sys::now_ns() < until {
+        raw::sched_yield();
+    }
+}
+
+/// Before the last descriptor goes, or the process: takes marks off the kernel connection, since the kernel answers unread
+/// bytes with RST where the program has read everything; and has it send RST where the program has left lane bytes unread.
+/// Where another process may go on with the socket, only marks are taken. The receiving direction is owned.
+pub(crate) fn settle(conn: &Conn, receive: &Guard<'_>) {
+    if conn.flag(conn::HANDED_OVER) {
+        return tell_of_loss(conn, receive);
+    }
+    let Some(segment) = conn.segment(receive) else { return };
+    let lane = segment.receiver(conn.side());
+    let incoming = Incoming::new(lane);
+    let shared = !conn.alone();
+    if !shared {
+        refuse(conn, segment);
+    }
+    if let Source::RawUntil(until) = incoming.source() {
+        let _ = crate::receive::approach(conn, &incoming, until);
+    }
+    // The look would take an error, which the kernel tells once, away from who goes on.
+    let is_broken = || raw::poll_now(conn.fd(), 0) & libc::POLLERR != 0;
+    if incoming.source() == Source::Lane && !(shared && is_broken()) {
+        let _ = look(conn, &incoming, &lane, if shared { Leave::All } else { Leave::None });
+    }
+    if shared {
+        return;
+    }
+    let on_lane = matches!(incoming.source(), Source::Lane | Source::LaneThenRaw);
+    if on_lane && lane.readable() != Ok(0) {
+        reset_on_close(conn);
+    }
+    if kernel::resets_at_close(conn.fd()) {
+        Outgoing::new(segment.sender(conn.side())).set_means_reset(true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Vector;
+    use crate::conn::Phase;
+    use crate::conn::records;
+    use crate::descriptors::lifecycle;
+    use std::io::{Read, Write};
+    use std::net::Shutdown;
+
+    #[test]
+    fn the_kernel_connection_is_quiet_until_there_is_something_to_look_for() {
+        let (conn, [_own, mut peer]) = records::on_the_heap();
+        assert!(is_quiet(conn));
+        for flag in [conn::PEER_FIN, conn::DEAD, conn::SHUT_READ, conn::LOW_WATER] {
+            conn.set_flag(flag, true);
+            assert!(!is_quiet(conn));
+            conn.set_flag(flag, false);
+        }
+        conn.set_error(libc::ECONNRESET);
+        assert!(!is_quiet(conn));
+        assert_eq!(conn.take_error(), libc::ECONNRESET);
+        assert!(is_quiet(conn));
+        peer.write_all(&[MARK_BELL]).unwrap();
+        while kernel::queued(conn.fd()) == 0 {}
+        assert!(!is_quiet(conn));
+        assert_eq!(raw::recv(conn.fd(), &mut [0; 8], 0), Ok(1));
+        assert!(is_quiet(conn));
+        peer.shutdown(Shutdown::Write).unwrap();
+        while raw::poll_now(conn.fd(), libc::POLLRDHUP) == 0 {}
+        assert!(!is_quiet(conn));
+    }
+
+    #[test]
+    fn no_mark_comes_once_both_directions_are_down() {
+        // Kept, so that each has numbers of its own.
+        let mut kept = Vec::new();
+        let (read, write) = ((libc::SHUT_RD, Shutdown::Read), (libc::SHUT_WR, Shutdown::Write));
+        for ways in [&[(libc::SHUT_RDWR, Shutdown::Both)][..], &[read, write], &[write, read]] {
+            let (conn, [own, peer]) = records::on_the_heap();
+            conn.set_phase(Phase::Attached);
+            let segment = conn.segment(&conn).unwrap();
+            let side = conn.side().other();
+            let (out, incoming) = (
+                Outgoing::new(segment.sender(side)),
+                Incoming::new(segment.receiver(side)),
+            );
+            let may_mark = || {
+                let may = out.begin_mark(&incoming);
+                out.end_mark();
+                may
+            };
+            for (how, way) in ways {
+                assert!(may_mark());
+                lifecycle::shut_down(conn, *how, || own.shutdown(*way).map_or(-1, |()| 0));
+            }
+            assert!(!may_mark());
+            kept.push((own, peer));
+        }
+    }
+
+    /// A successor that finds the end of what is not the whole stream.
+    #[test]
+    fn a_successor_hears_of_lost_bytes() {
+        let mut kept = Vec::new();
+        for (lost, ended) in [(true, true), (false, true), (true, false)] {
+            let (conn, [own, peer]) = records::on_the_heap();
+            let mut successor = own.try_clone().unwrap();
+            let segment = conn.segment(&conn).unwrap();
+            let sender = segment.sender(conn.side().other());
+            let incoming = Incoming::new(segment.receiver(conn.side()));
+            incoming.set_ready();
+            assert!(Outgoing::new(sender).promote(0));
+            incoming.enter_lane();
+            if lost {
+                sender.append(b"bytes".as_slice().into()).unwrap();
+            }
+            if ended {
+                peer.shutdown(Shutdown::Write).unwrap();
+                while raw::poll_now(conn.fd(), libc::POLLRDHUP) == 0 {}
+            }
+            conn.set_flag(conn::HANDED_OVER, true);
+            settle(conn, &conn.own_receive(conn.id()).unwrap());
+            successor.set_nonblocking(true).unwrap();
+            let found = successor.read(&mut [0; 8]).map_err(|error| error.raw_os_error());
+            let expected = match (lost, ended) {
+                (true, true) => Err(Some(libc::ECONNRESET)),
+                (false, _) => Ok(0),
+                (_, false) => Err(Some(libc::EAGAIN)),
+            };
+            assert_eq!(found, expected);
+            kept.push((own, peer));
+        }
+    }
+
+    /// A look that leaves no marks takes a back off the kernel connection before the lane has been read.
+    #[test]
+    fn the_lane_comes_before_what_is_behind_a_back_taken_early() {
+        let (conn, [own, mut peer]) = records::on_the_heap();
+        conn.set_phase(Phase::Attached);
+        let segment = conn.segment(&conn).unwrap();
+        let sender = segment.sender(conn.side().other());
+        let (out, lane) = (Outgoing::new(sender), segment.receiver(conn.side()));
+        let incoming = Incoming::new(lane);
+        incoming.set_ready();
+        assert!(out.promote(0));
+        incoming.enter_lane();
+        sender.append(b"lane".as_slice().into()).unwrap();
+        out.demote();
+        // The bytes behind look like marks.
+        peer.write_all(&[MARK_BELL, MARK_BACK, MARK_BACK, MARK_BELL]).unwrap();
+        out.back_sent();
+        while kernel::queued(conn.fd()) < 4 {}
+        assert_eq!(look_at_marks(conn, &incoming, &lane), Ok(Marks::Changed));
+        assert_eq!((incoming.source(), kernel::queued(conn.fd())), (Source::LaneThenRaw, 2));
+        // Nor is it promoted to the lane again, whose bytes would be taken for the old ones.
+        assert!(!out.may_promote());
+        let mut bytes = [9; 8];
+        let parts = [libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        }];
+        let received = crate::receive(conn, Vector::own(&parts), libc::MSG_DONTWAIT, || unreachable!());
+        assert_eq!((received, &bytes), (6, b"lane\x01\x00\x09\x09"));
+        assert!(out.may_promote());
+        drop(own);
+    }
+}

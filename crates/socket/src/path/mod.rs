@@ -1,0 +1,8 @@
+//! Which path the bytes of a direction travel, and how that changes: the marks on the kernel connection, and both ways back to TCP.
+
+pub(crate) mod announce;
+pub(crate) mod demote;
+pub(crate) mod marks;
+pub(crate) mod recall;
+pub(crate) mod switch;
+pub(crate) mod wish;

@@ -1,0 +1,132 @@
+//! The sender's changes of path, which it alone declares: onto the lane, back to the kernel connection, and what is owed there first.
+
+use crate::agent::counters;
+use crate::conn::{self, Conn, Phase};
+use crate::path::{marks, recall, wish};
+use crate::sys::{self, Errno, raw};
+use crate::{kernel, send};
+use viaduct_control::Reason;
+use viaduct_control::counters::{Path, slot};
+use viaduct_stream::{MARK_BACK, MARK_BELL, Mode, Outgoing};
+
+/// Moves the direction onto the lane if that is possible now.
+#[cold]
+pub(crate) fn promote(conn: &Conn, out: &Outgoing<'_>) -> bool {
+    if conn.flag(conn::PEER_FIN) || !out.may_promote() || !conn.stall_over() {
+        return false;
+    }
+    let first = !conn.flag(conn::COUNTED);
+    let position = match kernel::send_position(conn.fd(), conn.flag(conn::ACTIVE), first) {
+        Ok(position) => position,
+        Err(reason) => {
+            if reason == kernel::NoPosition::Disagree {
+                conn.set_flag(conn::BANNED, true);
+                conn.set_reason(Reason::Uncounted);
+            }
+            return false;
+        }
+    };
+    conn.set_flag(conn::COUNTED, true);
+    if !out.promote(position) {
+        return false;
+    }
+    counters::add(conn, slot::SWITCHES, 1);
+    // Why it was on TCP meanwhile is over, and must not stand beside a lane where the other direction never moves.
+    if matches!(
+        conn.reason(),
+        Reason::Requested | Reason::PeerRequested | Reason::LaneStall
+    ) {
+        conn.set_reason(Reason::Pairing);
+    }
+    // Wakes a peer that sleeps in the kernel.
+    if let Err(errno) = send::mark(conn, MARK_BELL) {
+        marks::found_broken(conn, errno);
+    }
+    conn.sends_on(Path::Shm);
+    true
+}
+
+/// Moves the direction back to the kernel connection.
+pub(crate) fn demote(conn: &Conn, out: &Outgoing<'_>, reason: Reason) {
+    out.demote();
+    counters::add(conn, slot::SWITCHES, 1);
+    conn.set_reason(reason);
+}
+
+/// Sends the mark that ends a lane stretch; false: the kernel's buffer is full.
+pub(crate) fn send_back(conn: &Conn, out: &Outgoing<'_>) -> Result<bool, Errno> {
+    let put = || raw::send(conn.fd(), &[MARK_BACK], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+    match marks::unless_closing(conn, out, put) {
+        None | Some(Ok(_)) => {
+            out.back_sent();
+            conn.sends_on(Path::Tcp);
+            Ok(true)
+        }
+        Some(Err(libc::EAGAIN | libc::EINTR)) => Ok(false),
+        Some(Err(errno)) => {
+            conn.set_flag(conn::DEAD, true);
+            Err(errno)
+        }
+    }
+}
+
+/// Whether something must go out on the kernel connection before the sending direction is raw, and is not the peer's to make possible.
+pub(crate) fn owes(conn: &Conn) -> bool {
+    if conn.flag(conn::SHUT_WRITE | conn::DEAD) {
+        return false;
+    }
+    conn.try_own_send().is_some_and(|guard| {
+        conn.segment(&guard).is_some_and(|segment| {
+            let out = Outgoing::new(segment.sender(conn.side()));
+            matches!(out.mode(), Mode::BackPending | Mode::Recalling) && !recall::is_peers_turn(conn, &out)
+        })
+    })
+}
+
+/// Before a FIN, which nothing may follow: what a recall that has been answered leaves to be sent again goes out. False if kernel or peer did not
+/// let it in time.
+pub(crate) fn finish(conn: &Conn, until: u64) -> bool {
+    loop {
+        let owes = conn.phase() == Phase::Attached
+            && conn.own_send(conn.id()).is_some_and(|guard| {
+                conn.segment(&guard)
+                    .is_some_and(|segment| recall::owes(conn, &Outgoing::new(segment.sender(conn.side()))))
+            });
+        if !owes {
+            return true;
+        }
+        if sys::now_ns() > until {
+            return false;
+        }
+        serve(conn);
+        raw::sched_yield();
+    }
+}
+
+/// Does what the peer has asked for, if this end's direction is on the lane: for ends that wait and do not send.
+pub(crate) fn serve(conn: &Conn) {
+    let Some(guard) = conn.try_own_or_inherit_send() else {
+        return;
+    };
+    let Some(segment) = conn.segment(&guard) else { return };
+    let out = Outgoing::new(segment.sender(conn.side()));
+    if out.peer_wants_raw() {
+        recall::answer(conn, &out);
+        if out.mode() == Mode::Lane {
+            demote(conn, &out, Reason::PeerRequested);
+        }
+        recall::fetch(conn, &out);
+    }
+    wish::note_peers(conn, &out);
+    // What the kernel does not take now goes with the next send.
+    if out.mode() == Mode::BackPending
+        && let Err(errno) = send_back(conn, &out)
+    {
+        marks::found_broken(conn, errno);
+    }
+    if out.mode() == Mode::Recalling
+        && let Err(errno) = recall::send_again(conn, segment, &out)
+    {
+        marks::found_broken(conn, errno);
+    }
+}

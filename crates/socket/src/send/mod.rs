@@ -1,0 +1,383 @@
+//! Sending: the program's bytes go to the kernel connection or to the lane.
+
+pub(crate) mod stores;
+pub(crate) mod waiting;
+
+use crate::agent::{self, counters};
+use crate::conn::{self, Conn, Phase};
+use crate::lock::Guard;
+use crate::path::{demote, marks, recall, switch, wish};
+use crate::send::waiting::wait_for_space;
+use crate::sys::{self, Errno, raw};
+use crate::vector::Vector;
+use crate::wait::direct::DirectCall;
+use crate::wait::{self, Deadline, Woken, bell, cancel};
+use crate::{at_once, epoll, kernel};
+use libc::c_int;
+use viaduct_channel::{Segment, Sender, Stores};
+use viaduct_control::Reason;
+use viaduct_control::counters::slot;
+use viaduct_stream::{Incoming, MARK_BELL, Mode, Outgoing};
+
+/// Flags that change nothing about where bytes go.
+pub(crate) const PLAIN_FLAGS: c_int =
+    libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_CONFIRM;
+/// Changes of path that one look makes: a peer that asks for more does not keep bytes from going out.
+const MOVES: u32 = 4;
+/// Steps that these changes take at most, and some more.
+const ROUNDS: u32 = 32;
+/// What is longer is put on the lane in pieces of so many bytes, so that the receiver copies while the sender does.
+pub(crate) const PIECE: usize = 64 << 10;
+/// A sender that never reads looks this often, in microseconds, whether its peer is still there.
+pub(crate) const CHECK_US: u64 = 500;
+
+/// Sends on `conn`; `direct` is the program's own call, to be made as it is when the connection is plain.
+#[inline]
+pub fn send(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl FnOnce() -> isize) -> isize {
+    if agent::has_mail() {
+        agent::deliver();
+    }
+    if conn.phase() != Phase::Attached {
+        conn.note_traffic(vector.len());
+        if flags & libc::MSG_ZEROCOPY != 0 {
+            demote::before_lanes(conn, vector.len(), flags);
+        }
+        if let Some(call) = DirectCall::send(conn) {
+            let sent = direct();
+            call.end();
+            if sent > 0 {
+                counters::add(conn, slot::BYTES_SENT, sent.cast_unsigned() as u64);
+            }
+            return sent;
+        }
+    }
+    cancel::point();
+    let id = conn.id();
+    let sent = vector
+        .only_source()
+        .map_or(0, |bytes| at_once::send(conn, id, bytes, flags));
+    if sent != 0 && sent == vector.len() {
+        return sent.cast_signed();
+    }
+    attached(conn, id, vector, flags, sent, direct)
+}
+
+/// Sends with control messages, which only the kernel understands, and refuses where they mean nothing.
+pub fn send_with_control(conn: &'static Conn, direct: impl FnOnce() -> isize) -> isize {
+    if conn.phase() == Phase::Attached {
+        demote::send_on_tcp(conn, Reason::SocketOption, libc::MSG_DONTWAIT, direct)
+    } else {
+        send(conn, Vector::NONE, 0, direct)
+    }
+}
+
+/// Sends on a connection that was attached when the call began, and had this id, from `done` on. No point of cancellation before there is no room.
+#[inline(never)]
+pub(crate) fn attached(
+    conn: &'static Conn,
+    id: u64,
+    vector: Vector<'_>,
+    flags: c_int,
+    mut done: usize,
+    direct: impl FnOnce() -> isize,
+) -> isize {
+    let total = vector.len();
+    if total == 0 {
+        return match conn.take_error() {
+            0 if conn.flag(conn::QUIET_END) => 0,
+            0 => direct(),
+            errno => sys::fail(errno),
+        };
+    }
+    if vector.is_nowhere() {
+        return sys::fail(libc::EFAULT);
+    }
+    if flags & !PLAIN_FLAGS != 0
+        && let Some(reason) = demote::sent_by_kernel(conn, flags)
+    {
+        return demote::send_on_tcp(conn, reason, flags, direct);
+    }
+    let nonblocking = flags & libc::MSG_DONTWAIT != 0 || conn.nonblocking();
+    let mut deadline = None;
+    let error = loop {
+        match attempt(conn, id, vector, done, flags) {
+            Ok(sent) => {
+                done += sent;
+                if done == total {
+                    break 0;
+                }
+                if sent > 0 {
+                    continue;
+                }
+            }
+            Err(errno) => break errno,
+        }
+        if nonblocking {
+            if let_grow(conn, id) {
+                continue;
+            }
+            break libc::EAGAIN;
+        }
+        let timeout = conn.send_timeout_ns.load(core::sync::atomic::Ordering::Relaxed);
+        let deadline = *deadline.get_or_insert_with(|| Deadline::after(timeout));
+        match wait_for_space(conn, id, deadline) {
+            Ok(Woken::Look) => {}
+            Ok(Woken::Restarted) if done == 0 => {}
+            Ok(woken) => break wait::errno_of(woken),
+            Err(errno) => break errno,
+        }
+    };
+    if error == libc::EAGAIN {
+        epoll::wants_room(conn);
+    } else if error == 0 && conn.flag(conn::OUT_WANTED) {
+        conn.set_flag(conn::OUT_WANTED, false);
+    }
+    if done > 0 {
+        marks::keep_error(conn, error);
+        return done.cast_signed();
+    }
+    let error = if error == libc::EPIPE {
+        marks::untold_error(conn).unwrap_or(error)
+    } else {
+        error
+    };
+    if error == libc::EPIPE && flags & libc::MSG_NOSIGNAL == 0 {
+        sys::raise_sigpipe();
+    }
+    sys::fail(error)
+}
+
+/// Whether a full lane has more space once it may grow.
+#[cold]
+fn let_grow(conn: &Conn, id: u64) -> bool {
+    let Some(guard) = conn.own_send(id) else { return false };
+    conn.segment(&guard).is_some_and(|segment| {
+        let lane = segment.sender(conn.side());
+        Outgoing::new(lane).mode() == Mode::Lane && lane.grant() && lane.has_space()
+    })
+}
+
+/// Sends what can be sent now from `skip` on; 0: nothing, the caller waits.
+#[inline]
+fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) -> Result<usize, Errno> {
+    let Some(send) = conn.own_send(id) else {
+        return Err(if id != 0 && conn.id() == id {
+            libc::EAGAIN
+        } else {
+            libc::EBADF
+        });
+    };
+    let mut moves = 0;
+    for _ in 0..ROUNDS {
+        let Some(segment) = conn.segment(&send) else {
+            return Err(libc::EBADF);
+        };
+        let out = Outgoing::new(segment.sender(conn.side()));
+        match out.mode() {
+            Mode::Lane => {
+                if moves < MOVES && (out.peer_wants_raw() || !conn.wants_lane()) {
+                    moves += 1;
+                    wish::heed_sending(conn, id);
+                    recall::answer(conn, &out);
+                    switch::demote(
+                        conn,
+                        &out,
+                        if conn.wants_lane() {
+                            Reason::PeerRequested
+                        } else {
+                            Reason::Requested
+                        },
+                    );
+                    continue;
+                }
+                return on_lane(conn, &send, segment, vector, skip);
+            }
+            Mode::BackPending => {
+                recall::answer(conn, &out);
+                if !switch::send_back(conn, &out)? {
+                    return Ok(0);
+                }
+            }
+            Mode::Recalling => {
+                if !recall::send_again(conn, segment, &out)? {
+                    return Ok(0);
+                }
+            }
+            Mode::Raw => {
+                wish::heed_sending(conn, id);
+                let wanted = out.peer_wants_raw();
+                if wanted {
+                    // It is on TCP only because the peer asks for it.
+                    conn.change_reason(Reason::Pairing, Reason::PeerRequested);
+                    recall::answer(conn, &out);
+                    // In this order: a receiver that ends its stretch between the two is fetched from before anything else is sent.
+                    if recall::is_peers_turn(conn, &out) {
+                        return Ok(0);
+                    }
+                    if recall::fetch(conn, &out) {
+                        continue;
+                    }
+                }
+                let may = moves < MOVES && conn.wants_lane() && !wanted && !conn.sending_directly();
+                if may && switch::promote(conn, &out) {
+                    moves += 1;
+                    continue;
+                }
+                return raw_send(conn, vector, skip, flags);
+            }
+        }
+    }
+    // No peer that keeps to the protocol has a sender look so often.
+    Err(violated(conn))
+}
+
+#[inline]
+fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>, skip: usize) -> Result<usize, Errno> {
+    let lane = segment.sender(conn.side());
+    let closes = Outgoing::new(lane).peer_closes(|| Incoming::new(segment.receiver(conn.side())));
+    if conn.due_for_check_of_many(CHECK_US) || closes && !conn.flag(conn::PEER_FIN) {
+        marks::check_peer(conn, guard)?;
+    } else if conn.flag(conn::PEER_FIN) {
+        marks::look_behind(conn, guard);
+    }
+    if conn.flag(conn::SHUT_WRITE) {
+        return Err(libc::EPIPE);
+    }
+    if conn.flag(conn::DEAD) {
+        if conn.flag(conn::QUIET_END) {
+            // As with TCP, the first bytes after the FIN are what is answered with RST.
+            conn.set_flag(conn::QUIET_END, false);
+            return Ok(vector.len().saturating_sub(skip));
+        }
+        return Err(broken(conn));
+    }
+    if closes && marks::will_be_refused(conn) {
+        // As the bytes would, the mark is answered with RST.
+        mark(conn, MARK_BELL)?;
+        let refused = vector.len().saturating_sub(skip);
+        counters::add(conn, slot::BYTES_SENT, refused as u64);
+        return Ok(refused);
+    }
+    let mut sent = 0;
+    // A receiver that keeps up makes room for ever. Others may want the direction, and there may be something else to do.
+    // One look at the lane decides, whatever a peer makes of its size.
+    let most = lane.capacity().max(1);
+    let long = vector.len().saturating_sub(skip) >= stores::LONG;
+    while sent < most {
+        let kind = if long { conn.stores.stores() } else { Stores::Cached };
+        let Ok(piece) = lane.append_many(vector.sources(skip + sent, PIECE), kind) else {
+            return Err(violated(conn));
+        };
+        if piece > 0 {
+            sent_on_lane(conn, guard, &lane, piece);
+        }
+        if long {
+            conn.stores.count(piece);
+        }
+        sent += piece;
+        if piece < PIECE {
+            break;
+        }
+    }
+    if sent > 0 && (closes || conn.flag(conn::PEER_FIN)) {
+        // The peer has closed at least one direction, or is about to. If both, the kernel answers this mark with RST, as it would
+        // have answered the bytes.
+        mark(conn, MARK_BELL)?;
+    }
+    Ok(sent)
+}
+
+/// So many bytes have been put on the lane: counts them and wakes a peer that sleeps.
+#[inline(always)]
+pub(crate) fn sent_on_lane(conn: &Conn, guard: &Guard<'_>, lane: &Sender<'_>, sent: usize) {
+    conn.sent_again();
+    counters::add(conn, slot::BYTES_SENT, sent as u64);
+    counters::add(conn, slot::FAST_BYTES_SENT, sent as u64);
+    let bits = lane.take_wait();
+    if bits != 0 {
+        ring(conn, guard, bits);
+    }
+}
+
+/// The peer wrote nonsense: this end breaks the connection, as TCP does on nonsense.
+#[cold]
+pub(crate) fn violated(conn: &Conn) -> Errno {
+    conn.set_flag(conn::DEAD | conn::BANNED, true);
+    conn.set_reason(Reason::PeerViolation);
+    libc::ECONNRESET
+}
+
+#[cold]
+fn broken(conn: &Conn) -> Errno {
+    match mark(conn, MARK_BELL) {
+        Err(errno) => errno,
+        Ok(()) => libc::EPIPE,
+    }
+}
+
+/// Puts a mark on the kernel connection. A full kernel buffer is no error: then there is something to read anyway. The sending
+/// direction is owned and not raw.
+pub(crate) fn mark(conn: &Conn, mark: u8) -> Result<(), Errno> {
+    match raw::send(conn.fd(), &[mark], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
+        Ok(_) | Err(libc::EAGAIN | libc::EINTR) => Ok(()),
+        Err(errno) => {
+            conn.set_flag(conn::DEAD, true);
+            Err(errno)
+        }
+    }
+}
+
+/// Wakes the peer by the means in `bits`, unless it is closing and asked for a mark. The sending direction is owned and on the lane.
+#[cold]
+pub(crate) fn ring(conn: &Conn, send: &Guard<'_>, bits: u32) {
+    counters::add(conn, slot::BELLS_SENT, 1);
+    let mut by_socket = bits & (bell::BY_SOCKET | bell::ANNOUNCED) != 0;
+    if bits & bell::BY_BELL != 0 {
+        let bell = conn.peer_bell();
+        by_socket |= bell < 0 || raw::eventfd_ring(bell).is_err();
+    }
+    if by_socket
+        && let Some(segment) = conn.segment(send)
+        && let out = Outgoing::new(segment.sender(conn.side()))
+        && let Some(rung) = marks::unless_closing(conn, &out, || mark(conn, MARK_BELL))
+    {
+        counters::add(conn, slot::BELLS_BY_SOCKET, 1);
+        if let Err(errno) = rung {
+            marks::found_broken(conn, errno);
+        }
+    }
+}
+
+/// Wakes the peer by a mark where it is not to be told of bytes: not after this end's own FIN, which nothing may follow.
+pub(crate) fn ring_without_bytes(conn: &Conn, send: &Guard<'_>, out: &Outgoing<'_>) {
+    if out.mode() == Mode::Lane && !conn.flag(conn::SHUT_WRITE) {
+        ring(conn, send, bell::BY_SOCKET);
+    }
+}
+
+/// The direction's owner was killed: wakes the peer's receivers, whose wait bits it may have taken.
+pub(crate) fn ring_for_killed(conn: &Conn, send: &Guard<'_>) {
+    let _ = raw::eventfd_ring(conn.peer_bell());
+    if let Some(segment) = conn.segment(send) {
+        ring_without_bytes(conn, send, &Outgoing::new(segment.sender(conn.side())));
+    }
+}
+
+/// Whether a sender that finds no room may go over to the kernel's buffers, which together with the lane hold what TCP would have held.
+/// Not if the program has been told that the connection is full: it stays so until the peer reads. But a lane that got no memory
+/// at all never empties, nor does one that gets none for what the peer needs before it reads.
+pub(crate) fn may_overflow(conn: &Conn, lane: &viaduct_channel::Sender<'_>) -> bool {
+    !conn.flag(conn::OUT_WANTED) || lane.starved() && (lane.in_flight() == 0 || lane.is_wanted())
+}
+
+fn raw_send(conn: &Conn, vector: Vector<'_>, skip: usize, flags: c_int) -> Result<usize, Errno> {
+    marks::will_be_refused(conn);
+    match kernel::send(conn.fd(), vector, skip, flags) {
+        Ok(sent) => {
+            counters::add(conn, slot::BYTES_SENT, sent as u64);
+            Ok(sent)
+        }
+        Err(libc::EAGAIN) => Ok(0),
+        Err(errno) => Err(errno),
+    }
+}
