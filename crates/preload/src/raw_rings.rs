@@ -1,0 +1,84 @@
+//! `io_uring` by `syscall`: nothing is seen of what such a ring is asked to do, so all connections of a program that has one stay on TCP. Who has
+//! another way to its sockets, which is seen, is told that the kernel has no rings, and takes that.
+
+use crate::imports::{object_with, read_own};
+use core::ffi::{c_int, c_long, c_uint};
+use core::ops::Range;
+use core::ptr::with_exposed_provenance;
+use viaduct_socket::{lifecycle, real, successors, sys};
+
+/// Words in the code of libraries that have another way, and the number of entries of the ring by which each finds out (0: of any). libuv has rings for
+/// files and for registrations in its epoll set; monoio's `FusionDriver` tries a small one, and its `IoUringDriver`, which has no other way, none.
+const OTHER_WAYS: [(&[u8], c_long); 2] = [(b"UV_USE_IO_URING", 0), (b"MONOIO_FORCE_LEGACY_DRIVER", 2)];
+
+/// Memory that is looked through at a time, and how far the next part reaches into it, in machine words: whatever is looked for is whole in one of them.
+const WORDS: usize = 8192;
+const LAP: usize = 4;
+
+/// What `caller` asks for by `syscall` with the number of `io_uring_setup`.
+///
+/// # Safety
+/// The program's own call.
+pub(crate) unsafe extern "C-unwind" fn make(caller: usize, entries: c_long, parameters: c_long) -> c_long {
+    let ask = |entries, parameters| {
+        // SAFETY: the program's own call, or one for nothing.
+        unsafe { real::syscall(libc::SYS_io_uring_setup, entries, parameters, 0, 0, 0, 0) }
+    };
+    // Where the kernel has none to give nothing has to be given up for one: it looks at the parameters last.
+    if ask(0, 0) < 0 && sys::errno() != libc::EFAULT {
+        return ask(entries, parameters);
+    }
+    if has_other_way(caller, entries) {
+        sys::set_errno(libc::ENOSYS);
+        return -1;
+    }
+    if !successors::making_ring() {
+        sys::set_errno(libc::EAGAIN);
+        return -1;
+    }
+    let ring = ask(entries, parameters);
+    // SAFETY: the kernel has just filled it in.
+    if ring >= 0 && unsafe { has_descriptor(with_exposed_provenance(parameters as usize)) } {
+        lifecycle::fresh(ring as c_int);
+    }
+    ring
+}
+
+/// Whether a ring that was made with these parameters (`struct io_uring_params`) is known by a descriptor.
+///
+/// # Safety
+/// They are there.
+unsafe fn has_descriptor(parameters: *const c_uint) -> bool {
+    const FLAGS: usize = 2;
+    const REGISTERED_FD_ONLY: c_uint = 1 << 15;
+    // SAFETY: the caller's.
+    unsafe { parameters.add(FLAGS).read_unaligned() & REGISTERED_FD_ONLY == 0 }
+}
+
+/// Whether the code that asks for so many entries has another way.
+fn has_other_way(caller: usize, entries: c_long) -> bool {
+    // SAFETY: it stays loaded until the call is over.
+    let Some(object) = (unsafe { object_with(caller) }) else {
+        return false;
+    };
+    let mut texts = object.loads().filter(|(_, is_writable)| !is_writable);
+    texts.any(|(text, _)| {
+        let mut ways = OTHER_WAYS.iter().filter(|(_, asked)| *asked == 0 || *asked == entries);
+        ways.any(|(word, _)| holds(&text, word))
+    })
+}
+
+/// Whether this part of memory holds these bytes, as far as it can be read.
+fn holds(text: &Range<usize>, bytes: &[u8]) -> bool {
+    let mut words = vec![0_usize; WORDS + LAP];
+    let first = text.start & !(size_of::<usize>() - 1);
+    (first..text.end).step_by(WORDS * size_of::<usize>()).any(|place| {
+        let left = (text.end - place).div_ceil(size_of::<usize>());
+        let part = words.get_mut(..left.min(WORDS + LAP)).unwrap_or_default();
+        read_own(place, part).is_ok() && {
+            let (all, len) = (part.as_ptr().cast(), size_of_val(part));
+            // SAFETY: bytes of both, as many as are said.
+            !unsafe { libc::memmem(all, len, bytes.as_ptr().cast(), bytes.len()) }.is_null()
+        }
+    })
+}
