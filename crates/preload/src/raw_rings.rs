@@ -1,15 +1,38 @@
 //! `io_uring` by `syscall`: nothing is seen of what such a ring is asked to do, so all connections of a program that has one stay on TCP. Who has
 //! another way to its sockets, which is seen, is told that the kernel has no rings, and takes that.
 
-use crate::imports::{object_with, read_own};
-use core::ffi::{c_int, c_long, c_uint};
+use crate::imports::{Object, object_with, read_own};
+use core::ffi::{CStr, c_int, c_long, c_uint};
 use core::ops::Range;
 use core::ptr::with_exposed_provenance;
+use core::sync::atomic::AtomicUsize;
+use core::sync::atomic::Ordering::Relaxed;
 use viaduct_socket::{lifecycle, real, successors, sys};
 
-/// Words in the code of libraries that have another way, and the number of entries of the ring by which each finds out (0: of any). libuv has rings for
-/// files and for registrations in its epoll set; monoio's `FusionDriver` tries a small one, and its `IoUringDriver`, which has no other way, none.
-const OTHER_WAYS: [(&[u8], c_long); 2] = [(b"UV_USE_IO_URING", 0), (b"MONOIO_FORCE_LEGACY_DRIVER", 2)];
+/// Code that has another way.
+struct OtherWay {
+    /// A word that stands in it,
+    word: &'static [u8],
+    /// a function that it may export, which is found faster,
+    function: Option<&'static CStr>,
+    /// and the number of entries of the ring by which it finds out whether there are any; `None`: any number.
+    asks: Option<c_long>,
+}
+
+/// libuv has rings for files and for what is registered in its epoll set. monoio's `FusionDriver` tries a small one; its `IoUringDriver`, which has no
+/// other way, does not.
+const OTHER_WAYS: [OtherWay; 2] = [
+    OtherWay {
+        word: b"UV_USE_IO_URING",
+        function: Some(c"uv_loop_init"),
+        asks: None,
+    },
+    OtherWay {
+        word: b"MONOIO_FORCE_LEGACY_DRIVER",
+        function: None,
+        asks: Some(2),
+    },
+];
 
 /// Memory that is looked through at a time, and how far the next part reaches into it, in machine words: whatever is looked for is whole in one of them.
 const WORDS: usize = 8192;
@@ -58,14 +81,42 @@ unsafe fn has_descriptor(parameters: *const c_uint) -> bool {
 /// Whether the code that asks for so many entries has another way.
 fn has_other_way(caller: usize, entries: c_long) -> bool {
     // SAFETY: it stays loaded until the call is over.
-    let Some(object) = (unsafe { object_with(caller) }) else {
-        return false;
-    };
-    let mut texts = object.loads().filter(|(_, is_writable)| !is_writable);
-    texts.any(|(text, _)| {
-        let mut ways = OTHER_WAYS.iter().filter(|(_, asked)| *asked == 0 || *asked == entries);
-        ways.any(|(word, _)| holds(&text, word))
-    })
+    let object = unsafe { object_with(caller) };
+    let way = object.and_then(|object| OTHER_WAYS.get(way_of(&object)));
+    way.is_some_and(|way| way.asks.is_none_or(|asked| asked == entries))
+}
+
+/// The number of the other way that this code has; as many as there are: none.
+fn way_of(object: &Object<'_>) -> usize {
+    /// Where the code lies that asked last, a whole number of pages, and its way: programs ask for a ring a thread.
+    static LAST: AtomicUsize = AtomicUsize::new(0);
+    const WAYS: usize = 3;
+    const _: () = assert!(OTHER_WAYS.len() <= WAYS);
+    let place = object.loads().map(|(text, _)| text.start).min().unwrap_or(0) & !WAYS;
+    let last = LAST.load(Relaxed);
+    if last & !WAYS == place {
+        return last & WAYS;
+    }
+    let has = |way: &OtherWay| way.function.is_some_and(|name| exports(object, name)) || contains(object, way.word);
+    let way = OTHER_WAYS.iter().position(has).unwrap_or(OTHER_WAYS.len());
+    LAST.store(place | way, Relaxed);
+    way
+}
+
+/// Whether the first function of this name is the object's.
+fn exports(object: &Object<'_>, name: &CStr) -> bool {
+    // SAFETY: a C string.
+    let function = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize;
+    // What was not found is no error of the program's.
+    // SAFETY: no arguments.
+    unsafe { libc::dlerror() };
+    object.loads().any(|(text, _)| text.contains(&function))
+}
+
+/// Whether the object's code and constants hold this word.
+fn contains(object: &Object<'_>, word: &[u8]) -> bool {
+    let mut constant = object.loads().filter(|(_, is_writable)| !is_writable);
+    constant.any(|(text, _)| holds(&text, word))
 }
 
 /// Whether this part of memory holds these bytes, as far as it can be read.
