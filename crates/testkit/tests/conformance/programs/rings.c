@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <stddef.h>
 #include <sys/epoll.h>
-#include <sys/syscall.h>
 
 /* What the library reads of them. */
 _Static_assert(offsetof(struct io_uring, sq.kring_mask) == 16 && offsetof(struct io_uring, sq.sqes) == 56, "layout");
@@ -14,18 +13,6 @@ _Static_assert(offsetof(struct io_uring, flags) == 192 && IORING_SETUP_SQE128 ==
 _Static_assert(offsetof(struct io_uring_sqe, off) == 8 && offsetof(struct io_uring_sqe, splice_fd_in) == 44, "layout");
 
 static struct io_uring ring;
-
-/* What the far end does with a ring, while the near one is there for its part in bringing the connection back. */
-#define HANDED(...)                                                                                \
-    do {                                                                                           \
-        if (is_near)                                                                               \
-            serve_until_released();                                                                \
-        else {                                                                                     \
-            __VA_ARGS__                                                                            \
-            release();                                                                             \
-        }                                                                                          \
-        step();                                                                                    \
-    } while (0)
 
 static void begin(unsigned flags)
 {
@@ -387,144 +374,6 @@ static void registered_first(void)
     FAR(GET(s, 1, 0));
 }
 
-/* A ring as programs make it that have not got liburing, which here only maps it: nobody sees what it is asked for. */
-static void begin_unseen(void)
-{
-    struct io_uring_params parameters = {0};
-    int fd;
-
-    /* The peers of connections that there are have a part in it. */
-    do
-        fd = (int)syscall(SYS_io_uring_setup, 8, &parameters);
-    while (fd < 0 && errno == EAGAIN);
-    say("no error: %d", fd >= 0 ? 0 : errno);
-    if (fd >= 0)
-        say("mapped: %d", io_uring_queue_mmap(fd, &parameters, &ring));
-}
-
-static int do_unseen(void)
-{
-    unsigned tail = *ring.sq.ktail;
-    struct io_uring_cqe *done;
-    int result;
-
-    ring.sq.array[tail & *ring.sq.kring_mask] = ring.sq.sqe_head++ & *ring.sq.kring_mask;
-    __atomic_store_n(ring.sq.ktail, tail + 1, __ATOMIC_RELEASE);
-    if (syscall(SYS_io_uring_enter, ring.ring_fd, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) != 1 || io_uring_peek_cqe(&ring, &done) < 0)
-        return -1;
-    result = done->res;
-    io_uring_cqe_seen(&ring, done);
-    return result;
-}
-
-static void receive_unseen(int fd, size_t count)
-{
-    char bytes[64] = "";
-
-    io_uring_prep_recv(io_uring_get_sqe(&ring), fd, bytes, count, MSG_WAITALL);
-    say("recv: %d", do_unseen());
-    show_bytes("bytes", bytes, (long)count);
-}
-
-static void send_unseen(int fd, const char *text)
-{
-    io_uring_prep_send(io_uring_get_sqe(&ring), fd, text, strlen(text), 0);
-    say("send: %d", do_unseen());
-}
-
-/* What there is on lanes goes back before there is such a ring. */
-static void asked_for_by_number(void)
-{
-    NEAR(R(send(s, "early", 5, 0)));
-    HANDED(
-        arrive(s, POLLIN);
-        GET(s, 2, 0);
-        begin_unseen();
-        receive_unseen(s, 3);
-        send_unseen(s, "answer");
-        R(send(s, " more", 5, 0));
-    );
-    NEAR(ALL(s, 11); R(send(s, "later", 5, 0)));
-    FAR(GET(s, 2, 0); receive_unseen(s, 3); end());
-}
-
-static void asked_for_beside_a_busy_peer(void)
-{
-    NEAR(R(send(s, "early", 5, 0)));
-    if (is_near) {
-        sleep_ms(600);
-        serve_until_released();
-    } else {
-        arrive(s, POLLIN);
-        begin_unseen();
-        receive_unseen(s, 5);
-        end();
-        release();
-    }
-    step();
-    FAR(R(send(s, "later", 5, 0)));
-    NEAR(ALL(s, 5));
-}
-
-static int accept_unseen(int here)
-{
-    io_uring_prep_accept(io_uring_get_sqe(&ring), here, NULL, NULL, 0);
-    return do_unseen();
-}
-
-static bool answer_unseen(int fd)
-{
-    char bytes[8];
-
-    io_uring_prep_recv(io_uring_get_sqe(&ring), fd, bytes, 8, MSG_WAITALL);
-    if (do_unseen() != 8 || memcmp(bytes, "question", 8))
-        return false;
-    io_uring_prep_send(io_uring_get_sqe(&ring), fd, "answered", 8, 0);
-    return do_unseen() == 8;
-}
-
-static bool answer(int fd)
-{
-    char bytes[8];
-
-    return recv(fd, bytes, 8, MSG_WAITALL) == 8 && !memcmp(bytes, "question", 8) && send(fd, "answered", 8, 0) == 8;
-}
-
-static bool inquire(int fd)
-{
-    char bytes[8];
-
-    return send(fd, "question", 8, 0) == 8 && recv(fd, bytes, 8, MSG_WAITALL) == 8 && !memcmp(bytes, "answered", 8);
-}
-
-/* Connections that come afterwards, one that the ring accepts, and one by the C library. */
-static void accepted_by_number(void)
-{
-    int port = 0, here = is_near ? -1 : listener(AF_INET, &port);
-
-    HANDED(begin_unseen(););
-    if (is_near)
-        port = ask();
-    else
-        tell(port);
-    for (int way = 0; way < 2; way++) {
-        int fd, rounds = 0;
-
-        if (is_near)
-            fd = dial(AF_INET, port);
-        else if (way == 1)
-            fd = accept(here, NULL, NULL);
-        else
-            fd = accept_unseen(here);
-        while (rounds < 300 && (is_near ? inquire(fd) : way == 1 && rounds % 2 ? answer(fd) : answer_unseen(fd)))
-            rounds++;
-        say("rounds: %d", rounds);
-        step();
-        close(fd);
-    }
-    step();
-}
-
 /* Rings for files leave connections alone. */
 static void of_files(void)
 {
@@ -547,4 +396,4 @@ static void of_files(void)
 }
 
 MAIN(JOINED(to_and_fro), JOINED(tried_first), JOINED(long_entries), JOINED(polled), JOINED(polled_by_a_set), JOINED(registered_in_a_set), JOINED(taken_out_before), JOINED(registered_again), JOINED(by_number),
-     JOINED(several_at_once), JOINED(closed), JOINED(closed_in_vain), JOINED(closed_by_number), JOINED(registered_first), JOINED(asked_for_by_number), JOINED(asked_for_beside_a_busy_peer), JOINED(accepted_by_number), JOINED(of_files))
+     JOINED(several_at_once), JOINED(closed), JOINED(closed_in_vain), JOINED(closed_by_number), JOINED(registered_first), JOINED(of_files))
