@@ -389,6 +389,13 @@ impl Object<'_> {
         })
     }
 
+    /// Whether it has a function of this name for others.
+    pub(crate) fn defines(&self, name: &CStr) -> bool {
+        // SAFETY: it stays loaded for longer.
+        self.tables()
+            .is_some_and(|tables| unsafe { tables.defined() }.contains_key(name))
+    }
+
     /// The parts of the file that are loaded, each with whether it is writable.
     pub(crate) fn loads(&self) -> impl Iterator<Item = (Range<usize>, bool)> {
         let loads = self.headers.iter().filter(|header| header.p_type == libc::PT_LOAD);

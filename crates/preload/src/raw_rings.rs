@@ -1,5 +1,5 @@
-//! `io_uring` by `syscall`: nothing is seen of what such a ring is asked to do, so all connections of a program that has one stay on TCP. Who has
-//! another way to its sockets, which is seen, is told that the kernel has no rings, and takes that.
+//! `io_uring` by `syscall`: nothing is seen of what such a ring is asked to do, so all connections of a program that has one stay on TCP, but for the
+//! rings of liburing. Who has another way to its sockets, which is seen, is told that the kernel has no rings, and takes that.
 
 use crate::imports::{Object, object_with, read_own};
 use core::ffi::{CStr, c_int, c_long, c_uint};
@@ -9,29 +9,34 @@ use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 use viaduct_socket::{lifecycle, real, successors, sys};
 
-/// Code that has another way.
-struct OtherWay {
-    /// A word that stands in it,
-    word: &'static [u8],
-    /// a function that it may export, which is found faster,
-    function: Option<&'static CStr>,
-    /// and the number of entries of the ring by which it finds out whether there are any; `None`: any number.
-    asks: Option<c_long>,
+/// How code is answered that asks for a ring.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    /// There are none.
+    None,
+    /// Here it is; what it is asked to do is seen.
+    Seen,
 }
 
-/// libuv has rings for files and for what is registered in its epoll set. monoio's `FusionDriver` tries a small one; its `IoUringDriver`, which has no
-/// other way, does not.
-const OTHER_WAYS: [OtherWay; 2] = [
-    OtherWay {
-        word: b"UV_USE_IO_URING",
-        function: Some(c"uv_loop_init"),
-        asks: None,
-    },
-    OtherWay {
-        word: b"MONOIO_FORCE_LEGACY_DRIVER",
-        function: None,
-        asks: Some(2),
-    },
+/// Code that is known when it asks for so many entries (`None`: for any number): libuv, which has rings for files and for what is registered in its epoll
+/// set; monoio's `FusionDriver`, which tries a small one, as its `IoUringDriver`, which has no other way, does not; and liburing up to 2.1, of which
+/// `rings` sees what it hands over.
+const KNOWN: [(fn(&Object<'_>) -> bool, Option<c_long>, Answer); 3] = [
+    (
+        |code| exports(code, c"uv_loop_init") || contains(code, b"UV_USE_IO_URING"),
+        None,
+        Answer::None,
+    ),
+    (
+        |code| contains(code, b"MONOIO_FORCE_LEGACY_DRIVER"),
+        Some(2),
+        Answer::None,
+    ),
+    (
+        |code| contains(code, b"LIBURING_2.0") && code.defines(c"io_uring_queue_init"),
+        None,
+        Answer::Seen,
+    ),
 ];
 
 /// Memory that is looked through at a time, and how far the next part reaches into it, in machine words: whatever is looked for is whole in one of them.
@@ -47,19 +52,24 @@ pub(crate) unsafe extern "C-unwind" fn make(caller: usize, entries: c_long, para
         // SAFETY: the program's own call, or one for nothing.
         unsafe { real::syscall(libc::SYS_io_uring_setup, entries, parameters, 0, 0, 0, 0) }
     };
+    let before = sys::errno();
     // Where the kernel has none to give nothing has to be given up for one: it looks at the parameters last.
     if ask(0, 0) < 0 && sys::errno() != libc::EFAULT {
         return ask(entries, parameters);
     }
-    if has_other_way(caller, entries) {
-        sys::set_errno(libc::ENOSYS);
-        return -1;
-    }
-    if !successors::making_ring() {
-        sys::set_errno(libc::EAGAIN);
+    let refusal = match answer(caller, entries) {
+        Some(Answer::None) => libc::ENOSYS,
+        None if !successors::making_ring() => libc::EAGAIN,
+        Some(Answer::Seen) | None => 0,
+    };
+    if refusal != 0 {
+        sys::set_errno(refusal);
         return -1;
     }
     let ring = ask(entries, parameters);
+    if ring >= 0 {
+        sys::set_errno(before);
+    }
     // SAFETY: the kernel has just filled it in.
     if ring >= 0 && unsafe { has_descriptor(with_exposed_provenance(parameters as usize)) } {
         lifecycle::fresh(ring as c_int);
@@ -78,29 +88,28 @@ unsafe fn has_descriptor(parameters: *const c_uint) -> bool {
     unsafe { parameters.add(FLAGS).read_unaligned() & REGISTERED_FD_ONLY == 0 }
 }
 
-/// Whether the code that asks for so many entries has another way.
-fn has_other_way(caller: usize, entries: c_long) -> bool {
+/// How code that is known is answered.
+fn answer(caller: usize, entries: c_long) -> Option<Answer> {
     // SAFETY: it stays loaded until the call is over.
-    let object = unsafe { object_with(caller) };
-    let way = object.and_then(|object| OTHER_WAYS.get(way_of(&object)));
-    way.is_some_and(|way| way.asks.is_none_or(|asked| asked == entries))
+    let code = unsafe { object_with(caller) }?;
+    let (_, asks, answer) = KNOWN.get(number_of(&code))?;
+    asks.is_none_or(|asked| asked == entries).then_some(*answer)
 }
 
-/// The number of the other way that this code has; as many as there are: none.
-fn way_of(object: &Object<'_>) -> usize {
-    /// Where the code lies that asked last, a whole number of pages, and its way: programs ask for a ring a thread.
+/// The number of this code among those that are known; as many as there are: none of them.
+fn number_of(code: &Object<'_>) -> usize {
+    /// Where the code lies that asked last, a whole number of pages, and its number: programs ask for a ring a thread.
     static LAST: AtomicUsize = AtomicUsize::new(0);
-    const WAYS: usize = 3;
-    const _: () = assert!(OTHER_WAYS.len() <= WAYS);
-    let place = object.loads().map(|(text, _)| text.start).min().unwrap_or(0) & !WAYS;
+    const NUMBERS: usize = 3;
+    const _: () = assert!(KNOWN.len() <= NUMBERS);
+    let place = code.loads().map(|(text, _)| text.start).min().unwrap_or(0) & !NUMBERS;
     let last = LAST.load(Relaxed);
-    if last & !WAYS == place {
-        return last & WAYS;
+    if last & !NUMBERS == place {
+        return last & NUMBERS;
     }
-    let has = |way: &OtherWay| way.function.is_some_and(|name| exports(object, name)) || contains(object, way.word);
-    let way = OTHER_WAYS.iter().position(has).unwrap_or(OTHER_WAYS.len());
-    LAST.store(place | way, Relaxed);
-    way
+    let number = KNOWN.iter().position(|(is, _, _)| is(code)).unwrap_or(KNOWN.len());
+    LAST.store(place | number, Relaxed);
+    number
 }
 
 /// Whether the first function of this name is the object's.

@@ -4,7 +4,7 @@ use crate::conn::{self, Conn, Phase};
 use crate::lifecycle::{begin_early, is_tcp, to_background};
 use crate::sys::{self, raw};
 use crate::table::{self, Entry};
-use crate::{counters, demote, epoll_back, lock, lodgers, process, recall, records, search, shelf, unseen};
+use crate::{demote, epoll_back, lock, lodgers, process, recall, records, search, shelf, unseen};
 use libc::c_int;
 use viaduct_control::Reason;
 
@@ -45,7 +45,6 @@ fn go_unseen(reason: Reason) -> bool {
     // A C library of such code's own counts its own threads, and nobody counts the kernel's.
     sys::threads::several();
     unseen::come(reason, || {
-        counters::tell_bar();
         hand_over_many(reason, false, |_, _| true);
         table::connections().all(|(_, conn)| conn.phase() != Phase::Attached || conn.flag(conn::GIVEN_AWAY))
     })

@@ -5,7 +5,7 @@
 //! bytes to come would be announced. So in a process that has such a set connections stay on TCP.
 
 use crate::sys::{self, raw};
-use crate::{demote, records, table};
+use crate::{counters, demote, records, table};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64};
 use viaduct_control::Reason;
@@ -30,6 +30,7 @@ static LOOKED_AT_NS: AtomicU64 = AtomicU64::new(0);
 pub(crate) fn come(reason: Reason, prepare: impl FnOnce() -> bool) -> bool {
     // Of two reasons the later one in their list is told: the ring.
     BAR.fetch_max(reason as u16, Relaxed);
+    counters::tell_bar();
     // Acquire pairs with the release below: who need not prepare sees what was done.
     if PREPARED.load(Acquire) {
         return true;
