@@ -13,7 +13,7 @@ use viaduct_socket::{lifecycle, real, successors, sys};
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Answer {
     /// There are none.
-    None,
+    NoRings,
     /// Here it is; what it is asked to do is seen.
     Seen,
 }
@@ -25,12 +25,12 @@ const KNOWN: [(fn(&Object<'_>) -> bool, Option<c_long>, Answer); 3] = [
     (
         |code| exports(code, c"uv_loop_init") || contains(code, b"UV_USE_IO_URING"),
         None,
-        Answer::None,
+        Answer::NoRings,
     ),
     (
         |code| contains(code, b"MONOIO_FORCE_LEGACY_DRIVER"),
         Some(2),
-        Answer::None,
+        Answer::NoRings,
     ),
     (
         |code| contains(code, b"LIBURING_2.0") && code.defines(c"io_uring_queue_init"),
@@ -58,7 +58,7 @@ pub(crate) unsafe extern "C-unwind" fn make(caller: usize, entries: c_long, para
         return ask(entries, parameters);
     }
     let refusal = match answer(caller, entries) {
-        Some(Answer::None) => libc::ENOSYS,
+        Some(Answer::NoRings) => libc::ENOSYS,
         None if !successors::making_ring() => libc::EAGAIN,
         Some(Answer::Seen) | None => 0,
     };
