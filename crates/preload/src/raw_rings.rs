@@ -18,25 +18,32 @@ enum Answer {
     Seen,
 }
 
-/// Code that is known when it asks for so many entries (`None`: for any number): libuv, which has rings for files and for what is registered in its epoll
-/// set; monoio's `FusionDriver`, which tries a small one, as its `IoUringDriver`, which has no other way, does not; and liburing up to 2.1, of which
-/// `rings` sees what it hands over.
-const KNOWN: [(fn(&Object<'_>) -> bool, Option<c_long>, Answer); 3] = [
-    (
-        |code| exports(code, c"uv_loop_init") || contains(code, b"UV_USE_IO_URING"),
-        None,
-        Answer::NoRings,
-    ),
-    (
-        |code| contains(code, b"MONOIO_FORCE_LEGACY_DRIVER"),
-        Some(2),
-        Answer::NoRings,
-    ),
-    (
-        |code| contains(code, b"LIBURING_2.0") && code.defines(c"io_uring_queue_init"),
-        None,
-        Answer::Seen,
-    ),
+/// Code that is known when it asks for a ring.
+struct Known {
+    is: fn(&Object<'_>) -> bool,
+    /// For so many entries; `None`: for any number.
+    asks: Option<c_long>,
+    answer: Answer,
+}
+
+/// libuv, which has rings for files and for what is registered in its epoll set; monoio's `FusionDriver`, which tries a small one, as its
+/// `IoUringDriver`, which has no other way, does not; and liburing up to 2.1, of which `rings` sees what it hands over.
+const KNOWN: [Known; 3] = [
+    Known {
+        is: |code| exports(code, c"uv_loop_init") || contains(code, b"UV_USE_IO_URING"),
+        asks: None,
+        answer: Answer::NoRings,
+    },
+    Known {
+        is: |code| contains(code, b"MONOIO_FORCE_LEGACY_DRIVER"),
+        asks: Some(2),
+        answer: Answer::NoRings,
+    },
+    Known {
+        is: |code| contains(code, b"LIBURING_2.0") && code.defines(c"io_uring_queue_init"),
+        asks: None,
+        answer: Answer::Seen,
+    },
 ];
 
 /// Memory that is looked through at a time, and how far the next part reaches into it, in machine words: whatever is looked for is whole in one of them.
@@ -92,8 +99,8 @@ unsafe fn has_descriptor(parameters: *const c_uint) -> bool {
 fn answer(caller: usize, entries: c_long) -> Option<Answer> {
     // SAFETY: it stays loaded until the call is over.
     let code = unsafe { object_with(caller) }?;
-    let (_, asks, answer) = KNOWN.get(number_of(&code))?;
-    asks.is_none_or(|asked| asked == entries).then_some(*answer)
+    let known = KNOWN.get(number_of(&code))?;
+    known.asks.is_none_or(|asked| asked == entries).then_some(known.answer)
 }
 
 /// The number of this code among those that are known; as many as there are: none of them.
@@ -107,7 +114,7 @@ fn number_of(code: &Object<'_>) -> usize {
     if last & !NUMBERS == place {
         return last & NUMBERS;
     }
-    let number = KNOWN.iter().position(|(is, _, _)| is(code)).unwrap_or(KNOWN.len());
+    let number = KNOWN.iter().position(|known| (known.is)(code)).unwrap_or(KNOWN.len());
     LAST.store(place | number, Relaxed);
     number
 }
