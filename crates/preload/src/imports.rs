@@ -5,7 +5,7 @@
 //! library's function gets ours instead, which is what it would have found without the flag. Formats: System V ABI, AMD64 supplement.
 
 use core::ffi::{CStr, c_int, c_void};
-use core::ops::ControlFlow::{self, Continue};
+use core::ops::ControlFlow::{self, Break, Continue};
 use core::ops::Range;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
@@ -78,7 +78,7 @@ impl Loaded {
 }
 
 /// There is a call that goes past us.
-struct CannotBeLed;
+pub(crate) struct CannotBeLed;
 
 /// The places of these objects that are to be led to us.
 fn places_to_change(objects: &[Object<'_>], handle: *mut c_void) -> Result<Vec<Place>, CannotBeLed> {
@@ -128,7 +128,7 @@ fn object_of(address: *const c_void) -> Option<usize> {
 }
 
 /// A loaded object.
-struct Object<'a> {
+pub(crate) struct Object<'a> {
     /// What its addresses count from.
     base: usize,
     headers: &'a [Elf64_Phdr],
@@ -262,10 +262,8 @@ unsafe fn objects<'a>() -> Option<Vec<Object<'a>>> {
         if found.len() == count {
             more = true;
         } else {
-            // SAFETY: the object's program headers, which are loaded with it.
-            let headers = unsafe { core::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
-            let base = address(info.dlpi_addr);
-            found.push(Object { base, headers });
+            // SAFETY: by contract.
+            found.push(unsafe { Object::new(info) });
         }
         Continue(())
     });
@@ -290,7 +288,7 @@ fn address(number: u64) -> usize {
 }
 
 /// Reads data as the kernel does, since an object's own code may have made some of it unreadable.
-fn read_own(place: usize, words: &mut [usize]) -> Result<(), CannotBeLed> {
+pub(crate) fn read_own(place: usize, words: &mut [usize]) -> Result<(), CannotBeLed> {
     let bytes = size_of_val(words);
     let part = |base: *mut c_void| libc::iovec {
         iov_base: base,
@@ -306,7 +304,34 @@ fn read_own(place: usize, words: &mut [usize]) -> Result<(), CannotBeLed> {
     }
 }
 
+/// The object that this address is in, if there is one.
+///
+/// # Safety
+/// It must stay loaded while it is used.
+pub(crate) unsafe fn object_with<'a>(address: usize) -> Option<Object<'a>> {
+    let mut found = None;
+    each_object(&mut |info| {
+        // SAFETY: nobody unloads it meanwhile.
+        let object = unsafe { Object::new(info) };
+        if !object.loads().any(|(load, _)| load.contains(&address)) {
+            return Continue(());
+        }
+        found = Some(object);
+        Break(())
+    });
+    found
+}
+
 impl Object<'_> {
+    /// # Safety
+    /// The loader's description of an object that stays loaded while this is used.
+    unsafe fn new(info: &dl_phdr_info) -> Self {
+        // SAFETY: its program headers are loaded with it.
+        let headers = unsafe { core::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+        let base = address(info.dlpi_addr);
+        Self { base, headers }
+    }
+
     /// The part of memory that a header describes.
     fn range(&self, header: &Elf64_Phdr) -> Range<usize> {
         let start = self.base.wrapping_add(address(header.p_vaddr));
@@ -364,8 +389,15 @@ impl Object<'_> {
         })
     }
 
+    /// Whether it has a function of this name for others.
+    pub(crate) fn defines(&self, name: &CStr) -> bool {
+        // SAFETY: it stays loaded for longer.
+        self.tables()
+            .is_some_and(|tables| unsafe { tables.defined() }.contains_key(name))
+    }
+
     /// The parts of the file that are loaded, each with whether it is writable.
-    fn loads(&self) -> impl Iterator<Item = (Range<usize>, bool)> {
+    pub(crate) fn loads(&self) -> impl Iterator<Item = (Range<usize>, bool)> {
         let loads = self.headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
         loads.map(|load| (self.range(load), load.p_flags & libc::PF_W != 0))
     }

@@ -21,6 +21,7 @@ mod imports;
 mod numbers;
 mod options;
 mod process;
+mod raw_rings;
 mod rings;
 mod sanitizers;
 mod scopes;

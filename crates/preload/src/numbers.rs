@@ -1,10 +1,11 @@
 //! System calls by number.
 
-use crate::{descriptors, exec, files, options, process, select, transfer, wait};
+use crate::{descriptors, exec, files, options, process, raw_rings, select, transfer, wait};
+use core::arch::naked_asm;
 use core::ffi::{c_int, c_long, c_ulong, c_void};
 use viaduct_socket::descriptors::lifecycle;
 use viaduct_socket::process::lodgers;
-use viaduct_socket::{is_nowhere, real, sys};
+use viaduct_socket::{is_nowhere, real};
 
 /// The address that a word holds.
 fn place<T>(word: c_long) -> *mut T {
@@ -16,10 +17,31 @@ fn is_bad(word: c_long) -> bool {
     word != 0 && is_nowhere(place::<c_void>(word))
 }
 
-/// Raw system calls that programs make of socket calls take the same way as these. A program that asks for io_uring is told that the
-/// kernel has none: what it would do there could not be seen.
 #[unsafe(no_mangle)]
+#[unsafe(naked)]
 pub unsafe extern "C-unwind" fn syscall(
+    number: c_long,
+    a: c_long,
+    b: c_long,
+    c: c_long,
+    d: c_long,
+    e: c_long,
+    f: c_long,
+) -> c_long {
+    naked_asm!(
+        "cmp rdi, {setup}",
+        "jne {other}",
+        // Who asks for a ring, in place of the number.
+        "mov rdi, [rsp]",
+        "jmp {make_ring}",
+        setup = const libc::SYS_io_uring_setup,
+        other = sym by_number,
+        make_ring = sym raw_rings::make,
+    )
+}
+
+/// Raw system calls that programs make of socket calls take the same way as these.
+unsafe extern "C-unwind" fn by_number(
     number: c_long,
     a: c_long,
     b: c_long,
@@ -104,10 +126,6 @@ pub unsafe extern "C-unwind" fn syscall(
             libc::SYS_exit_group => process::_exit(fd),
             libc::SYS_execve => exec::execve(place(a), place(b), place(c)).into(),
             libc::SYS_execveat => exec::execveat(fd, place(b), place(c), place(d), e as c_int).into(),
-            libc::SYS_io_uring_setup => {
-                sys::set_errno(libc::ENOSYS);
-                -1
-            }
             _ => {
                 let result = real::syscall(number, a, b, c, d, e, f);
                 if makes_a_descriptor(number) {

@@ -2,7 +2,7 @@
 //!
 //! liburing enters the kernel by instructions of its own, but programs reach it through the few functions that are here, each of which may
 //! hand over what has been queued. Layouts: `struct io_uring` of liburing.h, the same since 2.0 up to the fields that are read, and
-//! `struct io_uring_sqe` of linux/io_uring.h. What came before 2.0 asks for rings by `syscall`, and is told that there are none.
+//! `struct io_uring_sqe` of linux/io_uring.h. What came before 2.0 has another layout, and rings of which nothing is seen (`raw_rings`).
 
 use crate::control::hand_over_passed;
 use crate::scopes;
@@ -89,7 +89,8 @@ mod code {
 /// # Safety
 /// `ring` is the program's, in use by this thread alone.
 unsafe fn prepare(ring: *const Ring) -> bool {
-    if is_nowhere(ring) {
+    // One of another layout, most likely, where there are rings of which nothing is seen.
+    if is_nowhere(ring) || successors::has_ring() {
         return true;
     }
     // SAFETY: the caller's. The queue has as many entries as the mask says and one more.

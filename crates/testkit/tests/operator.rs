@@ -346,3 +346,35 @@ fn a_set_of_the_c_librarys_that_is_waited_in_unseen_keeps_its_connections_on_tcp
     assert_eq!(instance.totals_of(server.pid()).fast_bytes(), 0);
     assert_eq!(expect(&instance, "unseen-wait", 1)[0].pid, server.pid());
 }
+
+/// Answers once it has a ring that it has asked for by its number.
+const ANSWER_WITH_A_RING: &str = "import ctypes, socket, sys
+parameters = ctypes.create_string_buffer(120)
+assert ctypes.CDLL(None).syscall(425, 4, parameters) >= 0
+s, _ = socket.create_server(('127.0.0.1', int(sys.argv[1]))).accept()
+while s.recv(2):
+    s.sendall(b'x')
+";
+
+#[test]
+fn a_ring_of_which_nothing_is_seen_keeps_connections_on_tcp() {
+    if !can_run(false, &["python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let port = free_port();
+    let number = port.to_string();
+    let start = |code| {
+        let launch = Launch::new(Mode::Accelerated(&instance), "python3", ["-c", code, &number]);
+        launch.options("--offer now").spawn()
+    };
+    let server = start(ANSWER_WITH_A_RING).listening(port);
+    // Before there is a connection, too.
+    let text = explain(&instance, server.pid());
+    assert!(text.contains(Reason::UnseenRing.text()), "{text}");
+    let client = start(ASK_TWICE);
+    let done = wait_until(PATIENCE, || client.output().ends_with('\n'));
+    assert!(done, "{:#?} {}", instance.status(), client.errors());
+    assert_eq!(expect(&instance, Reason::UnseenRing.code(), 1)[0].pid, server.pid());
+    assert_eq!(instance.totals_of(client.pid()).fast_bytes(), 0);
+}

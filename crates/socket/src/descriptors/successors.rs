@@ -1,6 +1,5 @@
-//! Connections that go to other programs and processes, or to code whose calls are not seen.
+//! Connections that go to other programs and processes, or to code and rings whose work is not seen.
 
-use crate::agent::counters;
 use crate::conn::{self, Conn, Phase, records};
 use crate::descriptors::lifecycle::{begin_early, is_tcp, to_background};
 use crate::descriptors::table::{self, Entry};
@@ -29,14 +28,29 @@ pub fn executing() {
 
 /// The program loads code whose calls are not seen.
 pub fn loading_unseen() {
+    go_unseen(Reason::UnseenCalls);
+}
+
+/// The program is about to have a ring of which nothing is seen; false if one of its connections is still on a lane.
+pub fn making_ring() -> bool {
+    go_unseen(Reason::UnseenRing)
+}
+
+/// Whether it may have one, all its connections being on TCP.
+pub fn has_ring() -> bool {
+    unseen::has_ring()
+}
+
+/// Something is to happen to the process's connections that is not seen; false if one of them is still on a lane.
+fn go_unseen(reason: Reason) -> bool {
     // The counters that tell of it are one process's.
     process::start_with_sockets();
-    // Its C library, if it has one of its own, counts its own threads.
+    // A C library of such code's own counts its own threads, and nobody counts the kernel's.
     sys::threads::several();
-    unseen::come(|| {
-        counters::tell_bar();
-        hand_over_many(Reason::UnseenCalls, false, |_, _| true);
-    });
+    unseen::come(reason, || {
+        hand_over_many(reason, false, |_, _| true);
+        table::connections().all(|(_, conn)| conn.phase() != Phase::Attached || conn.flag(conn::GIVEN_AWAY))
+    })
 }
 
 fn hand_over_many(reason: Reason, leaves: bool, concerned: impl Fn(c_int, &'static Conn) -> bool) {

@@ -1,15 +1,16 @@
 //! What the program does past the library, so that its connections must stay on TCP: code in scopes of symbols of its own, whose calls go
-//! straight to the C library, and epoll sets that it made by system calls of its own (Rust's `rustix` does).
+//! straight to the C library, rings by which the kernel moves bytes, and epoll sets that it made by system calls of its own (Rust's `rustix` does).
 //!
 //! Who waits in such a set is not seen to: no lane is looked at for it, and what a program does after such a wait need not lead it to `EAGAIN`, where
 //! bytes to come would be announced. So in a process that has such a set connections stay on TCP.
 
+use crate::agent::counters;
 use crate::conn::records;
 use crate::descriptors::table;
 use crate::path::demote;
 use crate::sys::{self, raw};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64};
 use viaduct_control::Reason;
 
 /// So far beyond the connection's own number sets are looked for: they are mostly made before connections, and numbers are given out lowest
@@ -18,8 +19,8 @@ const BEYOND: i32 = 64;
 /// Between two looks at this or any later offer, except that the first ones are looked at more often.
 const AGAIN_NS: u64 = 1_000_000_000;
 
-/// Whether there is such code.
-static CODE: AtomicBool = AtomicBool::new(false);
+/// The reason's number, where there is such code or such a ring; 0: there is neither.
+static BAR: AtomicU16 = AtomicU16::new(0);
 /// Whether the connections that there were before have been given back to the kernel.
 static PREPARED: AtomicBool = AtomicBool::new(false);
 /// Whether there is such a set.
@@ -27,19 +28,34 @@ static FOUND: AtomicBool = AtomicBool::new(false);
 static OFFERS: AtomicU32 = AtomicU32::new(0);
 static LOOKED_AT_NS: AtomicU64 = AtomicU64::new(0);
 
-/// Such code is about to be loaded, and may be once `prepare` is done. Threads that come together each see to it.
-pub(crate) fn come(prepare: impl FnOnce()) {
-    CODE.store(true, Relaxed);
+/// Such code is about to be loaded, or such a ring to be made, and may be once `prepare` has given all connections back, which this answers. Threads
+/// that come together each see to it.
+pub(crate) fn come(reason: Reason, prepare: impl FnOnce() -> bool) -> bool {
+    // Of two reasons the later one in their list is told: the ring.
+    BAR.fetch_max(reason as u16, Relaxed);
+    counters::tell_bar();
     // Acquire pairs with the release below: who need not prepare sees what was done.
-    if !PREPARED.load(Acquire) {
-        prepare();
+    if PREPARED.load(Acquire) {
+        return true;
+    }
+    let is_done = prepare();
+    if is_done {
         PREPARED.store(true, Release);
     }
+    is_done
+}
+
+/// Whether there is such a ring, and so no lane.
+pub(crate) fn has_ring() -> bool {
+    PREPARED.load(Acquire) && bar() == Some(Reason::UnseenRing)
 }
 
 /// Why no connection of the process is to be offered.
 pub(crate) fn bar() -> Option<Reason> {
-    CODE.load(Relaxed).then_some(Reason::UnseenCalls)
+    match BAR.load(Relaxed) {
+        0 => None,
+        number => Reason::from_number(number),
+    }
 }
 
 /// Why the connection with descriptor `fd`, which is about to be offered, is not to be. Nothing may be owned.

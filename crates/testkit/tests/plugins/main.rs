@@ -306,3 +306,38 @@ fn with_rings_of_their_own() {
         }
     }
 }
+
+/// Has a ring of a library's, and echoes.
+const ECHO_WITH_A_RING: &str = "import ctypes, socket, sys
+assert ctypes.CDLL(sys.argv[2]).io_uring_queue_init(4) >= 0
+s, _ = socket.create_server(('127.0.0.1', int(sys.argv[1]))).accept()
+while True:
+    s.sendall(s.recv(1001))
+";
+
+/// What it hands over is seen, however it asks.
+#[test]
+fn liburing_that_asks_for_rings_by_number_leaves_connections_alone() {
+    if !can_run(false, &["cc", "python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    let host = compile(&instance, "host", "host.c", &[]);
+    let library = compile(&instance, "liburing.so.2", "old_liburing.c", &["-shared", "-fPIC"]);
+    let port = free_port();
+    let number = port.to_string();
+    let words = ["-c", ECHO_WITH_A_RING, &number, library.to_str().unwrap()];
+    let server = Launch::new(mode, "python3", words).spawn().listening(port);
+    let mut client = Launch::new(mode, &host, [&*number, "stays"]).spawn();
+    wait_until(PATIENCE, || client.output().contains("done") || !client.is_running());
+    assert!(
+        client.output().contains("done"),
+        "{} {}",
+        client.errors(),
+        server.errors()
+    );
+    let rows = instance.status();
+    let end = rows.iter().find(|row| row.pid == server.pid()).unwrap();
+    assert_eq!((&*end.path, &*end.reason), ("shm", "accelerated"), "{rows:#?}");
+}

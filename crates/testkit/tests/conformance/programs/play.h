@@ -110,6 +110,17 @@ void reap(pid_t child);
 /* To hand a socket to others needs a peer that is in socket calls now and then: this end polls until the other says `release`. */
 void serve_until_released(void);
 void release(void);
+/* What the far end does to hand it over, while the near one is there for its part in bringing the connection back. */
+#define HANDED(...)                                                                                \
+    do {                                                                                           \
+        if (is_near)                                                                               \
+            serve_until_released();                                                                \
+        else {                                                                                     \
+            __VA_ARGS__                                                                            \
+            release();                                                                             \
+        }                                                                                          \
+        step();                                                                                    \
+    } while (0)
 /* A descriptor passed over a Unix socket. */
 int pass(int channel, int fd);
 int take(int channel);

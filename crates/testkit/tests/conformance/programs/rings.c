@@ -14,18 +14,6 @@ _Static_assert(offsetof(struct io_uring_sqe, off) == 8 && offsetof(struct io_uri
 
 static struct io_uring ring;
 
-/* What the far end does with a ring, while the near one is there for its part in bringing the connection back. */
-#define HANDED(...)                                                                                \
-    do {                                                                                           \
-        if (is_near)                                                                               \
-            serve_until_released();                                                                \
-        else {                                                                                     \
-            __VA_ARGS__                                                                            \
-            release();                                                                             \
-        }                                                                                          \
-        step();                                                                                    \
-    } while (0)
-
 static void begin(unsigned flags)
 {
     int result = io_uring_queue_init(8, &ring, flags);

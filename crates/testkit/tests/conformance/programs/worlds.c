@@ -57,14 +57,16 @@ static void system_calls_of_no_meaning(void)
     FAR(GET(s, 1, 0));
 }
 
-/* A program that would use io_uring uses its other way where there is none. */
+/* A program that has libuv in it, which looks for this variable, is told that there are no rings, and goes its other way, on lanes. */
 static void rings_with_another_way(void)
 {
     char parameters[120] = {0};
-    long ring = syscall(SYS_io_uring_setup, 4, parameters);
+    long ring = getenv("UV_USE_IO_URING") ? -1 : syscall(SYS_io_uring_setup, 256, parameters);
 
     if (ring >= 0)
         close((int)ring);
+    step();
+    prove(s);
     NEAR(R(send(s, "x", 1, 0)));
     FAR(GET(s, 1, 0));
 }
