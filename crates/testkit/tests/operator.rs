@@ -327,24 +327,47 @@ print('done', flush=True)
 time.sleep(100)
 ";
 
+/// Plays it against a client that asks twice for each answer; answers what went by lanes.
+fn play_unseen_waits(program: &Path, options: &str, ways: &[&str]) -> u64 {
+    let instance = Instance::start();
+    let mode = Mode::Accelerated(&instance);
+    let port = free_port();
+    let number = port.to_string();
+    let server = Launch::new(mode, program, [&[&*number], ways].concat()).options(options);
+    let server = server.spawn().listening(port);
+    let client = Launch::new(mode, "python3", ["-c", ASK_TWICE, &number]).options(options);
+    let client = client.spawn();
+    let done = wait_until(PATIENCE, || client.output().ends_with('\n'));
+    assert!(done, "{options} {ways:?}: {:#?} {}", instance.status(), client.errors());
+    assert_eq!(
+        expect(&instance, "unseen-wait", 1)[0].pid,
+        server.pid(),
+        "{options} {ways:?}"
+    );
+    instance.totals_of(server.pid()).fast_bytes()
+}
+
 #[test]
 fn a_set_of_the_c_librarys_that_is_waited_in_unseen_keeps_its_connections_on_tcp() {
     if !can_run(false, &["python3", "cc"]) {
         return;
     }
     let instance = Instance::start();
-    let mode = Mode::Accelerated(&instance);
     let program = compile("operator", &["unseen_waits"], instance.scratch("unseen_waits"));
-    let port = free_port();
-    let number = port.to_string();
-    let server = Launch::new(mode, &program, [&number]).options("--offer now");
-    let server = server.spawn().listening(port);
-    let client = Launch::new(mode, "python3", ["-c", ASK_TWICE, &number]).options("--offer now");
-    let client = client.spawn();
-    let done = wait_until(PATIENCE, || client.output().ends_with('\n'));
-    assert!(done, "{:#?} {}", instance.status(), client.errors());
-    assert_eq!(instance.totals_of(server.pid()).fast_bytes(), 0);
-    assert_eq!(expect(&instance, "unseen-wait", 1)[0].pid, server.pid());
+    for ways in [&[][..], &["edges"], &["twice"]] {
+        assert_eq!(play_unseen_waits(&program, "--offer now", ways), 0, "{ways:?}");
+    }
+    // These have a lane before it is known where they are waited for.
+    for (options, ways) in [
+        ("--offer now", &["greets"][..]),
+        ("--offer now", &["late"]),
+        ("", &["late"]),
+        ("--offer wait", &[]),
+        ("--offer wait", &["edges"]),
+        ("--offer wait", &["twice"]),
+    ] {
+        play_unseen_waits(&program, options, ways);
+    }
 }
 
 /// Answers once it has a ring that it has asked for by its number.

@@ -4,7 +4,7 @@ use crate::agent::{self, counters, policy, worth};
 use crate::conn::{BANNED, Conn, EARLY, Phase, READY_OWED};
 use crate::epoll::lone;
 use crate::lock::Guard;
-use crate::process::unseen;
+use crate::process::{own_waits, unseen};
 use crate::sys::{self, raw};
 use crate::{kernel, options};
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -80,10 +80,6 @@ impl Conn {
 
     #[cold]
     fn offer(&self, messages: u32, volume: u64) {
-        // Not for good, nor for a second: the first wait is often about to come. With `wait` the first byte comes before it.
-        if policy::policy().offer != OfferPolicy::Wait && lone::is_watched_unseen(self) {
-            return self.set_reason(Reason::UnseenWait);
-        }
         let now = sys::now_ns();
         if now < self.retry_at_ns.load(Relaxed) {
             return;
@@ -95,6 +91,13 @@ impl Conn {
         }
         if !self.alone() {
             return self.set_reason(Reason::SharedEnd);
+        }
+        // With `wait` the first byte comes before the first wait.
+        let may_be_seen_yet = policy::policy().offer == OfferPolicy::Wait && !own_waits::are_made();
+        if !may_be_seen_yet && lone::is_watched_unseen(self) {
+            // Not for a second: the first wait is often about to come.
+            self.retry_at_ns.store(0, Relaxed);
+            return self.set_reason(Reason::UnseenWait);
         }
         match agent::offer(self, (messages, volume)) {
             Ok(true) => {

@@ -42,6 +42,9 @@ pub fn control(asked: Asked, direct: impl Fn() -> i32 + Copy) -> i32 {
     let (Some(set), Some(conn)) = (epoll::set(asked.set), connection(asked)) else {
         return control_foreign(asked, direct);
     };
+    if asked.operation == libc::EPOLL_CTL_ADD && conn.phase() == Phase::Attached {
+        back::nest_if_unseen(asked.set);
+    }
     let generation = set.generation.load(Relaxed);
     let unseen = || {
         let result = direct();

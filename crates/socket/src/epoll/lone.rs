@@ -68,11 +68,11 @@ pub struct Change {
 }
 
 /// Whether the program has the connection watched in a set of which no wait has been seen, so that it may be asked by system calls of the program's own
-/// (Bun's are). By edges it is told all the same where it receives until there is nothing, as most do.
+/// (see `crate::process::own_waits`).
 pub(crate) fn is_watched_unseen(conn: &Conn) -> bool {
     let lone = &conn.lone;
-    let by_level = lone.events.load(Relaxed) & libc::EPOLLET.cast_unsigned() == 0;
-    by_level && !lone.is_parked() && named(lone.set.load(Acquire)).is_some_and(|(_, set)| !set.waited.load(Relaxed))
+    !lone.is_parked() && named(lone.set.load(Acquire)).is_some_and(|(_, set)| set.is_unseen())
+        || epoll::registrations(conn).any(|member| member.set().is_some_and(Set::is_unseen))
 }
 
 /// What is left to be done of what the program has asked.

@@ -315,6 +315,7 @@ pub(crate) fn attached(conn: &'static Conn) {
     if !lone::settle(conn) {
         demote::ban(conn, Reason::UnseenWait);
     }
+    back::nest_unseen(conn);
     for_each_membership(conn, |set, number, member| {
         let oneshot = member.events.load(Relaxed) & EPOLLONESHOT.cast_unsigned() != 0;
         // Another thread may have closed it meanwhile: then the record may be that of a connection without a lane, of which only the kernel knows.

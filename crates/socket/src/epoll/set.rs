@@ -312,6 +312,11 @@ impl Set {
         self.hot.after(number, hot_links)
     }
 
+    /// Whether no wait has been seen in it yet.
+    pub(crate) fn is_unseen(&self) -> bool {
+        !self.waited.load(Relaxed)
+    }
+
     /// Makes a member hot.
     pub(crate) fn heat(&self, number: u32, member: &Member) {
         member.idle.store(0, Relaxed);
@@ -409,7 +414,11 @@ impl Member {
     }
 
     pub(crate) fn set(&self) -> Option<&'static Set> {
-        set((self.set.load(Relaxed) as usize).checked_sub(1)?)
+        set(self.set_index()?)
+    }
+
+    pub(crate) fn set_index(&self) -> Option<usize> {
+        (self.set.load(Relaxed) as usize).checked_sub(1)
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod forks;
 pub mod lodgers;
+pub(crate) mod own_waits;
 pub(crate) mod shared;
 pub(crate) mod thread;
 pub(crate) mod unseen;

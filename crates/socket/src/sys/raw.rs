@@ -99,8 +99,17 @@ pub fn sched_yield() {
 
 /// Opens a file for reading: not what a link leads to, and without waiting, whatever it is.
 pub fn open_file(path: &core::ffi::CStr) -> Result<c_int, Errno> {
+    open_for_reading(path, libc::O_NOFOLLOW)
+}
+
+/// The same for what a link of the kernel's leads to.
+pub fn open_link(path: &core::ffi::CStr) -> Result<c_int, Errno> {
+    open_for_reading(path, 0)
+}
+
+fn open_for_reading(path: &core::ffi::CStr, flags: c_int) -> Result<c_int, Errno> {
     let place = path.as_ptr().expose_provenance();
-    let flags = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_NOCTTY) as usize;
+    let flags = (flags | libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY) as usize;
     // SAFETY: a C string.
     unsafe { call(libc::SYS_openat, [libc::AT_FDCWD as usize, place, flags, 0, 0, 0]) }.map(|fd| fd as c_int)
 }
