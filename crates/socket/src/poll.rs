@@ -6,10 +6,11 @@ use crate::descriptors::table;
 use crate::epoll::back;
 use crate::lock::Guard;
 use crate::path::{announce, marks, recall, switch};
+use crate::ready::{self, Kernel};
 use crate::sys::{self, raw};
 use crate::wait::spin::Spinner;
 use crate::wait::{self, asleep, bell, cancel};
-use crate::{agent, ready, real};
+use crate::{agent, real};
 use core::cell::Cell;
 use libc::{POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM, c_int, pollfd};
 use viaduct_stream::Outgoing;
@@ -97,10 +98,20 @@ fn look(conn: &'static Conn, events: i16, ask: Ask, told: i16) -> Option<i16> {
     let news = if asks {
         !marks::is_quiet(conn)
     } else {
-        told != 0 || ask == Ask::Nobody && marks::has_news(conn)
+        told & !IN != 0 || ask == Ask::Nobody && marks::has_news(conn)
     };
+    if told != 0 && !news {
+        conn.heard();
+    }
     let mask = with_proof(conn, |proof| {
-        ready::look(conn, proof, interest, news || !ready::receives_on_lane(conn, proof))
+        let knows = if news || told == 0 && !ready::receives_on_lane(conn, proof) {
+            Kernel::Anything
+        } else if told != 0 {
+            Kernel::Bytes
+        } else {
+            Kernel::Nothing
+        };
+        ready::look(conn, proof, interest, knows)
     })?;
     if ask != Ask::ForOthers {
         switch::serve(conn);
@@ -316,7 +327,9 @@ fn prepare<'s>(entries: &[pollfd], shadow: &'s mut [pollfd]) -> &'s mut [pollfd]
             // Room on the kernel connection only counts where it carries the bytes.
             Some(conn) if crate::path::demote::sends_raw(conn, conn.id()) => entry.events,
             Some(conn) if switch::owes(conn) => entry.events | POLLOUT,
-            Some(_) => entry.events & (IN | POLLPRI | POLLRDHUP),
+            // An end is something to read, so it wakes in any case.
+            Some(_) if entry.events & IN != 0 => entry.events & (IN | POLLPRI) | POLLRDHUP,
+            Some(_) => entry.events & (POLLPRI | POLLRDHUP),
             None => entry.events,
         };
         *place = pollfd {

@@ -2,7 +2,7 @@
 
 use crate::conn::pace::Bound;
 use crate::conn::{self, Conn};
-use crate::epoll::{EDGE, FIRED, FRESH, KERNEL, Member, ROOM, Set, UNSEEN};
+use crate::epoll::{BYTES, EDGE, FIRED, FRESH, KERNEL, Member, ROOM, Set, UNSEEN};
 use crate::lock::Guard;
 use crate::path::{marks, recall, switch};
 use crate::receive::{self, Found};
@@ -27,10 +27,21 @@ const TOLD_OF_BYTES: u32 = IN | PRI | libc::EPOLLRDBAND.cast_unsigned();
 /// All but room.
 const NEWS_IN: u32 = IN | RDHUP | PRI | ALWAYS;
 
-/// What `conn` is ready for among `interest`. `kernel`: the kernel may know more than the lane, ask it. As with TCP, the end is not told of without
-/// what there is to receive before it, so that is looked for last.
+/// What the kernel may know more than the lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    Nothing,
+    /// It has told that there are bytes, marks mostly, and of nothing else: a lane with bytes of its own says all.
+    Bytes,
+    /// Anything: it is to be asked.
+    Anything,
+}
+
+/// What `conn` is ready for among `interest`. As with TCP, the end is not told of without what there is to receive before it, so that is looked for
+/// last.
 #[inline]
-pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, mut kernel: bool) -> u32 {
+pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, knows: Kernel) -> u32 {
+    let mut kernel = knows == Kernel::Anything;
     let Some(segment) = conn.segment(proof) else { return 0 };
     let mut mask = 0;
     let ends = || Incoming::new(segment.receiver(conn.side())).sender_ends();
@@ -51,8 +62,10 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, mut kernel:
             kernel |= events & ALWAYS != 0;
         }
     }
-    if kernel {
+    if kernel || knows == Kernel::Bytes {
         switch::serve(conn);
+    }
+    if kernel {
         let asked = libc::POLLRDHUP | libc::POLLPRI;
         let events = u32::from(raw::poll_now(conn.fd(), asked).cast_unsigned());
         if events & ALWAYS != 0
@@ -71,7 +84,7 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, mut kernel:
         let lane = segment.receiver(conn.side());
         if Incoming::new(lane).source() == Source::Lane && lane.published() != lane.head() {
             mask |= IN;
-        } else if kernel || conn.flag(conn::PEER_FIN) || conn.has_error() {
+        } else if kernel || knows == Kernel::Bytes || conn.flag(conn::PEER_FIN) || conn.has_error() {
             mask |= look_closely(conn);
         }
     }
@@ -174,9 +187,14 @@ fn due(owner: &Guard<'_>, member: &Member, conn: &'static Conn, position: u64) -
     let interest = member.events.load(Relaxed);
     // Before the look, which takes marks.
     let was_raw = flags & EDGE != 0 && receives_raw(conn, owner);
-    let mask = look(conn, owner, interest, flags & KERNEL != 0);
+    let knows = match flags & (KERNEL | BYTES) {
+        0 | BYTES => Kernel::Nothing,
+        KERNEL => Kernel::Anything,
+        _ => Kernel::Bytes,
+    };
+    let mask = look(conn, owner, interest, knows);
     if flags & KERNEL != 0 && mask & NEWS_IN == 0 {
-        member.change(KERNEL, if interest & IN == 0 { UNSEEN } else { 0 });
+        member.change(KERNEL | BYTES, if interest & IN == 0 { UNSEEN } else { 0 });
     }
     if mask == 0 || interest & EPOLLET.cast_unsigned() == 0 {
         return mask;
@@ -366,7 +384,7 @@ mod tests {
         while raw::poll_now(conn.fd(), 0) == 0 {}
         // All of them are natively reported together, whoever has looked at what before.
         let all = OUT | IN | RDHUP;
-        assert_eq!(look(conn, &conn, all, false), all | HUP);
-        assert_eq!(look(conn, &conn, IN | RDHUP, true), IN | RDHUP | HUP);
+        assert_eq!(look(conn, &conn, all, Kernel::Nothing), all | HUP);
+        assert_eq!(look(conn, &conn, IN | RDHUP, Kernel::Anything), IN | RDHUP | HUP);
     }
 }

@@ -75,6 +75,7 @@ pub struct Conn {
     pub(crate) lone: Lone,
     pub(crate) offered_in: AtomicU32,
     pub(crate) checked_at: AtomicU64,
+    pub(crate) heard_at: AtomicU64,
     /// Checks left out since, and how many may be.
     pub(crate) unchecked: AtomicU32,
     /// Receives since the last send, both on the lane.
@@ -132,6 +133,7 @@ impl Conn {
             counters: AtomicPtr::new(core::ptr::null_mut()),
             retry_at_ns: AtomicU64::new(0),
             checked_at: AtomicU64::new(0),
+            heard_at: AtomicU64::new(0),
             unchecked: AtomicU32::new(0),
             streak: AtomicU32::new(0),
             rest: Rest::new(),
@@ -184,6 +186,7 @@ impl Conn {
             &self.volume,
             &self.retry_at_ns,
             &self.checked_at,
+            &self.heard_at,
             &self.stalled_at,
             &self.stuck_at,
             &self.stuck_since,

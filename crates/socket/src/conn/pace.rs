@@ -70,9 +70,18 @@ impl Conn {
         due
     }
 
+    /// The kernel has just said that there are bytes, and nothing of an end.
+    pub(crate) fn heard(&self) {
+        self.heard_at.store(sys::ticks(), Relaxed);
+    }
+
     #[inline]
     fn is_due(&self, now: u64, us: u64) -> bool {
         now.wrapping_sub(self.checked_at.load(Relaxed)) > us * sys::ticks_per_us()
+    }
+
+    fn has_heard(&self, us: u64) -> bool {
+        sys::ticks().wrapping_sub(self.heard_at.load(Relaxed)) <= us * sys::ticks_per_us()
     }
 
     /// Like [`due_for_check`](Self::due_for_check) with every call, but where calls follow each other fast, the clock is only read with
@@ -88,7 +97,7 @@ impl Conn {
         let left = self.unchecked.load(Relaxed);
         let next = match left.checked_sub(1) {
             Some(next) => next,
-            None if self.is_due(sys::ticks(), us) => return false,
+            None if self.is_due(sys::ticks(), us) && !self.has_heard(us) => return false,
             None => UNCHECKED,
         };
         self.unchecked.store(next, Relaxed);

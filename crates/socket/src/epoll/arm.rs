@@ -1,10 +1,25 @@
 //! Arming the members of a set for a sleep, and what the kernel says of them after it.
 
 use crate::conn::pace::Bound;
-use crate::epoll::set::{EDGE, EMULATED, FRESH, HOT, KERNEL, PARKED, Set, hot_links, member};
+use crate::epoll::set::{BYTES, EDGE, EMULATED, FRESH, HOT, KERNEL, PARKED, Set, hot_links, member};
 use crate::epoll::unregister;
 use crate::lock::Guard;
 use crate::ready;
+
+/// Whether that is all: our registration asks for everything, and of what comes later the kernel tells again.
+fn tells_of_bytes_only(told: u32) -> bool {
+    told & !(ready::IN | ready::OUT) == 0
+}
+
+/// The flags that go and come for what the kernel is still to be asked, where it `was` to be asked already.
+fn to_ask(was: bool, only_bytes: bool) -> (u32, u32) {
+    match only_bytes {
+        // For whatever it was.
+        true if was => (0, 0),
+        true => (0, BYTES),
+        false => (BYTES, 0),
+    }
+}
 
 /// Notes what the kernel said of a member, `told` in all. The set is owned.
 pub(crate) fn signalled(set: &Set, number: u32, told: u32) {
@@ -19,7 +34,12 @@ pub(crate) fn signalled(set: &Set, number: u32, told: u32) {
         // As with TCP, an end is an event for everybody.
         let ends = member.conn().is_some_and(|conn| member.ends(conn, told));
         let fresh = if ends { FRESH } else { 0 };
-        member.change(0, KERNEL | EDGE | fresh);
+        let only_bytes = tells_of_bytes_only(told);
+        let (gone, bytes) = to_ask(member.has(KERNEL), only_bytes);
+        member.change(gone, KERNEL | EDGE | bytes | fresh);
+        if let Some(conn) = member.conn().filter(|_| only_bytes) {
+            conn.heard();
+        }
         set.heat(number, member);
     }
 }
@@ -63,4 +83,22 @@ pub(crate) fn arm_for_others(set: &Set, owner: &Guard<'_>) -> bool {
             .is_some_and(|conn| ready::arm(set, owner, member, conn, &mut bound) || ready::is_due(owner, member, conn))
     });
     due || bound != Bound::Program
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use libc::{EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLPRI, EPOLLRDHUP};
+
+    #[test]
+    fn who_is_told_of_bytes_alone_does_not_ask_for_more() {
+        let told = |told: i32| tells_of_bytes_only(told.cast_unsigned());
+        assert!(told(EPOLLIN) && told(EPOLLOUT) && told(EPOLLIN | EPOLLOUT));
+        for more in [EPOLLPRI, EPOLLRDHUP, EPOLLERR, EPOLLHUP] {
+            assert!(!told(EPOLLIN | EPOLLOUT | more));
+        }
+        assert_eq!(to_ask(false, true), (0, BYTES));
+        assert_eq!(to_ask(true, true), (0, 0), "what was to be asked still is");
+        assert_eq!(to_ask(true, false), (BYTES, 0));
+    }
 }

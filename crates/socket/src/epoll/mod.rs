@@ -24,7 +24,7 @@ pub mod wait;
 use crate::conn::{self, Conn, Phase};
 use crate::descriptors::table;
 pub(crate) use crate::epoll::set::{
-    EDGE, EMULATED, FIRED, FRESH, KERNEL, MEMBER, MEMBER_TURNS, MEMBERS, Member, PARKED, ROOM, SET, Set, Tagged,
+    BYTES, EDGE, EMULATED, FIRED, FRESH, KERNEL, MEMBER, MEMBER_TURNS, MEMBERS, Member, PARKED, ROOM, SET, Set, Tagged,
     UNSEEN, jumping, member, set, set_links, tag, wake_elsewhere, whose,
 };
 use crate::path::demote;
@@ -300,7 +300,7 @@ pub(crate) fn emulate(set: &Set, number: u32, member: &'static Member) {
 
 /// The kernel registration is ours. The set is owned.
 pub(crate) fn taken_over(set: &Set, number: u32, member: &'static Member) {
-    if member.change(0, EMULATED | FRESH | KERNEL) & EMULATED == 0 {
+    if member.change(BYTES, EMULATED | FRESH | KERNEL) & EMULATED == 0 {
         set.emulated.fetch_add(1, Relaxed);
     }
     set.heat(number, member);

@@ -30,6 +30,8 @@ pub(crate) const FIRED: u32 = 1 << 2;
 pub(crate) const FRESH: u32 = 1 << 3;
 /// [`Member::flags`]: the kernel has signalled; ask it before believing the connection idle.
 pub(crate) const KERNEL: u32 = 1 << 4;
+/// [`Member::flags`], with [`KERNEL`]: all that it has signalled is that there are bytes, or room.
+pub(crate) const BYTES: u32 = 1 << 9;
 /// [`Member::flags`]: the kernel signalled since the last report (an edge).
 pub(crate) const EDGE: u32 = 1 << 5;
 
@@ -380,7 +382,7 @@ impl Member {
         self.data.store(data, Relaxed);
         let asks = events & EPOLLPRI.cast_unsigned() != 0 || events & ready::IN != 0 && self.has(UNSEEN);
         let (gone, come) = if asks {
-            (FIRED | UNSEEN, FRESH | KERNEL)
+            (FIRED | UNSEEN | BYTES, FRESH | KERNEL)
         } else {
             (FIRED, FRESH)
         };
