@@ -93,8 +93,7 @@ impl Conn {
             return self.set_reason(Reason::SharedEnd);
         }
         // With `wait` the first byte comes before the first wait.
-        let may_be_seen_yet = policy::policy().offer == OfferPolicy::Wait && !own_waits::are_made();
-        if !may_be_seen_yet && lone::is_watched_unseen(self) {
+        if lone::is_watched_unseen(self) && (policy::policy().offer != OfferPolicy::Wait || own_waits::are_made()) {
             // Not for a second: the first wait is often about to come.
             self.retry_at_ns.store(0, Relaxed);
             return self.set_reason(Reason::UnseenWait);
