@@ -7,9 +7,9 @@ use core::sync::atomic::Ordering::Relaxed;
 
 /// The program's file.
 const PROGRAM: &core::ffi::CStr = c"/proc/self/exe";
-/// `mov $NUMBER, %eax` of `epoll_wait`, `epoll_pwait` and `epoll_pwait2`; nothing else but the C library's own functions is known to have these and,
-/// at most so many bytes later, `syscall`.
-const NUMBERS: [[u8; 5]; 3] = [[MOVE, 232, 0, 0, 0], [MOVE, 25, 1, 0, 0], [MOVE, 185, 1, 0, 0]];
+/// `epoll_wait`, `epoll_pwait` and `epoll_pwait2`. Nothing but the C library's own functions is known to have `mov $NUMBER, %eax` and, at most `NEAR`
+/// bytes later, `syscall`. Not as bytes, which would themselves stand in a program that has this code in it.
+const NUMBERS: [libc::c_long; 3] = [libc::SYS_epoll_wait, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2];
 const MOVE: u8 = 0xb8;
 const CALL: [u8; 2] = [0x0f, 0x05];
 const NEAR: usize = 24;
@@ -60,9 +60,11 @@ fn is_in_program() -> bool {
 /// Whether these bytes hold such a call whole.
 fn holds(code: &[u8]) -> bool {
     let moves = code.iter().enumerate().filter(|(_, byte)| **byte == MOVE);
-    moves.filter_map(|(at, _)| code.get(at..)).any(|code| {
-        let behind = code.get(5..code.len().min(SIGN)).unwrap_or_default();
-        NUMBERS.iter().any(|number| code.starts_with(number)) && behind.windows(2).any(|two| two == CALL)
+    moves.filter_map(|(at, _)| code.get(at + 1..)).any(|behind| {
+        behind.split_first_chunk().is_some_and(|(number, behind)| {
+            let near = behind.get(..behind.len().min(NEAR + CALL.len())).unwrap_or_default();
+            NUMBERS.contains(&i32::from_le_bytes(*number).into()) && near.windows(2).any(|two| two == CALL)
+        })
     })
 }
 
@@ -72,15 +74,17 @@ mod tests {
 
     #[test]
     fn a_call_is_found_whole_and_near() {
-        let with = |number: [u8; 5], between: usize| [&number[..], &vec![0x90; between], &CALL].concat();
+        let with = |number: libc::c_long, between: usize| {
+            let number = u32::try_from(number).unwrap().to_le_bytes();
+            [&[MOVE][..], &number, &vec![0x90; between], &CALL].concat()
+        };
         for number in NUMBERS {
             assert!(holds(&with(number, 0)) && holds(&with(number, NEAR)));
             assert!(!holds(&with(number, NEAR + 1)));
             let whole = with(number, 3);
             assert!(!holds(&whole[..whole.len() - 1]) && !holds(&whole[1..]));
         }
-        // `read`
-        assert!(!holds(&with([MOVE, 0, 0, 0, 0], 0)));
+        assert!(!holds(&with(libc::SYS_read, 0)));
     }
 
     #[test]
