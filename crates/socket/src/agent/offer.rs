@@ -92,8 +92,9 @@ impl Conn {
         if !self.alone() {
             return self.set_reason(Reason::SharedEnd);
         }
-        // With `wait` the first byte comes before the first wait.
-        if lone::is_watched_unseen(self) && (policy::policy().offer != OfferPolicy::Wait || own_waits::are_made()) {
+        // With `wait` the first byte comes before the first wait, and a second set may never be waited in.
+        let waits_later = policy::policy().offer != OfferPolicy::Wait && lone::is_watched_plainly(self);
+        if lone::is_watched_unseen(self) && (waits_later || own_waits::are_made()) {
             // Not for a second: the first wait is often about to come.
             self.retry_at_ns.store(0, Relaxed);
             return self.set_reason(Reason::UnseenWait);

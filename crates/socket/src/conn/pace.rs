@@ -70,7 +70,7 @@ impl Conn {
         due
     }
 
-    /// The kernel has just said that there are bytes, and nothing of an end.
+    /// The kernel has just said that there are bytes or room, and nothing of an end.
     pub(crate) fn heard(&self) {
         self.heard_at.store(sys::ticks(), Relaxed);
     }

@@ -75,6 +75,11 @@ pub(crate) fn is_watched_unseen(conn: &Conn) -> bool {
         || epoll::registrations(conn).any(|member| member.set().is_some_and(Set::is_unseen))
 }
 
+/// Whether that is by level and in one set alone, where the first wait is mostly about to come.
+pub(crate) fn is_watched_plainly(conn: &Conn) -> bool {
+    conn.lone.was_registered() && conn.lone.events.load(Relaxed) & libc::EPOLLET.cast_unsigned() == 0
+}
+
 /// What is left to be done of what the program has asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {

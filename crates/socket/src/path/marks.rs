@@ -110,10 +110,6 @@ fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leave: Leave)
                         return Ok(Marks::Changed);
                     }
                 }
-                // Whoever leaves marks looks again.
-                if all_seen && leave == Leave::All {
-                    return Ok(Marks::Changed);
-                }
             }
             Err(libc::EAGAIN | libc::EINTR) => {
                 let errno = conn.take_error();
@@ -595,28 +591,6 @@ mod tests {
             assert_eq!(found, expected);
             kept.push((own, peer));
         }
-    }
-
-    /// What stands behind marks is left to the second look, which a receive makes in any case.
-    #[test]
-    fn marks_that_are_all_there_is_are_taken_with_one_look() {
-        let (conn, [own, mut peer]) = records::on_the_heap();
-        conn.set_phase(Phase::Attached);
-        let segment = conn.segment(&conn).unwrap();
-        let lane = segment.receiver(conn.side());
-        let incoming = Incoming::new(lane);
-        incoming.set_ready();
-        assert!(Outgoing::new(segment.sender(conn.side().other())).promote(0));
-        incoming.enter_lane();
-        peer.write_all(&[MARK_BELL]).unwrap();
-        peer.shutdown(Shutdown::Write).unwrap();
-        while raw::poll_now(conn.fd(), libc::POLLRDHUP) == 0 {}
-        assert_eq!(look_past_bells(conn, &incoming, &lane), Ok(Marks::Changed));
-        assert!(!conn.flag(conn::PEER_FIN) && kernel::queued(conn.fd()) == 0);
-        assert_eq!(look_past_bells(conn, &incoming, &lane), Ok(Marks::End));
-        assert!(conn.flag(conn::PEER_FIN));
-        // Nobody gets their numbers, and with these a record of one whose peer has gone.
-        core::mem::forget([own, peer]);
     }
 
     /// A look that leaves no marks takes a back off the kernel connection before the lane has been read.

@@ -1,7 +1,8 @@
 //! Whether the program waits in epoll sets by system calls of its own, as Bun does. Of such waits nothing is seen, and what the kernel would tell
 //! them of a connection on a lane would not be what the program has registered.
 
-use crate::sys::raw;
+use crate::process;
+use crate::sys::{Errno, raw};
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -15,7 +16,8 @@ const CALL: [u8; 2] = [0x0f, 0x05];
 const NEAR: usize = 24;
 /// What is looked for is no longer than this.
 const SIGN: usize = 5 + NEAR + 2;
-const PART: usize = 8 << 10;
+/// Small, since a signal handler may ask, on a stack of its own.
+const PART: usize = 2 << 10;
 
 const UNKNOWN: u8 = 0;
 const SEEN: u8 = 1;
@@ -23,38 +25,46 @@ const ITSELF: u8 = 2;
 
 static FOUND: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// Whether there is code for it in the program's file, which is read through once: a hundred megabytes take some 30 ms.
+/// Whether there is code for it in the program's file, which is read through once, as far as it can be: a hundred megabytes take some 60 ms. Not in a
+/// process that has forbidden itself system calls.
 pub(crate) fn are_made() -> bool {
     match FOUND.load(Relaxed) {
-        UNKNOWN => {
-            let found = is_in_program();
-            FOUND.store(if found { ITSELF } else { SEEN }, Relaxed);
-            found
-        }
+        UNKNOWN if process::is_confined() => false,
+        UNKNOWN => match is_in_program() {
+            Ok(found) => {
+                FOUND.store(if found { ITSELF } else { SEEN }, Relaxed);
+                found
+            }
+            // Another time it may be readable.
+            Err(_) => false,
+        },
         known => known == ITSELF,
     }
 }
 
-/// A file that cannot be read is taken for one without.
-fn is_in_program() -> bool {
-    let Ok(fd) = raw::open_link(PROGRAM) else { return false };
+fn is_in_program() -> Result<bool, Errno> {
+    let fd = raw::open_link(PROGRAM)?;
+    let found = is_in(fd);
+    raw::close(fd);
+    found
+}
+
+fn is_in(fd: i32) -> Result<bool, Errno> {
     let (mut part, mut kept, mut at) = ([0; PART], 0, 0);
-    let found = loop {
-        let Some(room) = part.get_mut(kept..) else { break false };
-        let Ok(read @ 1..) = raw::pread(fd, room, at) else {
-            break false;
-        };
+    loop {
+        let read = raw::pread(fd, part.get_mut(kept..).unwrap_or_default(), at)?;
+        if read == 0 {
+            return Ok(false);
+        }
         at += read.cast_signed() as libc::off_t;
         let filled = kept + read;
         if part.get(..filled).is_some_and(holds) {
-            break true;
+            return Ok(true);
         }
         // A sign may lie across the end of the part.
         kept = filled.min(SIGN - 1);
         part.copy_within(filled - kept..filled, 0);
-    };
-    raw::close(fd);
-    found
+    }
 }
 
 /// Whether these bytes hold such a call whole.
@@ -89,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_program_that_waits_by_the_c_library_has_none() {
-        assert!(!is_in_program());
+        assert_eq!(is_in_program(), Ok(false));
         assert!(!are_made() && FOUND.load(Relaxed) == SEEN);
     }
 }

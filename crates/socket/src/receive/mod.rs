@@ -403,6 +403,9 @@ pub(crate) fn look(conn: &Conn, id: u64) -> Result<Found, Errno> {
         match incoming.source() {
             Source::Lane if lane.published() != lane.head() => return Ok(Found::Bytes(1)),
             Source::Lane => match look_past_bells(conn, &incoming, &lane)? {
+                Marks::Changed if lane.published() == lane.head() && incoming.source() == Source::Lane => {
+                    return Ok(Found::Nothing);
+                }
                 Marks::Changed => {}
                 Marks::None => return Ok(Found::Nothing),
                 Marks::End => return Ok(Found::End),
