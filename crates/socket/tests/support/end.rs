@@ -97,6 +97,8 @@ impl End {
             let fd = socket.into_raw_fd();
             let sets = [0, libc::EPOLLET.cast_unsigned()].map(|how| set_for(fd, libc::EPOLLIN.cast_unsigned() | how));
             let end = Self { fd, sets };
+            // Where no wait has been seen a connection is not offered.
+            assert!(!end.sets.into_iter().any(reported));
             end.wait_at_most(PROMPTLY / 2);
             let now = libc::linger {
                 l_onoff: 1,
