@@ -135,6 +135,9 @@ pub(crate) fn on_the_heap() -> (&'static Conn, [std::net::TcpStream; 2]) {
     use std::os::fd::AsRawFd;
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let own = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    // By a number that no other test's had: a socket that is closed unseen leaves its record behind.
+    static NUMBER: core::sync::atomic::AtomicI32 = core::sync::atomic::AtomicI32::new(400);
+    let own = std::net::TcpStream::from(rustix::io::fcntl_dupfd_cloexec(own, NUMBER.fetch_add(1, Relaxed)).unwrap());
     let (peer, _) = listener.accept().unwrap();
     let conn = begin(own.as_raw_fd(), 0).unwrap();
     let segment = viaduct_channel::Segment::heap(viaduct_channel::Geometry::DEFAULT).0;
