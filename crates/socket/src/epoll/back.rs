@@ -39,11 +39,9 @@ pub(crate) fn nest(index: usize) {
 
 /// The same for the sets of a connection that has just got its lane, in which no wait has been seen, where the program makes waits of its own.
 pub(crate) fn nest_unseen(conn: &Conn) {
-    if lone::is_watched_unseen(conn) && own_waits::are_made() {
-        registrations(conn)
-            .filter_map(Member::set_index)
-            .for_each(nest_if_unseen);
-    }
+    registrations(conn)
+        .filter_map(Member::set_index)
+        .for_each(nest_if_unseen);
 }
 
 /// The same for one set.
