@@ -194,12 +194,20 @@ body! {
 
 /// [`Pair::flags`]: the peer's bell accompanies the segment as second descriptor.
 pub const PAIR_HAS_BELL: u32 = 1;
+/// [`Pair::flags`]: the peer's bell is an outer one: a Unix stream socket that rings by a byte.
+pub const PAIR_BELL_IS_OUTER: u32 = 2;
+/// [`Pair::flags`]: the peer rings this end's outer bell.
+pub const PAIR_IS_RUNG_OUTSIDE: u32 = 4;
+/// [`Pair::flags`]: the receiving end of this end's own outer bell accompanies the segment as last descriptor.
+pub const PAIR_HAS_OWN_OUTER: u32 = 8;
 
 body! {
-    /// Two ends have been matched. Descriptors: the segment, then the peer's bell if [`PAIR_HAS_BELL`].
+    /// Two ends have been matched. Descriptors: the segment, then the peer's bell if [`PAIR_HAS_BELL`], then the receiving end of the
+    /// own outer bell if [`PAIR_HAS_OWN_OUTER`].
     ///
-    /// A bell is only given to a peer that runs as the same user in the same user and network namespaces: whoever holds an eventfd can
-    /// also silence it. Other peers ring by a byte on the kernel connection. A bell that this process was given before is
+    /// An eventfd is only given to a peer that runs as the same user in the same user and network namespaces: whoever holds it can
+    /// also silence it, and have others wait for it. For other peers viaductd makes an outer bell beside it, a pair of Unix sockets, of which they get one end and its
+    /// owner the other. Who has neither rings by a byte on the kernel connection. A bell that this process was given before is
     /// named, not sent again.
     Pair {
         /// As in [`Offer`].
@@ -208,6 +216,8 @@ body! {
         segment: u64,
         /// Names the peer's bell, unique within this viaductd; 0 for none.
         bell: u64,
+        /// The bell of this end that the peer rings, as in [`Offer`]; 0 for none.
+        own_bell: u64,
         /// 0: this end is the segment's first side, 1: its second.
         side: u32,
         /// `PAIR_*`.

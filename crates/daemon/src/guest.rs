@@ -19,8 +19,8 @@ use viaduct_channel::Mapping;
 use viaduct_control::counters;
 use viaduct_control::message::{MAX_PACKET, Packet};
 
-/// Descriptors looked at in one packet; the kernel discards any more.
-const MAX_DESCRIPTORS: usize = 2;
+/// Descriptors looked at in one packet; the kernel discards any more. And as many as are sent with one.
+const MAX_DESCRIPTORS: usize = 3;
 
 const TMPFS_MAGIC: FsWord = 0x0102_1994;
 
@@ -82,6 +82,8 @@ pub(crate) struct Guest {
     pub(crate) introduced: Option<Introduced>,
     /// viaductd's names of this process's bells, by the process's own names.
     pub(crate) bells: HashMap<u64, u64>,
+    /// How many of them have outer bells beside them.
+    pub(crate) outer_bells: usize,
     /// Bells of others that this process has been given.
     pub(crate) given: HashSet<u64>,
     queue: VecDeque<Mail>,
@@ -102,6 +104,7 @@ impl Guest {
             pid,
             introduced: None,
             bells: HashMap::new(),
+            outer_bells: 0,
             given: HashSet::new(),
             queue: VecDeque::new(),
             unannounced: 0,

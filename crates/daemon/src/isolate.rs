@@ -1,7 +1,7 @@
 //! What viaductd gives up once it is set up: every capability it does not need, the way to new ones, and all system calls
 //! but those of its loop.
 //!
-//! It opens no file, makes no socket and starts no process from then on. What it says about itself to others is worth something only if
+//! It opens no file, makes no socket but for pairs of connected ones, and starts no process from then on. What it says about itself to others is worth something only if
 //! that is so; a viaductd of root that cannot do it must not serve.
 
 use crate::ticket::Tickets;
@@ -19,6 +19,9 @@ use std::collections::BTreeMap;
 /// `bpf(2)` commands on the map of guests.
 const MAP_UPDATE: u64 = 2;
 const MAP_DELETE: u64 = 3;
+
+/// The domain of Unix sockets.
+const UNIX: u64 = libc::AF_UNIX as u64;
 
 /// What the loop needs, and leaving it.
 const CALLS: &[libc::c_long] = &[
@@ -125,11 +128,13 @@ fn filter() -> Result<BpfProgram, seccompiler::Error> {
         .chain(OLDER_CALLS)
         .map(|call| (*call, Vec::new()))
         .collect();
-    let command = |number| {
+    let first_is = |number| {
         SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, number)
             .and_then(|condition| SeccompRule::new(vec![condition]))
     };
-    rules.insert(libc::SYS_bpf, vec![command(MAP_UPDATE)?, command(MAP_DELETE)?]);
+    rules.insert(libc::SYS_bpf, vec![first_is(MAP_UPDATE)?, first_is(MAP_DELETE)?]);
+    // Outer bells.
+    rules.insert(libc::SYS_socketpair, vec![first_is(UNIX)?]);
     let refused = SeccompAction::Errno(libc::EPERM.unsigned_abs());
     let filter = SeccompFilter::new(rules, refused, SeccompAction::Allow, std::env::consts::ARCH.try_into()?)?;
     Ok(filter.try_into()?)

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bells;
 mod config;
 mod guest;
 mod isolate;

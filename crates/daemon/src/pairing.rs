@@ -1,18 +1,19 @@
 //! From an offer to a segment in the hands of both ends.
 
-use crate::guest::{Farewell, is_eventfd};
+use crate::bells::are_equal;
+use crate::guest::Farewell;
 use crate::registry::{Claim, Decision, GuestId, LIMIT_RETRY_MS, Match, Proof, Refusal, TICKET_RETRY_MS};
-use crate::server::{Bell, Server};
+use crate::server::Server;
 use rustix::io::Errno;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use viaduct_channel::{Geometry, Segment};
 use viaduct_control::Reason;
-use viaduct_control::message::{OFFER_HAS_BELL, OFFER_HAS_TICKET, Offer, PAIR_HAS_BELL, Packet, Pair, Refuse};
-
-/// Bells kept for one process.
-const BELLS_PER_PROCESS: usize = 256;
+use viaduct_control::message::{
+    OFFER_HAS_BELL, OFFER_HAS_TICKET, Offer, PAIR_BELL_IS_OUTER, PAIR_HAS_BELL, PAIR_HAS_OWN_OUTER,
+    PAIR_IS_RUNG_OUTSIDE, Packet, Pair, Refuse,
+};
 
 /// How long an offer may be here before its ticket can be read, which comes later only if another process was interrupted while
 /// its own was written: the ring is read in order. Less than `--offer wait` holds a connection.
@@ -140,28 +141,6 @@ impl Server {
         }
     }
 
-    /// Keeps a bell that came with an offer under a name of viaductd's. The first one of a number stays; a process or user
-    /// with too many goes without.
-    fn keep_bell(&mut self, id: GuestId, number: u64, eventfd: OwnedFd) -> Option<u64> {
-        let user = self.guests.get(&id)?.user;
-        let of_user = self.guests.values().filter(|guest| guest.user == user);
-        let kept: usize = of_user.map(|guest| guest.bells.len()).sum();
-        let guest = self.guests.get_mut(&id)?;
-        let full = guest.bells.len() >= BELLS_PER_PROCESS || kept >= self.settings.descriptors_per_user;
-        if number == 0 || full || guest.bells.contains_key(&number) || !is_eventfd(eventfd.as_fd()) {
-            return None;
-        }
-        let name = self.next_bell;
-        self.next_bell += 1;
-        guest.bells.insert(number, name);
-        let bell = Bell {
-            owner: id,
-            eventfd: Rc::new(eventfd),
-        };
-        self.bells.insert(name, bell);
-        Some(name)
-    }
-
     fn refuse(&mut self, refusals: impl IntoIterator<Item = Refusal>) {
         for refusal in refusals {
             let refuse = Refuse {
@@ -194,15 +173,18 @@ impl Server {
             }
         };
         tracing::debug!(segment = matched.segment, "paired");
-        self.hand_over(matched, 0, &segment);
-        self.hand_over(matched, 1, &segment);
+        let equal = are_equal(&matched.first, &matched.second);
+        let [first, second] =
+            [&matched.first, &matched.second].map(|claim| if equal { None } else { self.make_outer_bell(claim.bell) });
+        self.hand_over(matched, 0, &segment, first);
+        self.hand_over(matched, 1, &segment, second);
         // Only now, so that a viaductd killed between the two leaves no end with a lane that the other knows nothing of.
         self.announce(matched.first.guest);
         self.announce(matched.second.guest);
     }
 
-    /// Sends one end its part of a pair.
-    fn hand_over(&mut self, matched: &Match, side: u32, segment: &Rc<OwnedFd>) {
+    /// Sends one end its part of a pair; `outer` is its end of an outer bell that has just been made for it.
+    fn hand_over(&mut self, matched: &Match, side: u32, segment: &Rc<OwnedFd>, outer: Option<Rc<OwnedFd>>) {
         let (own, peer) = match side {
             0 => (&matched.first, &matched.second),
             _ => (&matched.second, &matched.first),
@@ -212,21 +194,35 @@ impl Server {
             .get(&peer.guest)
             .map_or((0, peer.user), |guest| (guest.pid, peer.user));
         let mut descriptors = vec![Rc::clone(segment)];
-        let (mut bell, mut flags) = (0, 0);
-        if may_hold_bell(own, peer)
-            && let Some(kept) = self.bells.get(&peer.bell)
+        let (mut bell, mut own_bell, mut flags) = (0, 0, 0);
+        let equal = are_equal(own, peer);
+        if let Some((name, rung_by)) = self.rung_by(peer.bell, equal)
             && let Some(guest) = self.guests.get_mut(&own.guest)
         {
-            bell = peer.bell;
-            if guest.given.insert(bell) {
-                descriptors.push(Rc::clone(&kept.eventfd));
-                flags = PAIR_HAS_BELL;
+            bell = name;
+            if guest.given.insert(name) {
+                descriptors.push(rung_by);
+                flags |= PAIR_HAS_BELL;
             }
+            if !equal {
+                flags |= PAIR_BELL_IS_OUTER;
+            }
+        }
+        if self.rung_by(own.bell, equal).is_some() {
+            own_bell = self.bells.get(&own.bell).map_or(0, |bell| bell.number);
+            if !equal {
+                flags |= PAIR_IS_RUNG_OUTSIDE;
+            }
+        }
+        if let Some(outer) = outer {
+            descriptors.push(outer);
+            flags |= PAIR_HAS_OWN_OUTER;
         }
         let pair = Pair {
             offer: own.offer,
             segment: matched.segment,
             bell,
+            own_bell,
             side,
             flags,
             peer_pid,
@@ -234,9 +230,4 @@ impl Server {
         };
         self.post_unannounced(own.guest, Packet::new(&pair), descriptors);
     }
-}
-
-/// Whoever holds an eventfd can also silence it, so only equals get each other's.
-fn may_hold_bell(own: &Claim, peer: &Claim) -> bool {
-    own.user == peer.user && own.netns == peer.netns && own.user_ns.is_some() && own.user_ns == peer.user_ns
 }

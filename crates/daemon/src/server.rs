@@ -1,5 +1,6 @@
 //! The loop: one thread, one epoll set, guests that can neither block it nor make it grow without bound.
 
+use crate::bells::Bell;
 use crate::guest::{Farewell, Guest, Mail, Received};
 use crate::pairing::Early;
 use crate::registry::{GuestId, LIMIT_RETRY_MS, Limits, Registry};
@@ -51,12 +52,6 @@ pub(crate) struct Settings {
 struct Crowd {
     connected: usize,
     introduced: usize,
-}
-
-#[derive(Debug)]
-pub(crate) struct Bell {
-    pub(crate) owner: GuestId,
-    pub(crate) eventfd: Rc<OwnedFd>,
 }
 
 /// All state of a running viaductd.
@@ -437,12 +432,7 @@ impl Server {
         if let (Ok(tickets), Some(introduced)) = (&mut self.tickets, &guest.introduced) {
             tickets.dismiss(guest.pid, introduced.nonce);
         }
-        self.bells.retain(|_, bell| bell.owner != id);
-        for other in self.guests.values_mut() {
-            for name in guest.bells.values() {
-                other.given.remove(name);
-            }
-        }
+        self.forget_bells(id);
         if let Some(crowd) = self.users.get_mut(&guest.user) {
             crowd.connected -= 1;
             crowd.introduced -= usize::from(guest.introduced.is_some());

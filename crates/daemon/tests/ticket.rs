@@ -222,22 +222,21 @@ fn two_namespaces_over_a_wire() {
     client.ask("offer 0 1 bell 1");
     client.expect_nothing();
     server.ask("offer 0 5 bell 1");
-    // Another namespace: nobody gets the other's bell.
+    // Another namespace: nobody gets the other's eventfd.
     let pids = (client.pid(), server.pid());
-    client.expect(&format!(
-        "pair 1 segment 1 side 0 bell 0 peer {} 0 descriptors 1",
-        pids.1
-    ));
-    server.expect(&format!(
-        "pair 5 segment 1 side 1 bell 0 peer {} 0 descriptors 1",
-        pids.0
-    ));
+    for (end, offer, side, peer) in [(&mut client, 1, 0, pids.1), (&mut server, 5, 1, pids.0)] {
+        let event = end.expect(&format!("pair {offer} segment 1 side {side} outer bell "));
+        assert!(
+            event.ends_with(&format!(" peer {peer} 0 descriptors 3 rung by outer bell 1")),
+            "{event}"
+        );
+    }
 }
 
 #[test]
-fn bells_are_given_within_one_user_and_namespace_only() {
+fn eventfds_are_given_within_one_user_and_namespace_only() {
     let Some(daemon) = start(&[]) else { return };
-    for (user, given) in [(None, true), (Some(65534), false)] {
+    for (user, equal) in [(None, true), (Some(65534), false)] {
         let mut server = greeted(&daemon, None, None);
         let mut client = greeted(&daemon, None, user);
         let at = server.ask("listen 127.0.0.1:0");
@@ -247,14 +246,19 @@ fn bells_are_given_within_one_user_and_namespace_only() {
         server.ask("offer 0 1 bell 1");
         for end in [&mut client, &mut server] {
             let event = end.expect("pair 1");
-            assert_eq!(event.ends_with("descriptors 2"), given, "{event}");
+            let expected = if equal {
+                "descriptors 2 rung by bell 1"
+            } else {
+                "descriptors 3 rung by outer bell 1"
+            };
+            assert!(event.ends_with(expected), "{event}");
         }
     }
 }
 
 /// Both are user 0 to the kernel, but one is so in a namespace of its own only.
 #[test]
-fn bells_are_not_given_across_user_namespaces() {
+fn eventfds_are_not_given_across_user_namespaces() {
     let Some(daemon) = start(&[]) else { return };
     let mut server = greeted(&daemon, None, None);
     let mut client = Driver::within("unshare", &["--user", "--map-root-user"]);
@@ -268,10 +272,43 @@ fn bells_are_not_given_across_user_namespaces() {
     for (end, offer, peer) in [(&mut client, 1, pids.1), (&mut server, 2, pids.0)] {
         let event = end.expect(&format!("pair {offer} segment 1"));
         assert!(
-            event.ends_with(&format!("bell 0 peer {peer} 0 descriptors 1")),
+            event.contains(" outer bell ") && event.contains(&format!(" peer {peer} 0 descriptors 3 rung by outer")),
             "{event}"
         );
     }
+}
+
+/// Two clients of another user hold the server's outer bell: each can ring it, neither can keep it from being heard, and one that breaks it is found out.
+#[test]
+fn who_holds_an_outer_bell_can_ring_it_and_not_silence_it() {
+    let Some(daemon) = start(&[]) else { return };
+    let mut server = greeted(&daemon, None, None);
+    let at = server.ask("listen 127.0.0.1:0");
+    let mut events = Vec::new();
+    let mut clients = [1, 2].map(|name| {
+        let mut client = greeted(&daemon, None, Some(65534));
+        client.ask(&format!("connect {at}"));
+        let end = server.ask("accept");
+        client.ask("offer 0 1 bell 1");
+        // A bell accompanies the first offer that names it.
+        server.ask(&format!("offer {end} {name} bell 1"));
+        client.expect("pair 1");
+        events.push(server.expect(&format!("pair {name}")));
+        client
+    });
+    // Its own end comes once.
+    assert!(events[0].ends_with("descriptors 3 rung by outer bell 1"), "{events:?}");
+    assert!(events[1].ends_with("descriptors 2 rung by outer bell 1"), "{events:?}");
+    let quiet = "error Resource temporarily unavailable (os error 11)";
+    assert_eq!(server.ask("heard"), quiet);
+    for client in &mut clients {
+        assert_eq!(client.ask("ring"), "done");
+        assert_eq!(client.ask("silence"), quiet);
+    }
+    assert_eq!(server.ask("heard"), "2");
+    clients[0].ask("break");
+    assert_eq!(clients[1].ask("ring"), "error Broken pipe (os error 32)");
+    assert_eq!(server.ask("heard"), "0");
 }
 
 /// Two pairs of hosts, isolated from each other, whose connections have the same four addresses and ports at once.

@@ -7,7 +7,7 @@ use crate::epoll::back;
 use crate::lock::Guard;
 use crate::path::{announce, marks, recall, switch};
 use crate::ready::{self, Kernel};
-use crate::sys::{self, raw};
+use crate::sys;
 use crate::wait::spin::Spinner;
 use crate::wait::{self, asleep, bell, cancel};
 use crate::{agent, real};
@@ -20,6 +20,8 @@ const IN: i16 = POLLIN | POLLRDNORM;
 const OUT: i16 = POLLOUT | POLLWRNORM;
 /// Entries handled without the heap.
 pub const ENTRIES: usize = 128;
+/// Entries for the thread's bell: its eventfd and its outer bell.
+const BELLS: usize = 2;
 
 /// One that stands for nothing.
 pub const NONE: pollfd = pollfd {
@@ -132,10 +134,10 @@ fn with_proof<R>(conn: &'static Conn, body: impl FnOnce(&Guard<'static>) -> R) -
 /// # Errors
 /// As `poll`.
 pub fn poll(entries: &mut [pollfd], how: Wait) -> Result<usize, sys::Errno> {
-    let mut small = [NONE; ENTRIES + 1];
-    match small.get_mut(..=entries.len()) {
+    let mut small = [NONE; ENTRIES + BELLS];
+    match small.get_mut(..entries.len() + BELLS) {
         Some(shadow) => wait_loop(entries, shadow, how),
-        None => wait_loop(entries, &mut vec![NONE; entries.len() + 1], how),
+        None => wait_loop(entries, &mut vec![NONE; entries.len() + BELLS], how),
     }
 }
 
@@ -223,21 +225,18 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
         let bound = if recalled { Bound::UnrungRoom } else { bound };
         let left = deadline.map(|deadline| deadline.saturating_sub(sys::now_ns()));
         let nap = naps.next(bound, left);
-        let watched = prepare(entries, shadow);
+        let (watched, bells) = prepare(entries, shadow);
         let mut woken = real::ppoll_masked(watched, nap.map(sys::timespec).as_ref(), how.mask);
-        let own = bell::known_of_thread().map(bell::Bell::fd);
-        if woken == Err(libc::EINVAL)
-            && let [watched @ .., last] = watched
-            && Some(last.fd) == own
-        {
-            // As many as the kernel takes at once, so that the bell has to be left out.
+        if woken == Err(libc::EINVAL) && bells > 0 {
+            // As many as the kernel takes at once, so that the bells have to be left out.
             let nap = naps.next(Bound::UnrungRoom, left);
+            let (watched, _) = watched.split_at_mut(watched.len() - bells);
             woken = real::ppoll_masked(watched, nap.map(sys::timespec).as_ref(), how.mask);
         }
         asleep::wake_up();
-        let rang = watched.last().filter(|bell| bell.revents != 0).map(|bell| bell.fd);
-        if let Some(bell) = rang.filter(|bell| Some(*bell) == own) {
-            raw::eventfd_reset(bell);
+        if let Some(bell) = bell::known_of_thread() {
+            let rang = watched.iter().rev().take(bells).filter(|place| place.revents != 0);
+            rang.for_each(|place| bell.heard(place.fd));
         }
         woken?;
         if bound != Bound::Program {
@@ -315,9 +314,8 @@ fn may_be_told_of(fd: c_int) -> bool {
 }
 
 /// The kernel's view of the entries: connections on lanes are only watched for marks and the end. Those that stand for nothing are left out, since
-/// the kernel takes only so many; the thread's bell is the last.
-fn prepare<'s>(entries: &[pollfd], shadow: &'s mut [pollfd]) -> &'s mut [pollfd] {
-    let bell = bell::known_of_thread().map_or(-1, bell::Bell::fd);
+/// the kernel takes only so many. The thread's bell comes last, in as many places as are answered.
+fn prepare<'s>(entries: &[pollfd], shadow: &'s mut [pollfd]) -> (&'s mut [pollfd], usize) {
     let mut count = 0;
     for (place, entry) in shadow
         .iter_mut()
@@ -339,15 +337,19 @@ fn prepare<'s>(entries: &[pollfd], shadow: &'s mut [pollfd]) -> &'s mut [pollfd]
         };
         count += 1;
     }
-    if let Some(place) = shadow.get_mut(count).filter(|_| bell >= 0) {
-        *place = pollfd {
-            fd: bell,
-            events: POLLIN,
-            revents: 0,
-        };
-        count += 1;
+    let watched = count;
+    let bells = bell::known_of_thread().map_or([-1; 2], bell::Bell::descriptors);
+    for fd in bells.into_iter().filter(|fd| *fd >= 0) {
+        if let Some(place) = shadow.get_mut(count) {
+            *place = pollfd {
+                fd,
+                events: POLLIN,
+                revents: 0,
+            };
+            count += 1;
+        }
     }
-    shadow.get_mut(..count).unwrap_or_default()
+    (shadow.get_mut(..count).unwrap_or_default(), count - watched)
 }
 
 /// Computes `revents` of all entries without waiting, and asks the kernel. Answers how many are ready.

@@ -34,6 +34,8 @@ pub struct Row {
     pub switches: u64,
     /// Bells rung.
     pub bells_sent: u64,
+    /// Of these, bytes on the kernel connection.
+    pub bells_by_socket: u64,
     /// The process at the other end, as viaductd sees it.
     pub peer_pid: Option<u32>,
     /// Seconds since the connection was first seen.

@@ -4,6 +4,7 @@
 
 use super::net::{self, forged, take_ticket};
 use super::{Event, Guest};
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -12,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use viaduct_control::message::{OFFER_HAS_TICKET, Offer};
+use viaduct_control::message::{OFFER_HAS_TICKET, Offer, PAIR_BELL_IS_OUTER, PAIR_HAS_OWN_OUTER, PAIR_IS_RUNG_OUTSIDE};
 
 const VARIABLE: &str = "VIADUCT_TEST_DRIVER";
 
@@ -126,6 +127,14 @@ fn driver() {
     }
 }
 
+/// How many bytes have come.
+fn received(socket: &OwnedFd) -> String {
+    match rustix::net::recv(socket, &mut [0; 16], RecvFlags::DONTWAIT) {
+        Ok((count, _)) => count.to_string(),
+        Err(error) => format!("error {error}"),
+    }
+}
+
 #[derive(Default)]
 struct State {
     guest: Option<Guest>,
@@ -133,6 +142,9 @@ struct State {
     ends: Vec<TcpStream>,
     offer: Option<Offer>,
     eventfds: Vec<OwnedFd>,
+    /// What came with the last pair, but for the own outer bell, which stays.
+    descriptors: Vec<OwnedFd>,
+    outer: Option<OwnedFd>,
     /// What all names of this viaductd have in common.
     names: u64,
 }
@@ -216,6 +228,18 @@ impl State {
                 self.guest.as_ref().unwrap().detach(segment);
                 "done".to_owned()
             }
+            ["ring"] => {
+                match rustix::net::send(&self.descriptors[1], &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                    Ok(_) => "done".to_owned(),
+                    Err(error) => format!("error {error}"),
+                }
+            }
+            ["silence"] => received(&self.descriptors[1]),
+            ["heard"] => received(self.outer.as_ref().unwrap()),
+            ["break"] => {
+                rustix::net::shutdown(&self.descriptors[1], Shutdown::Both).unwrap();
+                "done".to_owned()
+            }
             ["event", ms] => self.event(Duration::from_millis(ms.parse().unwrap())),
             _ => panic!("no such order: {words:?}"),
         }
@@ -257,17 +281,25 @@ impl State {
     fn event(&mut self, patience: Duration) -> String {
         let number = |name: u64| name & u64::from(u32::MAX);
         match self.guest.as_ref().unwrap().event(patience) {
-            Event::Pair(pair, descriptors) => {
+            Event::Pair(pair, mut descriptors) => {
                 self.names = pair.segment - number(pair.segment);
+                let count = descriptors.len();
+                if pair.flags & PAIR_HAS_OWN_OUTER != 0 {
+                    self.outer = descriptors.pop();
+                }
+                self.descriptors = descriptors;
+                let outer = |flag| if pair.flags & flag == 0 { "" } else { "outer " };
                 format!(
-                    "pair {} segment {} side {} bell {} peer {} {} descriptors {}",
+                    "pair {} segment {} side {} {}bell {} peer {} {} descriptors {count} rung by {}bell {}",
                     pair.offer,
                     number(pair.segment),
                     pair.side,
+                    outer(PAIR_BELL_IS_OUTER),
                     number(pair.bell),
                     pair.peer_pid,
                     pair.peer_uid,
-                    descriptors.len()
+                    outer(PAIR_IS_RUNG_OUTSIDE),
+                    pair.own_bell
                 )
             }
             Event::Refuse(offer, reason, retry_ms) => format!("refuse {offer} {} {retry_ms}", reason.code()),

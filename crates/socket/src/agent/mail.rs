@@ -3,12 +3,14 @@
 use crate::agent::{MAILBOX, OWNER, counters, detached, disconnect, look_after};
 use crate::conn::{Phase, records};
 use crate::epoll::{self, lone};
-use crate::wait::peer_bells;
+use crate::sys::PACKET_DESCRIPTORS;
+use crate::wait::bell;
+use crate::wait::peer_bells::{self, Ringer};
 use crate::{lock, process, sys};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, IntoRawFd};
 use viaduct_channel::{Segment, Side};
-use viaduct_control::message::{self, Kind, PAIR_HAS_BELL, Pair, Refuse};
+use viaduct_control::message::{self, Kind, PAIR_HAS_BELL, PAIR_HAS_OWN_OUTER, Pair, Refuse};
 use viaduct_control::{Reason, counters as layout};
 
 /// Whether viaductd has told of mail; costs one load.
@@ -56,14 +58,25 @@ pub(crate) fn deliver() {
     }
 }
 
-fn handle(packet: &[u8], descriptors: [i32; 2]) {
-    let [first, second] = descriptors.map(sys::own_descriptor);
+fn handle(packet: &[u8], descriptors: [i32; PACKET_DESCRIPTORS]) {
+    let mut descriptors = descriptors.map(sys::own_descriptor).into_iter();
     match message::kind_of(packet) {
         Some(Kind::Pair) => {
             if let Some(pair) = message::decode::<Pair>(packet) {
-                let bell = (pair.flags & PAIR_HAS_BELL != 0).then_some(second).flatten();
-                let bell = peer_bells::of_peer(pair.bell, bell.map(std::os::fd::IntoRawFd::into_raw_fd), pair.peer_pid);
-                if !attach(&pair, first.as_ref().map(AsFd::as_fd), bell) {
+                let mut next = || descriptors.next().flatten();
+                let segment = next();
+                let mut with = |flag| {
+                    (pair.flags & flag != 0)
+                        .then(&mut next)
+                        .flatten()
+                        .map(IntoRawFd::into_raw_fd)
+                };
+                let bell = peer_bells::of_peer(&pair, with(PAIR_HAS_BELL));
+                // Before the connection counts on it.
+                if let Some(outer) = with(PAIR_HAS_OWN_OUTER) {
+                    bell::hear(pair.own_bell, outer);
+                }
+                if !attach(&pair, segment.as_ref().map(AsFd::as_fd), bell) {
                     peer_bells::release(bell);
                     detached(pair.segment);
                 }
@@ -80,7 +93,7 @@ fn handle(packet: &[u8], descriptors: [i32; 2]) {
     }
 }
 
-fn attach(pair: &Pair, segment: Option<std::os::fd::BorrowedFd<'_>>, bell: i32) -> bool {
+fn attach(pair: &Pair, segment: Option<std::os::fd::BorrowedFd<'_>>, bell: Ringer) -> bool {
     let Some(conn) = records::by_id(pair.offer).filter(|conn| conn.may_attach()) else {
         return false;
     };

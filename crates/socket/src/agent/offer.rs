@@ -6,6 +6,8 @@ use crate::epoll::lone;
 use crate::lock::Guard;
 use crate::process::{own_waits, unseen};
 use crate::sys::{self, raw};
+use crate::wait::bell;
+use crate::wait::peer_bells::Ringer;
 use crate::{kernel, options};
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use viaduct_channel::{Segment, Side};
@@ -134,7 +136,7 @@ impl Conn {
     }
 
     /// The pair stands: takes the segment in. False if the connection is not the one offered any more, or is not to have a lane.
-    pub(crate) fn attach(&self, pair: &Pair, segment: Segment, side: Side, peer_bell: i32) -> bool {
+    pub(crate) fn attach(&self, pair: &Pair, segment: Segment, side: Side, peer_bell: Ringer) -> bool {
         let (Some(send), Some(receive)) = (self.own_send(pair.offer), self.own_receive(pair.offer)) else {
             return false;
         };
@@ -144,7 +146,8 @@ impl Conn {
         self.side.store(u8::from(side == Side::Second), Relaxed);
         self.segment.fill(segment);
         self.segment_name.store(pair.segment, Relaxed);
-        self.peer_bell.store(peer_bell, Relaxed);
+        self.set_peer_bell(peer_bell);
+        self.rung_by.store(bell::rung_by(pair, self.own_bell()), Relaxed);
         self.set_flag(READY_OWED, true);
         let (offered, attached) = (Phase::Offered as u8, Phase::Attached as u8);
         if self.phase.compare_exchange(offered, attached, SeqCst, SeqCst).is_err() {

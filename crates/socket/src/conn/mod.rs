@@ -22,6 +22,8 @@ use crate::path::wish;
 use crate::receive::rest::Rest;
 use crate::send::stores;
 use crate::sys::{self, Errno, SegmentCell, raw};
+use crate::wait::bell;
+use crate::wait::peer_bells::Ringer;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 use viaduct_channel::{Segment, Side};
@@ -94,8 +96,10 @@ pub struct Conn {
     /// Since when, in nanoseconds, a sender has waited for what a peer gives back.
     pub(crate) rest_awaited_since: AtomicU64,
     pub(crate) segment_name: AtomicU64,
-    /// Eventfd of the peer's bell, -1 for none.
-    pub(crate) peer_bell: AtomicI32,
+    /// The peer's bell, a [`Ringer`].
+    peer_bell: AtomicI32,
+    /// By what the peer rings the bell of this end, see [`Conn::known_bell`].
+    pub(crate) rung_by: AtomicU32,
     /// One more than the index of the bell the peer was told to ring; 0 for none.
     pub(crate) own_bell: AtomicU32,
     pending_error: AtomicI32,
@@ -148,6 +152,7 @@ impl Conn {
             segment: SegmentCell::empty(),
             segment_name: AtomicU64::new(0),
             peer_bell: AtomicI32::new(0),
+            rung_by: AtomicU32::new(0),
             own_bell: AtomicU32::new(0),
             pending_error: AtomicI32::new(0),
             receive_timeout_ns: AtomicU64::new(0),
@@ -176,6 +181,7 @@ impl Conn {
             &self.messages,
             &self.offered_in,
             &self.own_bell,
+            &self.rung_by,
             &self.announcer,
             &self.unchecked,
             &self.streak,
@@ -199,7 +205,7 @@ impl Conn {
             word.store(0, Relaxed);
         }
         self.counters.store(core::ptr::null_mut(), Relaxed);
-        self.peer_bell.store(-1, Relaxed);
+        self.set_peer_bell(Ringer::NONE);
         self.pending_error.store(0, Relaxed);
         self.memberships.store(0, Relaxed);
         self.lone.reset();
@@ -332,8 +338,17 @@ impl Conn {
     }
 
     #[inline]
-    pub(crate) fn peer_bell(&self) -> i32 {
-        self.peer_bell.load(Relaxed)
+    pub(crate) fn peer_bell(&self) -> Ringer {
+        Ringer::from_bits(self.peer_bell.load(Relaxed))
+    }
+
+    pub(crate) fn set_peer_bell(&self, bell: Ringer) {
+        self.peer_bell.store(bell.bits(), Relaxed);
+    }
+
+    /// Rings the peer's bell. False if there is none that works: whoever sleeps there may be woken by a mark.
+    pub(crate) fn ring_peer(&self) -> bool {
+        self.peer_bell().ring()
     }
 
     /// One more than the index of the bell the peer rings for this end; 0 for none.
@@ -342,10 +357,15 @@ impl Conn {
         self.own_bell.load(Relaxed)
     }
 
-    /// The same, if the peer has it: viaductd gives both ends of a connection each other's, or neither.
+    /// The same, if the peer has it: the eventfd, or the outer bell that is there now.
     #[inline]
     pub(crate) fn known_bell(&self) -> u32 {
-        if self.peer_bell() < 0 { 0 } else { self.own_bell() }
+        match self.rung_by.load(Relaxed) {
+            bell::RUNG_BY_NONE => 0,
+            bell::RUNG_BY_EVENTFD => self.own_bell(),
+            outer if bell::numbered(self.own_bell()).is_some_and(|bell| bell.outer_is(outer)) => self.own_bell(),
+            _ => 0,
+        }
     }
 
     pub(crate) fn set_own_bell(&self, bell: u32) {

@@ -75,13 +75,13 @@ mod tests {
     use crate::conn::records;
     use crate::path::switch;
     use crate::sys::raw;
-    use core::sync::atomic::Ordering::Relaxed;
+    use crate::wait::peer_bells::Ringer;
 
     #[test]
     fn who_takes_a_direction_over_from_the_killed_rings_once() {
         let (conn, _sockets) = records::on_the_heap();
         let bell = raw::eventfd().unwrap();
-        conn.peer_bell.store(bell, Relaxed);
+        conn.set_peer_bell(Ringer::eventfd(bell));
         let rung = || {
             let rung = raw::poll_now(bell, libc::POLLIN) != 0;
             raw::eventfd_reset(bell);

@@ -419,6 +419,19 @@ pub(crate) fn bell_of(conn: &Conn) -> Option<&'static Bell> {
     if still { set.ensure_bell() } else { None }
 }
 
+/// A bell has got another outer bell: the set whose it is, if it is a set's, is to hear that as well. No set is owned.
+pub(crate) fn hear_outside(bell: &Bell) {
+    let has_bell = |set: &&'static Set| set.used.load(Relaxed) && set.bell.load(SeqCst) == bell.number();
+    for set in SET.iter().filter(has_bell) {
+        // It may have been closed meanwhile.
+        if let Some(_owner) = set.own()
+            && has_bell(&set)
+        {
+            set.hear_outside(bell);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,15 +10,17 @@ use crate::sys::{self, raw};
 use crate::wait::bell::{self, BY_BELL, BY_SOCKET, Bell};
 use crate::{kernel, ready};
 use core::cell::Cell;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
-use libc::{EPOLLET, EPOLLIN, EPOLLPRI};
+use libc::{EPOLLET, EPOLLIN, EPOLLPRI, EPOLLRDHUP};
 
 pub(crate) const SETS: usize = 4096;
 pub(crate) const MEMBERS: u32 = 1 << 17;
 
 /// Lower half of a tag of ours that is no member's.
 pub(crate) const NOBODY: u64 = u32::MAX as u64;
+/// Likewise: that of the set's outer bell.
+const OUTER: u32 = u32::MAX - 1;
 
 /// [`Member::flags`]: the kernel registration is ours.
 pub(crate) const EMULATED: u32 = 1 << 0;
@@ -162,6 +164,8 @@ pub(crate) enum Tagged {
     Foreign,
     /// The set's bell.
     Bell,
+    /// Its outer bell.
+    OuterBell,
     /// A member whose registration is ours.
     Member(u32),
 }
@@ -173,6 +177,7 @@ pub(crate) fn whose(data: u64) -> Tagged {
     match (data >> 32 == tag() >> 32, data as u32) {
         (false, _) => Tagged::Foreign,
         (true, 0) => Tagged::Bell,
+        (true, OUTER) => Tagged::OuterBell,
         (true, number) => Tagged::Member(number),
     }
 }
@@ -270,8 +275,20 @@ impl Set {
             bell.abandon();
             return None;
         }
-        self.bell.store(bell.number(), Relaxed);
+        // SeqCst pairs with `epoll::hear_outside`: either this sees the outer bell, or that sees the set.
+        self.bell.store(bell.number(), SeqCst);
+        self.hear_outside(bell);
         Some(bell)
+    }
+
+    /// Adds the outer bell of the set's bell to it, if there is one. The set is owned.
+    pub(crate) fn hear_outside(&self, bell: &Bell) {
+        let Some(fd) = bell.outer_fd() else { return };
+        let events = (EPOLLIN | EPOLLRDHUP | EPOLLET).cast_unsigned();
+        let added = raw::epoll_ctl(self.fd(), libc::EPOLL_CTL_ADD, fd, events, tag() | u64::from(OUTER));
+        if added.is_err_and(|errno| errno != libc::EEXIST) {
+            bell.lose_outer();
+        }
     }
 
     /// The calling thread goes to sleep in the set. Threads need not return from there: they are cancelled, or jump out of a signal handler.

@@ -5,10 +5,11 @@ use crate::epoll::{self, Set, Tagged, arm, shelf};
 use crate::lock::Guard;
 use crate::path::recall;
 use crate::sys::{self, Events, raw};
-use crate::wait::cancel;
 use crate::wait::spin::{self, Spinner};
+use crate::wait::{bell, cancel};
 use crate::{agent, ready, real};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use libc::EPOLLIN;
 
 /// While lanes keep a set busy, the kernel's own events are fetched at least this often, in microseconds.
 const KERNEL_LOOK_US: u64 = 20;
@@ -317,6 +318,13 @@ fn translate(set: &'static Set, owned: Option<&Guard<'_>>, events: &mut Events, 
         Tagged::Foreign => true,
         Tagged::Bell => {
             ours = true;
+            false
+        }
+        Tagged::OuterBell => {
+            ours = true;
+            if let Some(bell) = bell::numbered(set.bell_number()) {
+                bell.heard_outside(told & !EPOLLIN.cast_unsigned() != 0);
+            }
             false
         }
         Tagged::Member(number) => {

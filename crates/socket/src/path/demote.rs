@@ -58,7 +58,7 @@ fn ban_with(conn: &'static Conn, reason: Reason, request: impl FnOnce(&Segment, 
     // Marks that have served must not make the socket look readable to the kernel.
     receive::clear_marks(conn, id);
     // The peer may sleep with nothing to send.
-    let _ = raw::eventfd_ring(conn.peer_bell());
+    conn.ring_peer();
 }
 
 /// Ends a lane stretch of the sending direction, if there is one.
@@ -126,7 +126,7 @@ pub(crate) fn hand_over(conn: &'static Conn, reason: Reason, leaves: bool) -> bo
         let id = conn.id();
         let late = sys::now_ns().saturating_sub(begun);
         if rings_again(&mut rung) {
-            let _ = raw::eventfd_ring(conn.peer_bell());
+            conn.ring_peer();
         }
         if progress == Progress::Sending && late > PATIENCE_NS {
             return true;
@@ -194,7 +194,7 @@ pub(crate) fn go_on_handing_over(conn: &'static Conn) -> Progress {
     }
     conn.set_flag(conn::GIVEN_AWAY, true);
     // A peer that has answered sends nothing before it hears of this.
-    let _ = raw::eventfd_ring(conn.peer_bell());
+    conn.ring_peer();
     Progress::Over
 }
 
@@ -219,7 +219,7 @@ where
                 Progress::Going | Progress::Sending => {
                     going += 1;
                     if rings {
-                        let _ = raw::eventfd_ring(conn.peer_bell());
+                        conn.ring_peer();
                     }
                 }
                 Progress::Stuck => {}

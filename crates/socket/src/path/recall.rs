@@ -82,7 +82,7 @@ pub(crate) fn go_on(conn: &Conn, id: u64) -> Progress {
             return Progress::Going;
         }
         // The peer may sleep until it hears that its part is due.
-        let _ = raw::eventfd_ring(conn.peer_bell());
+        conn.ring_peer();
     }
     Progress::Going
 }
@@ -129,7 +129,7 @@ pub(crate) fn give_up(conn: &Conn, id: u64) {
         Incoming::new(segment.receiver(conn.side())).give_up_recall();
     }
     // It may sleep until it hears of it.
-    let _ = raw::eventfd_ring(conn.peer_bell());
+    conn.ring_peer();
 }
 
 /// Gives back raw bytes before kernel position `until`; false if there are none yet, or no room for all of them.
@@ -358,6 +358,7 @@ fn position(conn: &Conn) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wait::peer_bells::Ringer;
     use viaduct_stream::MARK_BACK;
 
     /// A sender that looks between the two stores of the end of a stretch takes it for the receiver's turn, and sleeps.
@@ -365,7 +366,7 @@ mod tests {
     fn the_sender_hears_that_the_stretch_has_ended() {
         let (conn, _sockets) = records::on_the_heap();
         let bell = raw::eventfd().unwrap();
-        conn.peer_bell.store(bell, Relaxed);
+        conn.set_peer_bell(Ringer::eventfd(bell));
         let segment = conn.segment(&conn).unwrap();
         let (out, inc) = (
             Outgoing::new(segment.sender(conn.side().other())),

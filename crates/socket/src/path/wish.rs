@@ -6,7 +6,6 @@
 
 use crate::conn::{ASKED, BANNED, Conn, PEER_FIN};
 use crate::path::demote;
-use crate::sys::raw;
 use viaduct_control::Reason;
 use viaduct_control::counters::Wanted;
 use viaduct_stream::{Incoming, Mode, Outgoing};
@@ -52,7 +51,7 @@ fn tell(conn: &Conn, incoming: &Incoming<'_>) {
         conn.set_reason(Reason::Pairing);
     }
     // The peer may sleep with nothing to send; it looks when it wakes.
-    let _ = raw::eventfd_ring(conn.peer_bell());
+    conn.ring_peer();
 }
 
 /// Says of an end whose sending direction is raw whether the peer keeps it so. One that sends is told when it does, and takes this back when it

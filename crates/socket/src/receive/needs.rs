@@ -4,7 +4,6 @@ use crate::agent::counters;
 use crate::conn::Conn;
 use crate::conn::flags::LOOKED;
 use crate::lock::Guard;
-use crate::sys::raw;
 use crate::wait::bell;
 use crate::{kernel, send};
 use viaduct_channel::Receiver;
@@ -70,7 +69,7 @@ pub(crate) fn consumed(conn: &Conn, incoming: &Incoming<'_>) {
 /// The lane can hold no more. The program has made the socket's buffer large enough for what it waits for: the stream goes on there.
 pub(crate) fn go_on_in_kernel(conn: &Conn, incoming: &Incoming<'_>) {
     if incoming.need_raw(true) {
-        let _ = raw::eventfd_ring(conn.peer_bell());
+        conn.ring_peer();
     }
 }
 
@@ -78,7 +77,7 @@ pub(crate) fn go_on_in_kernel(conn: &Conn, incoming: &Incoming<'_>) {
 /// out by itself, since it never sleeps long.
 #[cold]
 pub(crate) fn ring_for_credit(conn: &Conn, bits: u32) {
-    if bits & bell::BY_BELL != 0 && conn.peer_bell() >= 0 && raw::eventfd_ring(conn.peer_bell()).is_ok() {
+    if bits & bell::BY_BELL != 0 && conn.ring_peer() {
         counters::add(conn, slot::BELLS_SENT, 1);
         return;
     }
@@ -91,6 +90,6 @@ pub(crate) fn ring_for_credit(conn: &Conn, bits: u32) {
 
 /// The direction's owner was killed: wakes the peer's senders, whose wait bits it may have taken.
 pub(crate) fn ring_for_killed(conn: &Conn, _receive: &Guard<'_>) {
-    let _ = raw::eventfd_ring(conn.peer_bell());
+    conn.ring_peer();
     ring_for_credit(conn, bell::BY_SOCKET);
 }

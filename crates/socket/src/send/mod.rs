@@ -331,12 +331,9 @@ pub(crate) fn mark(conn: &Conn, mark: u8) -> Result<(), Errno> {
 #[cold]
 pub(crate) fn ring(conn: &Conn, send: &Guard<'_>, bits: u32) {
     counters::add(conn, slot::BELLS_SENT, 1);
-    let mut by_socket = bits & (bell::BY_SOCKET | bell::ANNOUNCED) != 0;
-    if bits & bell::BY_BELL != 0 {
-        let bell = conn.peer_bell();
-        by_socket |= bell < 0 || raw::eventfd_ring(bell).is_err();
-    }
-    if by_socket
+    let by_socket = bits & (bell::BY_SOCKET | bell::ANNOUNCED) != 0;
+    let rung = bits & bell::BY_BELL == 0 || conn.ring_peer();
+    if (by_socket || !rung)
         && let Some(segment) = conn.segment(send)
         && let out = Outgoing::new(segment.sender(conn.side()))
         && let Some(rung) = marks::unless_closing(conn, &out, || mark(conn, MARK_BELL))
@@ -357,7 +354,7 @@ pub(crate) fn ring_without_bytes(conn: &Conn, send: &Guard<'_>, out: &Outgoing<'
 
 /// The direction's owner was killed: wakes the peer's receivers, whose wait bits it may have taken.
 pub(crate) fn ring_for_killed(conn: &Conn, send: &Guard<'_>) {
-    let _ = raw::eventfd_ring(conn.peer_bell());
+    conn.ring_peer();
     if let Some(segment) = conn.segment(send) {
         ring_without_bytes(conn, send, &Outgoing::new(segment.sender(conn.side())));
     }

@@ -49,13 +49,16 @@ fn look_up(slot: &AtomicPtr<c_void>, name: &'static core::ffi::CStr) -> *mut c_v
 mod events;
 pub(crate) mod listing;
 pub(crate) mod memory;
+pub(crate) mod outer;
 mod packet;
 pub mod raw;
 mod stack;
 pub(crate) mod threads;
 
 pub use events::Events;
-pub(crate) use packet::{addresses, connect_packet_socket, own_descriptor, receive_packet, send_packet};
+pub(crate) use packet::{
+    PACKET_DESCRIPTORS, addresses, connect_packet_socket, own_descriptor, receive_packet, send_packet,
+};
 pub(crate) use stack::{signal_stack, stack_pointer};
 pub use threads::single_threaded;
 

@@ -4,7 +4,7 @@ use super::{Errno, raw};
 use core::ffi::{c_int, c_long};
 
 /// Room for the descriptors that accompany a packet.
-const PACKET_DESCRIPTORS: usize = 2;
+pub(crate) const PACKET_DESCRIPTORS: usize = 3;
 
 #[repr(C, align(8))]
 struct ControlBuffer([u8; 64]);
@@ -63,7 +63,7 @@ pub(crate) fn send_packet(fd: c_int, packet: &[u8], descriptor: Option<c_int>) -
     .map(drop)
 }
 
-/// Receives one packet and up to two descriptors (-1 where there is none), without waiting. Length 0: the other side is gone.
+/// Receives one packet and up to three descriptors (-1 where there is none), without waiting. Length 0: the other side is gone.
 pub(crate) fn receive_packet(fd: c_int, packet: &mut [u8]) -> Result<(usize, [c_int; PACKET_DESCRIPTORS]), Errno> {
     let mut part = libc::iovec {
         iov_base: packet.as_mut_ptr().cast(),

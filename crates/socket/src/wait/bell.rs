@@ -1,16 +1,16 @@
-//! Bells: the eventfds that peers ring to wake this process.
+//! Bells: what peers ring to wake this process.
 //!
-//! A bell belongs to one epoll set or to one thread. A connection's peer is told of one bell, that of the set the socket is in
+//! A bell is an eventfd, and for peers that may not have that, since who holds it can silence it, an outer bell beside it: a Unix socket that rings by a byte. It belongs to one epoll set or to one thread. A connection's peer is told of one bell, that of the set the socket is in
 //! or of the thread that offered it; a waiter with another bell asks to be woken by a mark on the kernel connection instead.
 
-use crate::agent;
-use crate::descriptors::table;
 use crate::process::thread;
-use crate::sys::raw;
+use crate::sys::{outer, raw};
 use crate::wait::peer_bells;
+use crate::{agent, epoll};
 use core::cell::Cell;
-use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32};
+use viaduct_control::message::{PAIR_IS_RUNG_OUTSIDE, Pair};
 
 /// Wait bit: ring the bell.
 pub(crate) const BY_BELL: u32 = 1;
@@ -18,6 +18,11 @@ pub(crate) const BY_BELL: u32 = 1;
 pub(crate) const BY_SOCKET: u32 = 2;
 /// Wait bit: likewise, for a program that may wait where it is not seen, see `crate::path::announce`.
 pub(crate) const ANNOUNCED: u32 = 4;
+
+/// [`Conn::rung_by`](crate::conn::Conn::rung_by): the peer has no bell of this end.
+pub(crate) const RUNG_BY_NONE: u32 = 0;
+/// [`Conn::rung_by`](crate::conn::Conn::rung_by): it has the eventfd. Larger numbers: the outer bell of that generation.
+pub(crate) const RUNG_BY_EVENTFD: u32 = 1;
 
 /// Bells in one process. Waiters beyond them are woken by marks.
 const BELLS: usize = 1024;
@@ -31,7 +36,13 @@ pub(crate) struct Bell {
     /// Whether viaductd holds it.
     given: AtomicBool,
     number: AtomicU32,
+    /// One more than the receiving end of its outer bell, for good; 0: it has had none.
+    outer: AtomicI32,
+    /// Tells its outer bells from each other, which come one after another; 0: none is to be counted on.
+    generation: AtomicU32,
 }
+
+static GENERATIONS: AtomicU32 = AtomicU32::new(RUNG_BY_EVENTFD);
 
 static BELL: [Bell; BELLS] = [const {
     Bell {
@@ -39,6 +50,8 @@ static BELL: [Bell; BELLS] = [const {
         used: AtomicBool::new(false),
         given: AtomicBool::new(false),
         number: AtomicU32::new(0),
+        outer: AtomicI32::new(0),
+        generation: AtomicU32::new(0),
     }
 }; BELLS];
 
@@ -57,6 +70,46 @@ impl Bell {
     #[inline]
     pub(crate) fn fd(&self) -> i32 {
         self.descriptor.load(Relaxed) - 1
+    }
+
+    /// The receiving end of its outer bell, if it has one that works.
+    #[inline]
+    pub(crate) fn outer_fd(&self) -> Option<i32> {
+        // SeqCst pairs with `hear`: whoever puts the bell into a set sees the outer one, or is seen.
+        (self.generation.load(SeqCst) != RUNG_BY_NONE).then(|| self.outer.load(Relaxed) - 1)
+    }
+
+    /// Whether the outer bell that works is of this generation.
+    pub(crate) fn outer_is(&self, generation: u32) -> bool {
+        self.generation.load(Acquire) == generation
+    }
+
+    /// What there is to wait for, in a sleep that is no epoll set's.
+    pub(crate) fn descriptors(&self) -> [i32; 2] {
+        [self.fd(), self.outer_fd().unwrap_or(-1)]
+    }
+
+    /// `fd`, one of [`Bell::descriptors`], has become readable.
+    pub(crate) fn heard(&self, fd: i32) {
+        if fd == self.fd() {
+            raw::eventfd_reset(fd);
+        } else if self.outer_fd() == Some(fd) {
+            // Of an end behind the bytes `fd` tells again.
+            self.heard_outside(false);
+        }
+    }
+
+    /// The outer bell has rung, or somebody has broken it.
+    pub(crate) fn heard_outside(&self, broken: bool) {
+        if self.outer_fd().is_some_and(|fd| !outer::drain(fd) || broken) {
+            self.lose_outer();
+        }
+    }
+
+    /// The outer bell does not work any more: whoever counts on it is to look again, and to wait for marks.
+    pub(crate) fn lose_outer(&self) {
+        self.generation.store(RUNG_BY_NONE, SeqCst);
+        let _ = raw::eventfd_ring(self.fd());
     }
 
     /// Whether the bell must accompany the offer that names it: only the first time.
@@ -105,6 +158,39 @@ pub(crate) fn numbered(number: u32) -> Option<&'static Bell> {
     BELL.get((number as usize).checked_sub(1)?)
 }
 
+/// `fresh` is the receiving end of the outer bell that viaductd has made beside bell `number`. There may be one from an earlier viaductd, which no
+/// new connection rings. No set may be owned.
+pub(crate) fn hear(number: u64, fresh: i32) {
+    let bell = u32::try_from(number)
+        .ok()
+        .and_then(numbered)
+        .filter(|bell| bell.fd() >= 0);
+    let Some(bell) = bell.filter(|_| outer::prepare(fresh)) else {
+        return raw::close(fresh);
+    };
+    bell.lose_outer();
+    // The number stays the same: other threads may be waiting for it.
+    let known = bell.outer.load(Relaxed) - 1;
+    if known < 0 {
+        bell.outer.store(agent::hide(fresh) + 1, Relaxed);
+    } else if !outer::replace(known, fresh) {
+        return;
+    }
+    bell.generation.store(GENERATIONS.fetch_add(1, Relaxed) + 1, SeqCst);
+    epoll::hear_outside(bell);
+}
+
+/// By what the peer rings the end that rings with bell `own`, as viaductd says.
+pub(crate) fn rung_by(pair: &Pair, own: u32) -> u32 {
+    if pair.own_bell == 0 || pair.own_bell != own.into() {
+        return RUNG_BY_NONE;
+    }
+    if pair.flags & PAIR_IS_RUNG_OUTSIDE == 0 {
+        return RUNG_BY_EVENTFD;
+    }
+    numbered(own).map_or(RUNG_BY_NONE, |bell| bell.generation.load(Acquire))
+}
+
 /// The calling thread's bell, if it has one.
 pub(crate) fn known_of_thread() -> Option<&'static Bell> {
     numbered(OWN.get())
@@ -149,12 +235,93 @@ pub(crate) fn after_fork() {
     OWN.set(0);
     // Most have never been used, and a store takes memory.
     for bell in BELL.iter().filter(|bell| bell.used.load(Relaxed) || bell.fd() >= 0) {
-        let fd = bell.descriptor.swap(0, Relaxed) - 1;
-        if fd >= 0 {
-            table::take(fd);
-            raw::close(fd);
+        agent::unhide(bell.descriptor.swap(0, Relaxed) - 1);
+        let outer = bell.outer.swap(0, Relaxed) - 1;
+        if outer >= 0 {
+            bell.generation.store(RUNG_BY_NONE, Relaxed);
+            agent::unhide(outer);
         }
         bell.used.store(false, Relaxed);
         bell.given.store(false, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wait::peer_bells::Ringer;
+    use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketFlags, SocketType, send, shutdown, socketpair};
+    use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+
+    /// What viaductd does for a bell whose connection goes to another user.
+    fn make_outer(bell: &Bell) -> OwnedFd {
+        let ends = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None);
+        let (receiver, sender) = ends.unwrap();
+        hear(bell.number().into(), receiver.into_raw_fd());
+        sender
+    }
+
+    fn pair(bell: &Bell, flags: u32) -> Pair {
+        Pair {
+            offer: 1,
+            segment: 1,
+            bell: 0,
+            own_bell: bell.number().into(),
+            side: 0,
+            flags,
+            peer_pid: 0,
+            peer_uid: 0,
+        }
+    }
+
+    fn rang(fd: i32) -> bool {
+        raw::poll_now(fd, libc::POLLIN) != 0
+    }
+
+    #[test]
+    fn an_outer_bell_is_heard_until_somebody_breaks_it() {
+        let bell = claim().unwrap();
+        let sender = make_outer(bell);
+        let ringer = Ringer::outer(sender.as_raw_fd());
+        let generation = rung_by(&pair(bell, PAIR_IS_RUNG_OUTSIDE), bell.number());
+        assert!(generation > RUNG_BY_EVENTFD && bell.outer_is(generation));
+        assert_eq!(rung_by(&pair(bell, 0), bell.number()), RUNG_BY_EVENTFD);
+        assert_eq!(rung_by(&pair(bell, 0), bell.number() + 1), RUNG_BY_NONE);
+        let [eventfd, outside] = bell.descriptors();
+        bell.heard(eventfd);
+        assert!(!rang(eventfd) && !rang(outside));
+
+        // However often it rings, it is quiet afterwards.
+        for _ in 0..3 {
+            assert!(ringer.ring());
+        }
+        assert!(rang(outside));
+        bell.heard(outside);
+        assert!(!rang(outside));
+        // What is urgent is taken by itself, if at all.
+        send(&sender, b"!", SendFlags::OOB).unwrap();
+        bell.heard(outside);
+        bell.heard(outside);
+        assert!(!rang(outside) && bell.outer_is(generation));
+        // Nobody waits for one who does not listen.
+        assert!((0..100_000).any(|_| !ringer.ring()));
+        bell.heard(outside);
+        assert!(!rang(outside) && ringer.ring() && bell.outer_is(generation));
+
+        shutdown(&sender, Shutdown::Both).unwrap();
+        assert!(!ringer.ring());
+        // First the byte, then the end.
+        bell.heard(outside);
+        bell.heard(outside);
+        // Whoever counted on it is woken, and counts on marks from now on.
+        assert!(rang(eventfd) && !bell.outer_is(generation));
+        assert_eq!(bell.descriptors(), [eventfd, -1]);
+        assert_eq!(rung_by(&pair(bell, PAIR_IS_RUNG_OUTSIDE), bell.number()), RUNG_BY_NONE);
+
+        // Another viaductd makes another, in the same place.
+        let sender = make_outer(bell);
+        assert_eq!(bell.descriptors(), [eventfd, outside]);
+        assert!(!rang(outside) && Ringer::outer(sender.as_raw_fd()).ring() && rang(outside));
+        assert!(!bell.outer_is(generation));
     }
 }

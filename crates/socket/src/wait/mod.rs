@@ -69,27 +69,20 @@ pub(crate) fn bit_for(conn: &Conn) -> u32 {
 ///
 /// This is a cancellation point, and nothing in it needs dropping.
 pub(crate) fn sleep(conn: &Conn, bit: u32, events: i16, deadline: Deadline, cap_ns: Option<u64>) -> Woken {
-    let bell = if bit == bell::BY_BELL {
-        bell::known_of_thread().map_or(-1, bell::Bell::fd)
-    } else {
-        -1
-    };
-    let mut entries = [
-        pollfd {
-            fd: conn.fd(),
-            events,
-            revents: 0,
-        },
-        pollfd {
-            fd: bell,
-            events: POLLIN,
-            revents: 0,
-        },
+    let bell = (bit == bell::BY_BELL).then(bell::known_of_thread).flatten();
+    let [by_eventfd, outside] = bell.map_or([-1, -1], bell::Bell::descriptors);
+    let entry = |fd, events| pollfd { fd, events, revents: 0 };
+    let mut all = [
+        entry(conn.fd(), events),
+        entry(by_eventfd, POLLIN),
+        entry(outside, POLLIN),
     ];
-    if entries[0].fd < 0 {
+    let [its_own, ..] = all;
+    if its_own.fd < 0 {
         // A signal handler closed it within this call.
         return Woken::Look;
     }
+    let entries = if outside < 0 { &mut all[..2] } else { &mut all[..] };
     let left = deadline.left_ns();
     if left == Some(0) {
         return Woken::TimedOut;
@@ -106,7 +99,7 @@ pub(crate) fn sleep(conn: &Conn, bit: u32, events: i16, deadline: Deadline, cap_
     }
     let bound = [left, cap_ns, idle::tend()].into_iter().flatten().min();
     let errno = sys::errno();
-    let result = real::ppoll_wait(&mut entries, bound.map(sys::timespec).as_ref());
+    let result = real::ppoll_wait(entries, bound.map(sys::timespec).as_ref());
     let woken = match result {
         Ok(0) if bound == left && left.is_some() => Woken::TimedOut,
         Err(libc::EINTR) if signals::all_restart(deadline.left_ns().is_some()) => Woken::Restarted,
@@ -114,8 +107,12 @@ pub(crate) fn sleep(conn: &Conn, bit: u32, events: i16, deadline: Deadline, cap_
         Ok(_) | Err(_) => Woken::Look,
     };
     sys::set_errno(errno);
-    if entries[1].revents != 0 {
-        sys::raw::eventfd_reset(bell);
+    if let Some(bell) = bell {
+        entries
+            .iter()
+            .skip(1)
+            .filter(|entry| entry.revents != 0)
+            .for_each(|entry| bell.heard(entry.fd));
     }
     woken
 }

@@ -1,9 +1,10 @@
 //! The bells of peers that viaductd has given this process.
 
 use crate::agent::{hide, unhide};
-use crate::sys::{self, raw};
+use crate::sys::{self, outer, raw};
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
+use viaduct_control::message::{PAIR_BELL_IS_OUTER, Pair};
 
 /// Bells of peers that viaductd has given us.
 const PEER_BELLS: usize = 4096;
@@ -41,13 +42,61 @@ impl PeerBell {
     }
 }
 
+/// What a connection rings its peer's bell by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ringer(i32);
+
+/// In a [`Ringer`], beside the descriptor: it is that of an outer bell.
+const OUTER: i32 = 1 << 30;
+
+impl Ringer {
+    /// There is no bell.
+    pub(crate) const NONE: Self = Self(-1);
+
+    /// An eventfd; -1 for none.
+    pub(crate) fn eventfd(fd: i32) -> Self {
+        Self(fd)
+    }
+
+    /// The sending end of an outer bell; -1 for none.
+    pub(crate) fn outer(fd: i32) -> Self {
+        Self(fd | OUTER)
+    }
+
+    /// As it was kept by [`Ringer::bits`].
+    #[inline]
+    pub(crate) fn from_bits(bits: i32) -> Self {
+        Self(bits)
+    }
+
+    pub(crate) fn bits(self) -> i32 {
+        self.0
+    }
+
+    fn fd(self) -> i32 {
+        if self.0 < 0 { -1 } else { self.0 & !OUTER }
+    }
+
+    /// False if nobody can have heard.
+    pub(crate) fn ring(self) -> bool {
+        let fd = self.fd();
+        fd >= 0
+            && if self.0 & OUTER != 0 {
+                outer::ring(fd).is_ok()
+            } else {
+                raw::eventfd_ring(fd).is_ok()
+            }
+    }
+}
+
 /// What a listener is called that cannot be looked for: viaductd is in another namespace of processes, and so are its numbers.
 const UNKNOWN: u32 = u32::MAX;
 /// Whether viaductd's numbers of processes are ours.
 static SAME_NUMBERS: AtomicBool = AtomicBool::new(false);
 
-/// A connection that rang the bell `fd` has ended. The last one takes the bell along if its listener is gone.
-pub(crate) fn release(fd: i32) {
+/// A connection that rang by `ringer` has ended. The last one takes the bell along if its listener is gone.
+pub(crate) fn release(ringer: Ringer) {
+    let fd = ringer.fd();
     if fd < 0 {
         return;
     }
@@ -107,8 +156,17 @@ fn free_place() -> Option<&'static PeerBell> {
     may_have(index).then_some(bell)
 }
 
-/// The descriptor of the peer's bell `name`: the one that has just come, or the one that came before.
-pub(crate) fn of_peer(name: u64, fresh: Option<i32>, owner: u32) -> i32 {
+/// The peer's bell: the one that has just come, or the one that came before.
+pub(crate) fn of_peer(pair: &Pair, fresh: Option<i32>) -> Ringer {
+    let fd = descriptor_of(pair.bell, fresh, pair.peer_pid);
+    if pair.flags & PAIR_BELL_IS_OUTER == 0 {
+        Ringer::eventfd(fd)
+    } else {
+        Ringer::outer(fd)
+    }
+}
+
+fn descriptor_of(name: u64, fresh: Option<i32>, owner: u32) -> i32 {
     if name == 0 {
         return -1;
     }

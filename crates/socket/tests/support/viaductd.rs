@@ -77,6 +77,7 @@ impl Viaductd {
                 segment: 1,
                 // Bells are bytes on the kernel connection.
                 bell: 0,
+                own_bell: 0,
                 side,
                 flags: 0,
                 peer_pid: process::id(),

@@ -10,6 +10,7 @@ use viaduct_control::message::MODE_TICKET;
 use viaduct_testkit::binaries::binary;
 use viaduct_testkit::peer::{Report, reports};
 use viaduct_testkit::processes::{free_port, wait_until};
+use viaduct_testkit::status::Row;
 use viaduct_testkit::{Instance, Launch, Mode, Program, can_run};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -34,9 +35,16 @@ fn as_user(user: u32, words: &[&str]) -> Vec<String> {
 
 /// A checked peer of the victim's.
 fn peer(mode: Mode<'_>, arguments: &str) -> Program {
+    peer_of(VICTIM, mode, arguments, "")
+}
+
+/// A user's, with more options for Viaduct.
+fn peer_of(user: u32, mode: Mode<'_>, arguments: &str, options: &str) -> Program {
     let file = binary("viaduct-testpeer").display().to_string();
     let words: Vec<&str> = [file.as_str()].into_iter().chain(arguments.split(' ')).collect();
-    Launch::new(mode, "setpriv", as_user(VICTIM, &words)).spawn()
+    Launch::new(mode, "setpriv", as_user(user, &words))
+        .options(options)
+        .spawn()
 }
 
 /// The other user's process, with the size of its counters as last argument.
@@ -261,4 +269,33 @@ fn both_ends_of_others_connections_while_they_are_paired() {
     let stats = instance.stats();
     assert_eq!(stats.pairs, 1 + CONNECTIONS);
     assert!(stats.refused > 10 * CONNECTIONS, "{stats:?}");
+}
+
+/// Neither may hold what wakes the other, but each can ring.
+#[test]
+fn who_are_two_users_wake_each_other_without_the_kernel_connection() {
+    if !can_run(true, &["setpriv"]) {
+        return;
+    }
+    let instance = for_all();
+    let (mode, port) = (Mode::Accelerated(&instance), free_port());
+    let options = "--offer now --spin never";
+    let mut near = Vec::new();
+    let listen = format!("listen 127.0.0.1:{port}");
+    let server = peer_of(VICTIM, mode, &listen, options).listening(port);
+    for seed in 1..=2 {
+        let connect = format!("connect 127.0.0.1:{port} --seconds 5 --seed {seed}00");
+        let client = peer_of(OTHER, mode, &connect, options);
+        let woken = instance.wait_for_status(PATIENCE, |rows| {
+            let pids = [client.pid(), server.pid()];
+            let often = |row: &&Row| pids.contains(&row.pid) && row.path == "shm" && row.bells_sent > 20;
+            rows.iter().filter(often).count() == 2
+        });
+        for row in woken.unwrap_or_else(|rows| panic!("{rows:#?}")) {
+            assert!(row.bells_by_socket * 10 < row.bells_sent, "{row:#?}");
+        }
+        near.extend(reports(&client.finish(PATIENCE).success()));
+    }
+    assert!(wait_until(PATIENCE, || reports(&server.output()).len() == 2));
+    assert_whole(&near, &reports(&server.output()));
 }

@@ -5,6 +5,7 @@
 //! `WAITS_SEEDS=FIRST,COUNT` and `WAITS_ROUNDS=ROUNDS` do as many others.
 
 use std::collections::HashMap;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use viaduct_control::counters::Wanted;
@@ -101,6 +102,15 @@ fn play(launch: Launch<'_>, lives: Lives, seed: u64) -> String {
 
 /// Runs all seeds in one way.
 fn check(mode: Mode<'_>, program: &Path, options: &str, lives: Lives) {
+    check_with(mode, program, options, lives, "");
+}
+
+/// The same where the other process that the program starts is another user's.
+fn check_strangers(mode: Mode<'_>, program: &Path, options: &str, lives: Lives) {
+    check_with(mode, program, options, lives, "strangers");
+}
+
+fn check_with(mode: Mode<'_>, program: &Path, options: &str, lives: Lives, word: &str) {
     let (first, count) = match numbers("WAITS_SEEDS")[..] {
         [first, count] => (first, count),
         _ => SEEDS,
@@ -110,6 +120,7 @@ fn check(mode: Mode<'_>, program: &Path, options: &str, lives: Lives) {
         let mut arguments = vec![seed.to_string(), rounds.to_string()];
         arguments.extend((lives != Lives::Steady).then(|| "young".to_owned()));
         arguments.extend((lives == Lives::Moved).then(|| "moved".to_owned()));
+        arguments.extend((!word.is_empty()).then(|| word.to_owned()));
         let said = play(Launch::new(mode, program, arguments).options(options), lives, seed);
         print!("{said}");
     }
@@ -128,6 +139,8 @@ fn plain(sources: &[&str], run: Run) {
 fn accelerated(sources: &[&str], run: Run, options: &str, lives: Lives) {
     if can_run(true, &["cc"]) {
         let instance = Instance::start();
+        // For the other process, which may be another user's.
+        std::fs::set_permissions(instance.dir(), PermissionsExt::from_mode(0o755)).unwrap();
         run(
             Mode::Accelerated(&instance),
             &compile(&instance, sources),
@@ -157,6 +170,16 @@ fn coming_onto_lanes() {
 #[test]
 fn coming_onto_lanes_without_polling() {
     accelerated(&WAITS, check, "--offer now --spin never", Lives::Young);
+}
+
+#[test]
+fn coming_onto_lanes_between_users() {
+    accelerated(&WAITS, check_strangers, "--offer now --spin never", Lives::Young);
+}
+
+#[test]
+fn moved_at_random_between_users() {
+    accelerated(&WAITS, check_strangers, "--offer now", Lives::Moved);
 }
 
 #[test]

@@ -2,7 +2,7 @@
  *
  * `SEED ROUNDS`: in each round the director does something that the seed decides: it sends, fills, receives, registers, has a thread sleep, lets
  * sets go idle. Then every wait that TCP would end must end soon, and what each has been told must be so. `moved` and `young`
- * say what happens to connections meanwhile. `far` is the other process. */
+ * say what happens to connections meanwhile. `far` is the other process, with `strangers` another user's. */
 #include "world.h"
 #include <stdarg.h>
 
@@ -12,7 +12,7 @@ static char lines[LINES][WIDTH];
 static unsigned long noted;
 static uint64_t state;
 static unsigned seed, round_now;
-bool moved, young;
+bool moved, young, strangers;
 
 unsigned below(unsigned limit)
 {
@@ -223,6 +223,7 @@ int main(int argc, char **argv)
     for (int argument = 3; argument < argc; argument++) {
         moved |= strcmp(argv[argument], "moved") == 0;
         young |= strcmp(argv[argument], "young") == 0;
+        strangers |= strcmp(argv[argument], "strangers") == 0;
     }
     seed = (unsigned)atoi(argv[1]);
     rounds = (unsigned)atoi(argv[2]);

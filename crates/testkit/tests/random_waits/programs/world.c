@@ -6,6 +6,8 @@
 enum { TABLE = 65521, PIECE = 60000 };
 /* With so many bytes unread every window is open. */
 enum { OPEN = 16384 };
+/* A user who has nothing. */
+enum { NOBODY = 65534 };
 static unsigned char table[2 * TABLE];
 
 enum deed { CONNECT, LISTEN, ACCEPT, GIVE, STUFF, TAKE, EMPTY, SHUT, CLOSE };
@@ -198,6 +200,8 @@ void start_far(const char *program)
         fail("no channel");
     channel = pair[0];
     if (fork() == 0) {
+        if (strangers && (setresgid(NOBODY, NOBODY, NOBODY) < 0 || setresuid(NOBODY, NOBODY, NOBODY) < 0))
+            _exit(126);
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         snprintf(number, sizeof number, "%d", dup(pair[1]));
         execl("/proc/self/exe", program, "far", number, NULL);

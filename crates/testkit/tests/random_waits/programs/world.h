@@ -39,6 +39,8 @@ extern bool moved;
 /* They come onto their fast paths while they are used. One-shot registrations are left to the kernel then until they are armed again: it takes
  * the library's marks for bytes, and knows of its own room only. */
 extern bool young;
+/* The other process is another user's. */
+extern bool strangers;
 
 /* A number below `limit`, from the seed. */
 unsigned below(unsigned limit);

@@ -1,0 +1,113 @@
+//! The bells of processes, and who rings them by what.
+//!
+//! A process gives each of its bells, an eventfd, with the first offer that names it. Equals of its owner are given the eventfd itself. Others could
+//! silence it, or have those who ring it wait; for them viaductd makes a pair of Unix sockets.
+
+use crate::guest::is_eventfd;
+use crate::registry::{Claim, GuestId};
+use crate::server::Server;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+
+/// Bells kept for one process.
+const BELLS_PER_PROCESS: usize = 256;
+
+/// A bell that viaductd knows by name.
+#[derive(Debug)]
+pub(crate) struct Bell {
+    owner: GuestId,
+    /// The owner's own name for it.
+    pub(crate) number: u64,
+    eventfd: Rc<OwnedFd>,
+    /// Beside it, once there has been a peer that is no equal.
+    outer: Option<OuterBell>,
+}
+
+/// A pair of Unix sockets, of which the bell's owner has the receiving end.
+#[derive(Debug)]
+struct OuterBell {
+    /// A name of its own, since other processes are given it than the eventfd.
+    name: u64,
+    /// Who holds it can ring, and break it; then its other holders ring by their connections.
+    sender: Rc<OwnedFd>,
+}
+
+impl Server {
+    /// Keeps a bell that came with an offer under a name of viaductd's. The first one of a number stays; a process or user
+    /// with too many goes without.
+    pub(crate) fn keep_bell(&mut self, owner: GuestId, number: u64, eventfd: OwnedFd) -> Option<u64> {
+        let may_keep = self.may_keep_bell(owner);
+        let guest = self.guests.get_mut(&owner)?;
+        let full = guest.bells.len() >= BELLS_PER_PROCESS || !may_keep;
+        if number == 0 || full || guest.bells.contains_key(&number) || !is_eventfd(eventfd.as_fd()) {
+            return None;
+        }
+        let name = self.next_bell;
+        self.next_bell += 1;
+        guest.bells.insert(number, name);
+        let bell = Bell {
+            owner,
+            number,
+            eventfd: Rc::new(eventfd),
+            outer: None,
+        };
+        self.bells.insert(name, bell);
+        Some(name)
+    }
+
+    /// Whether one more descriptor may be kept as a bell for the user of `owner`.
+    fn may_keep_bell(&self, owner: GuestId) -> bool {
+        let Some(user) = self.guests.get(&owner).map(|guest| guest.user) else {
+            return false;
+        };
+        let of_user = self.guests.values().filter(|guest| guest.user == user);
+        let kept: usize = of_user.map(|guest| guest.bells.len() + guest.outer_bells).sum();
+        kept < self.settings.descriptors_per_user
+    }
+
+    /// Makes an outer bell beside the bell `name`, if it has none yet and there may be one. Returns the end that is its owner's.
+    pub(crate) fn make_outer_bell(&mut self, name: u64) -> Option<Rc<OwnedFd>> {
+        let owner = self.bells.get(&name).filter(|bell| bell.outer.is_none())?.owner;
+        if !self.may_keep_bell(owner) {
+            return None;
+        }
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let made = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let (receiver, sender) = made.inspect_err(|error| tracing::warn!("outer bell: {error}")).ok()?;
+        self.guests.get_mut(&owner)?.outer_bells += 1;
+        self.bells.get_mut(&name)?.outer = Some(OuterBell {
+            name: self.next_bell,
+            sender: Rc::new(sender),
+        });
+        self.next_bell += 1;
+        Some(Rc::new(receiver))
+    }
+
+    /// What an equal of its owner, or anybody else, rings the bell `name` by, and viaductd's name for that.
+    pub(crate) fn rung_by(&self, name: u64, equal: bool) -> Option<(u64, Rc<OwnedFd>)> {
+        let bell = self.bells.get(&name)?;
+        if equal {
+            return Some((name, Rc::clone(&bell.eventfd)));
+        }
+        let outer = bell.outer.as_ref()?;
+        Some((outer.name, Rc::clone(&outer.sender)))
+    }
+
+    /// The owner of these bells has gone: whoever is given one of that name again, is given it anew.
+    pub(crate) fn forget_bells(&mut self, owner: GuestId) {
+        for (name, bell) in self.bells.extract_if(|_, bell| bell.owner == owner) {
+            for guest in self.guests.values_mut() {
+                guest.given.remove(&name);
+                if let Some(outer) = &bell.outer {
+                    guest.given.remove(&outer.name);
+                }
+            }
+        }
+    }
+}
+
+/// Whether two ends may hold each other's eventfds.
+pub(crate) fn are_equal(one: &Claim, other: &Claim) -> bool {
+    one.user == other.user && one.netns == other.netns && one.user_ns.is_some() && one.user_ns == other.user_ns
+}
