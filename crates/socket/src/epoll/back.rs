@@ -14,9 +14,13 @@ use viaduct_control::Reason;
 /// TCP.
 pub(crate) fn nest(index: usize) {
     let Some(set) = set(index) else { return };
+    // A handler that has interrupted a call on the set leaves it to the next one that asks, whole.
+    let Some(owner) = set.own() else { return };
     if set.nested.swap(true, AcqRel) {
         return;
     }
+    // Those that have begun before this may want the set.
+    drop(owner);
     records::all()
         .filter(|conn| conn.lone.may_be_in(set))
         .for_each(|conn| _ = lone::settle(conn));
@@ -88,6 +92,20 @@ pub(crate) fn leave(conn: &'static Conn) -> bool {
 mod tests {
     use super::*;
     use crate::epoll::set::{HOT, MEMBERS, SET, SETS};
+
+    #[test]
+    fn a_set_that_is_in_use_is_not_left_half_nested() {
+        // No other test uses it.
+        let index = SETS - 5;
+        let set = &SET[index];
+        set.used.store(true, Relaxed);
+        let interrupted = set.own();
+        nest(index);
+        assert!(!set.nested.load(Relaxed), "nothing in it has been handed back");
+        drop(interrupted);
+        nest(index);
+        assert!(set.nested.load(Relaxed));
+    }
 
     #[test]
     fn what_the_kernel_gets_back_is_not_told_from_the_lane_as_well() {
