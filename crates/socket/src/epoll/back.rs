@@ -5,7 +5,6 @@ use crate::conn::{Conn, records};
 use crate::epoll::set::{EMULATED, FIRED, Member, NOBODY, PARKED, Set, member, set, set_links, tag};
 use crate::epoll::{for_each_membership, lone, register, registrations, remove, unregister};
 use crate::path::demote;
-use crate::process::own_waits;
 use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 use libc::EPOLLONESHOT;
 use viaduct_control::Reason;
@@ -38,20 +37,6 @@ pub(crate) fn nest(index: usize) {
         if let Some(conn) = member.conn() {
             demote::ban(conn, Reason::UnseenWait);
         }
-    }
-}
-
-/// The same for the sets of a connection that has just got its lane, in which no wait has been seen, where the program makes waits of its own.
-pub(crate) fn nest_unseen(conn: &Conn) {
-    registrations(conn)
-        .filter_map(Member::set_index)
-        .for_each(nest_if_unseen);
-}
-
-/// The same for one set.
-pub(crate) fn nest_if_unseen(index: usize) {
-    if set(index).is_some_and(Set::is_unseen) && own_waits::are_made() {
-        nest(index);
     }
 }
 
