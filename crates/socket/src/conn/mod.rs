@@ -285,6 +285,11 @@ impl Conn {
         on
     }
 
+    /// The same for one that may have `asked` before: as with TCP, what is set while a call waits is for later ones.
+    pub(crate) fn refresh_nonblocking_once(&self, asked: &mut bool) -> bool {
+        !core::mem::replace(asked, true) && self.refresh_nonblocking()
+    }
+
     pub(crate) fn reason(&self) -> Reason {
         Reason::from_number(self.reason.load(Relaxed)).unwrap_or(Reason::NotYet)
     }
