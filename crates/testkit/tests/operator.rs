@@ -427,3 +427,45 @@ fn a_ring_of_which_nothing_is_seen_keeps_connections_on_tcp() {
     drop(client);
     assert_eq!(server.finish(PATIENCE).success(), ALL_ANSWERED);
 }
+
+/// Accepts past the library, by the C library's own functions, after loading code for which that is so if it is to be `barred`.
+const ACCEPT_UNSEEN: &str = "import ctypes, os, socket, sys
+if sys.argv[2] == 'barred':
+    assert ctypes.CDLL(None).dlopen(b'libc.so.6', os.RTLD_NOW | os.RTLD_DEEPBIND)
+libc = ctypes.CDLL('libc.so.6')
+l = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+fd = libc.accept(l.fileno(), None, None)
+bytes = ctypes.create_string_buffer(2)
+while libc.recv(fd, bytes, 2, socket.MSG_WAITALL) == 2:
+    libc.send(fd, ctypes.byref(bytes, 1), 1, 0)
+";
+
+#[test]
+fn who_runs_under_viaduct_already_is_not_to_be_started_so() {
+    if !can_run(false, &["python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let accelerated = Mode::Accelerated(&instance);
+    for (mode, way) in [
+        (accelerated, "barred"),
+        (accelerated, "unseen"),
+        (Mode::Native, "unseen"),
+    ] {
+        let port = free_port();
+        let number = port.to_string();
+        let server = Launch::new(mode, "python3", ["-c", ACCEPT_UNSEEN, &number, way]).spawn();
+        let server = server.listening(port);
+        let client = Launch::new(accelerated, "python3", ["-c", ASK_TWICE, &number]);
+        let client = client.options("--offer now").spawn();
+        let done = wait_until(PATIENCE, || client.output().ends_with('\n'));
+        assert!(done, "{way}: {} {}", client.errors(), server.errors());
+        let text = explain(&instance, client.pid());
+        assert!(text.contains(Reason::Offered.text()), "{way}: {text}");
+        let other = format!("Other end: python3 ({})", server.pid());
+        let is_told = !matches!(mode, Mode::Native);
+        assert_eq!(text.contains(&other), is_told, "{way}: {text}");
+        assert_eq!(text.contains(Reason::UnseenCalls.text()), way == "barred", "{text}");
+        assert_eq!(text.contains(Reason::Offered.advice()), !is_told, "{way}: {text}");
+    }
+}
