@@ -254,7 +254,7 @@ impl View {
                 "    Why: Matched; a direction moves to shared memory when its sender next sends."
             )?,
             // What its program is to do stands at the other end.
-            Some(reason @ Reason::Offered) if self.hindered_peer(process, end).is_some() => why_line(text, reason)?,
+            Some(reason @ Reason::Offered) if self.has_hindered_peer(process, end) => why_line(text, reason)?,
             Some(reason) => {
                 explain_reason(text, reason)?;
                 if reason == Reason::Misspelt
@@ -309,11 +309,23 @@ impl View {
         peers
     }
 
-    /// Why the peer of `end` stays on TCP of itself, if it does.
-    fn hindered_peer(&self, process: &Process, end: &End) -> Option<Reason> {
-        let (other, peer) = self.known_peers(process, end).first().copied()?;
-        let waits = |reason: &Reason| matches!(reason, Reason::Accelerated | Reason::NotYet | Reason::Offered);
-        why(peer.state).filter(|reason| other.instance == process.instance && !waits(reason))
+    /// The same where Viaduct keeps no counters of it.
+    fn plain_peer(&self, end: &End) -> Option<&PlainEnd> {
+        let ends = (end.remote, end.local);
+        self.plain.iter().find(|peer| (peer.local, peer.remote) == ends)
+    }
+
+    /// Whether the peer of `end` stays on TCP of itself, so that to start its program with Viaduct, as it may have been, would not help.
+    fn has_hindered_peer(&self, process: &Process, end: &End) -> bool {
+        let is_elsewhere = |other: &Process| other.instance != process.instance;
+        if let Some((other, peer)) = self.known_peers(process, end).first() {
+            let waits = |reason: &Reason| matches!(reason, Reason::Accelerated | Reason::NotYet | Reason::Offered);
+            return !is_elsewhere(other) && why(peer.state).is_some_and(|reason| !waits(&reason));
+        }
+        self.plain_peer(end).is_some_and(|peer| {
+            let mut others = self.processes.iter().filter(|other| other.pid == peer.pid);
+            !others.any(is_elsewhere) && !presence::of(peer.pid).may_be_changed()
+        })
     }
 
     /// What can be said of the peer of `end`.
@@ -335,8 +347,7 @@ impl View {
                 Some(reason) => format!("{name}: {} [{}]", reason.text(), reason.code()),
             });
         }
-        let ends = (end.remote, end.local);
-        let peer = self.plain.iter().find(|peer| (peer.local, peer.remote) == ends)?;
+        let peer = self.plain_peer(end)?;
         let name = proc::name(peer.pid)?;
         let sentence = presence::of(peer.pid).text(&name);
         Some(match (sentence, self.bar(peer.pid)) {

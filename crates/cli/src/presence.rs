@@ -69,6 +69,11 @@ fn contains(text: &[u8], word: &[u8]) -> bool {
 }
 
 impl Presence {
+    /// Whether `viaduct run` may bring Viaduct in where it is not.
+    pub(crate) fn may_be_changed(&self) -> bool {
+        matches!(self, Self::Absent(None) | Self::Hidden)
+    }
+
     /// One or two sentences on a process named `program`; nothing where Viaduct is in it.
     pub(crate) fn text(&self, program: &str) -> Option<String> {
         Some(match self {

@@ -2,13 +2,14 @@
 //! rings of liburing. Who has another way to its sockets, which is seen, is told that the kernel has no rings, and takes that.
 
 use crate::imports::{Object, object_with, read_own};
+use crate::scopes;
 use core::ffi::{CStr, c_int, c_long, c_uint};
 use core::ops::Range;
 use core::ptr::with_exposed_provenance;
-use core::sync::atomic::AtomicUsize;
-use core::sync::atomic::Ordering::Relaxed;
+use std::sync::Mutex;
 use viaduct_socket::descriptors::{lifecycle, successors};
-use viaduct_socket::{real, sys};
+use viaduct_socket::real;
+use viaduct_socket::sys::{self, raw};
 
 /// How code is answered that asks for a ring.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -61,28 +62,55 @@ pub(crate) unsafe extern "C-unwind" fn make(caller: usize, entries: c_long, para
         unsafe { real::syscall(libc::SYS_io_uring_setup, entries, parameters, 0, 0, 0, 0) }
     };
     let before = sys::errno();
-    // Where the kernel has none to give nothing has to be given up for one: it looks at the parameters last.
+    // Where the kernel has none to give nothing has to be found out: it looks at the parameters last.
     if ask(0, 0) < 0 && sys::errno() != libc::EFAULT {
         return ask(entries, parameters);
     }
-    let refusal = match answer(caller, entries) {
-        Some(Answer::NoRings) => libc::ENOSYS,
-        None if !successors::making_ring() => libc::EAGAIN,
-        Some(Answer::Seen) | None => 0,
-    };
-    if refusal != 0 {
-        sys::set_errno(refusal);
+    let answer = answer(caller, entries);
+    if answer == Some(Answer::NoRings) {
+        sys::set_errno(libc::ENOSYS);
         return -1;
     }
     let ring = ask(entries, parameters);
-    if ring >= 0 {
-        sys::set_errno(before);
+    if ring < 0 {
+        return ring;
     }
     // SAFETY: the kernel has just filled it in.
-    if ring >= 0 && unsafe { has_descriptor(with_exposed_provenance(parameters as usize)) } {
+    let has_descriptor = unsafe { has_descriptor(with_exposed_provenance(parameters as usize)) };
+    if has_descriptor {
         lifecycle::fresh(ring as c_int);
     }
+    // Only now: what the kernel refuses costs no lanes. Nobody else knows the ring yet.
+    if answer.is_none() && !successors::making_ring() {
+        give_up(ring, has_descriptor);
+        sys::set_errno(libc::EAGAIN);
+        return -1;
+    }
+    sys::set_errno(before);
     ring
+}
+
+/// Closes a ring that has just been made.
+fn give_up(ring: c_long, has_descriptor: bool) {
+    /// `IORING_UNREGISTER_RING_FDS`, by a registered number (`IORING_REGISTER_USE_REGISTERED_RING`).
+    const UNREGISTER: c_long = 21 | 1 << 31;
+    if has_descriptor {
+        return raw::close(ring as c_int);
+    }
+    // `struct io_uring_rsrc_update`, whose first half is the number.
+    let which = [ring as u64, 0];
+    // SAFETY: one such structure.
+    unsafe {
+        real::syscall(
+            libc::SYS_io_uring_register,
+            ring,
+            UNREGISTER,
+            which.as_ptr().addr() as c_long,
+            1,
+            0,
+            0,
+        )
+    };
 }
 
 /// Whether a ring that was made with these parameters (`struct io_uring_params`) is known by a descriptor.
@@ -106,17 +134,20 @@ fn answer(caller: usize, entries: c_long) -> Option<Answer> {
 
 /// The number of this code among those that are known; as many as there are: none of them.
 fn number_of(code: &Object<'_>) -> usize {
-    /// Where the code lies that asked last, a whole number of pages, and its number: programs ask for a ring a thread.
-    static LAST: AtomicUsize = AtomicUsize::new(0);
-    const NUMBERS: usize = 3;
-    const _: () = assert!(KNOWN.len() <= NUMBERS);
-    let place = code.loads().map(|(text, _)| text.start).min().unwrap_or(0) & !NUMBERS;
-    let last = LAST.load(Relaxed);
-    if last & !NUMBERS == place {
-        return last & NUMBERS;
+    /// Where the code lies that asked last, how many libraries had gone by then, and its number: programs ask for a ring a thread. Whoever cannot have it at
+    /// once, as in a signal handler, does without.
+    static LAST: Mutex<Option<((usize, u64), usize)>> = Mutex::new(None);
+    let place = code.loads().map(|(text, _)| text.start).min().unwrap_or(0);
+    // The code that asks stays meanwhile; once any has gone, other code may lie there.
+    let asks = (place, scopes::libraries_gone());
+    let last = LAST.try_lock().ok().and_then(|last| *last);
+    if let Some((_, number)) = last.filter(|(asked, _)| *asked == asks) {
+        return number;
     }
     let number = KNOWN.iter().position(|known| (known.is)(code)).unwrap_or(KNOWN.len());
-    LAST.store(place | number, Relaxed);
+    if let Ok(mut last) = LAST.try_lock() {
+        *last = Some((asks, number));
+    }
     number
 }
 

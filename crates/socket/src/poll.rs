@@ -321,13 +321,13 @@ fn prepare<'s>(entries: &[pollfd], shadow: &'s mut [pollfd]) -> (&'s mut [pollfd
         .iter_mut()
         .zip(entries.iter().filter(|entry| may_be_told_of(entry.fd)))
     {
+        // An end is something to read, so it wakes in any case; what the kernel tells of bytes alone counts as telling that there is none.
+        let end = if entry.events & IN != 0 { POLLRDHUP } else { 0 };
         let events = match attached(entry.fd) {
             // Room on the kernel connection only counts where it carries the bytes.
-            Some(conn) if crate::path::demote::sends_raw(conn, conn.id()) => entry.events,
-            Some(conn) if switch::owes(conn) => entry.events | POLLOUT,
-            // An end is something to read, so it wakes in any case.
-            Some(_) if entry.events & IN != 0 => entry.events & (IN | POLLPRI) | POLLRDHUP,
-            Some(_) => entry.events & (POLLPRI | POLLRDHUP),
+            Some(conn) if crate::path::demote::sends_raw(conn, conn.id()) => entry.events | end,
+            Some(conn) if switch::owes(conn) => entry.events | POLLOUT | end,
+            Some(_) => entry.events & (IN | POLLPRI | POLLRDHUP) | end,
             None => entry.events,
         };
         *place = pollfd {
@@ -439,4 +439,40 @@ fn arm(entries: &[pollfd]) -> Option<Bound> {
         }
     }
     Some(bound)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conn::records;
+    use viaduct_channel::Side;
+    use viaduct_stream::Incoming;
+
+    #[test]
+    fn who_waits_for_input_hears_of_the_end_whatever_carries_the_bytes() {
+        let (conn, _sockets) = records::on_the_heap();
+        conn.set_phase(Phase::Attached);
+        let asked = |events| {
+            let entry = pollfd {
+                fd: conn.fd(),
+                events,
+                revents: 0,
+            };
+            prepare(&[entry], &mut [NONE; 2])[0].events
+        };
+        let moves = |change: fn(&Outgoing<'_>)| {
+            let guard = conn.own_send(conn.id()).unwrap();
+            let segment = conn.segment(&guard).unwrap();
+            Incoming::new(segment.receiver(Side::Second)).set_ready();
+            change(&Outgoing::new(segment.sender(conn.side())));
+        };
+        assert_eq!(asked(POLLIN), POLLIN | POLLRDHUP, "by TCP");
+        assert_eq!(asked(POLLOUT), POLLOUT);
+        moves(|out| assert!(out.promote(0)));
+        assert_eq!(asked(POLLIN | POLLOUT), POLLIN | POLLRDHUP, "by the lane");
+        assert_eq!(asked(POLLOUT), 0);
+        moves(|out| out.demote());
+        assert_eq!(asked(POLLIN), POLLIN | POLLOUT | POLLRDHUP, "on the way back");
+        assert_eq!(asked(POLLOUT), POLLOUT);
+    }
 }

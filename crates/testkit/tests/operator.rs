@@ -317,15 +317,25 @@ fn whoever_goes_on_with_a_connection_is_shown() {
     }
 }
 
-/// Two questions at once for each answer.
+/// Two questions at once for each answer, which repeats the second; behind a greeting where there is one.
 const ASK_TWICE: &str = "import socket, sys, time
 s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
-for n in range(100):
-    s.sendall(b'ab')
-    s.recv(1)
-print('done', flush=True)
+stream = bytes((n * 31 + n // 256) % 256 for n in range(200))
+if 'greets' in sys.argv:
+    assert s.recv(1) == b'g'
+for n in range(0, 200, 2):
+    s.sendall(stream[n:n + 2])
+    answer = s.recv(1)
+    assert answer == stream[n + 1:n + 2], (n, answer)
+s.settimeout(0.01)
+try:
+    raise SystemExit('more than was asked for: %r' % s.recv(1))
+except TimeoutError:
+    print('done', flush=True)
 time.sleep(100)
 ";
+/// What whoever answers has counted.
+const ALL_ANSWERED: &str = "200 received, 100 answered\n";
 
 /// Plays it against a client that asks twice for each answer; answers what went by lanes.
 fn play_unseen_waits(program: &Path, options: &str, ways: &[&str]) -> u64 {
@@ -335,16 +345,25 @@ fn play_unseen_waits(program: &Path, options: &str, ways: &[&str]) -> u64 {
     let number = port.to_string();
     let server = Launch::new(mode, program, [&[&*number], ways].concat()).options(options);
     let server = server.spawn().listening(port);
-    let client = Launch::new(mode, "python3", ["-c", ASK_TWICE, &number]).options(options);
-    let client = client.spawn();
+    let words = [&["-c", ASK_TWICE, &number], ways].concat();
+    let client = Launch::new(mode, "python3", words).options(options).spawn();
     let done = wait_until(PATIENCE, || client.output().ends_with('\n'));
-    assert!(done, "{options} {ways:?}: {:#?} {}", instance.status(), client.errors());
+    assert!(
+        done,
+        "{options} {ways:?}: {:#?} {} {}",
+        instance.status(),
+        client.errors(),
+        server.errors()
+    );
     assert_eq!(
         expect(&instance, "unseen-wait", 1)[0].pid,
         server.pid(),
         "{options} {ways:?}"
     );
-    instance.totals_of(server.pid()).fast_bytes()
+    let fast = instance.totals_of(server.pid()).fast_bytes();
+    drop(client);
+    assert_eq!(server.finish(PATIENCE).success(), ALL_ANSWERED, "{options} {ways:?}");
+    fast
 }
 
 #[test]
@@ -375,8 +394,13 @@ const ANSWER_WITH_A_RING: &str = "import ctypes, socket, sys
 parameters = ctypes.create_string_buffer(120)
 assert ctypes.CDLL(None).syscall(425, 4, parameters) >= 0
 s, _ = socket.create_server(('127.0.0.1', int(sys.argv[1]))).accept()
-while s.recv(2):
-    s.sendall(b'x')
+received, answered = b'', 0
+while question := s.recv(2, socket.MSG_WAITALL):
+    received += question
+    s.sendall(question[1:])
+    answered += 1
+assert received == bytes((n * 31 + n // 256) % 256 for n in range(len(received)))
+print(len(received), 'received,', answered, 'answered')
 ";
 
 #[test]
@@ -400,4 +424,48 @@ fn a_ring_of_which_nothing_is_seen_keeps_connections_on_tcp() {
     assert!(done, "{:#?} {}", instance.status(), client.errors());
     assert_eq!(expect(&instance, Reason::UnseenRing.code(), 1)[0].pid, server.pid());
     assert_eq!(instance.totals_of(client.pid()).fast_bytes(), 0);
+    drop(client);
+    assert_eq!(server.finish(PATIENCE).success(), ALL_ANSWERED);
+}
+
+/// Accepts past the library, by the C library's own functions, after loading code for which that is so if it is to be `barred`.
+const ACCEPT_UNSEEN: &str = "import ctypes, os, socket, sys
+if sys.argv[2] == 'barred':
+    assert ctypes.CDLL(None).dlopen(b'libc.so.6', os.RTLD_NOW | os.RTLD_DEEPBIND)
+libc = ctypes.CDLL('libc.so.6')
+l = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+fd = libc.accept(l.fileno(), None, None)
+bytes = ctypes.create_string_buffer(2)
+while libc.recv(fd, bytes, 2, socket.MSG_WAITALL) == 2:
+    libc.send(fd, ctypes.byref(bytes, 1), 1, 0)
+";
+
+#[test]
+fn who_runs_under_viaduct_already_is_not_to_be_started_so() {
+    if !can_run(false, &["python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let accelerated = Mode::Accelerated(&instance);
+    for (mode, way) in [
+        (accelerated, "barred"),
+        (accelerated, "unseen"),
+        (Mode::Native, "unseen"),
+    ] {
+        let port = free_port();
+        let number = port.to_string();
+        let server = Launch::new(mode, "python3", ["-c", ACCEPT_UNSEEN, &number, way]).spawn();
+        let server = server.listening(port);
+        let client = Launch::new(accelerated, "python3", ["-c", ASK_TWICE, &number]);
+        let client = client.options("--offer now").spawn();
+        let done = wait_until(PATIENCE, || client.output().ends_with('\n'));
+        assert!(done, "{way}: {} {}", client.errors(), server.errors());
+        let text = explain(&instance, client.pid());
+        assert!(text.contains(Reason::Offered.text()), "{way}: {text}");
+        let other = format!("Other end: python3 ({})", server.pid());
+        let is_told = !matches!(mode, Mode::Native);
+        assert_eq!(text.contains(&other), is_told, "{way}: {text}");
+        assert_eq!(text.contains(Reason::UnseenCalls.text()), way == "barred", "{text}");
+        assert_eq!(text.contains(Reason::Offered.advice()), !is_told, "{way}: {text}");
+    }
 }

@@ -1,7 +1,7 @@
 //! When a connection is offered to viaductd, and what comes of it.
 
 use crate::agent::{self, counters, policy, worth};
-use crate::conn::{BANNED, Conn, EARLY, Phase, READY_OWED};
+use crate::conn::{BANNED, Conn, EARLY, HELD_BACK, Phase, READY_OWED};
 use crate::epoll::lone;
 use crate::lock::Guard;
 use crate::process::{own_waits, unseen};
@@ -72,6 +72,13 @@ impl Conn {
 
     #[inline]
     fn consider_offer(&self, messages: u32, volume: u64) {
+        if self.flag(HELD_BACK) {
+            // Nothing else is asked, nor told again, before that has changed.
+            if self.is_held_back() {
+                return;
+            }
+            self.set_flag(HELD_BACK, false);
+        }
         let policy = policy::policy();
         // A connection that has carried this much has paid for an offer; rules may say otherwise, and need addresses.
         let eager = policy.offer != OfferPolicy::Auto || policy.path == PathPolicy::Shm || policy.has_rules();
@@ -94,11 +101,10 @@ impl Conn {
         if !self.alone() {
             return self.set_reason(Reason::SharedEnd);
         }
-        // With `wait` the first byte comes before the first wait, and a second set may never be waited in.
-        let waits_later = policy::policy().offer != OfferPolicy::Wait && lone::is_watched_plainly(self);
-        if lone::is_watched_unseen(self) && (waits_later || own_waits::are_made()) {
+        if self.is_held_back() {
             // Not for a second: the first wait is often about to come.
             self.retry_at_ns.store(0, Relaxed);
+            self.set_flag(HELD_BACK, true);
             return self.set_reason(Reason::UnseenWait);
         }
         match agent::offer(self, (messages, volume)) {
@@ -118,6 +124,13 @@ impl Conn {
             Ok(false) => self.retry_at_ns.store(0, Relaxed),
             Err(reason) => self.set_reason(reason),
         }
+    }
+
+    /// Whether it is watched where the program may wait unseen.
+    fn is_held_back(&self) -> bool {
+        // With `wait` the first byte comes before the first wait, and a second set may never be waited in.
+        let waits_later = || policy::policy().offer != OfferPolicy::Wait && lone::is_watched_plainly(self);
+        lone::is_watched_unseen(self) && (waits_later() || own_waits::are_made())
     }
 
     /// The offer was refused; it may be repeated after `retry_ms`, or never if that is 0.
@@ -183,5 +196,38 @@ impl Conn {
             self.set_flag(READY_OWED, false);
             Incoming::new(segment.receiver(self.side())).set_ready();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conn::{self, records};
+    use crate::epoll;
+    use crate::epoll::set::{SET, SETS};
+
+    #[test]
+    fn what_holds_an_offer_back_is_told_once_until_it_is_over() {
+        own_waits::tests::in_a_program_that_makes_them(|| {
+            let (conn, _sockets) = records::on_the_heap();
+            // No other test uses it.
+            let index = SETS - 8;
+            let set = &SET[index];
+            set.used.store(true, Relaxed);
+            epoll::record(set, index, conn, conn.fd()).unwrap();
+            conn.note_traffic(1 << 30);
+            assert_eq!(conn.reason(), Reason::UnseenWait);
+            conn.set_reason(Reason::NotYet);
+            conn.note_traffic(1);
+            assert_eq!(conn.reason(), Reason::NotYet);
+            set.waited.store(true, Relaxed);
+            // An objection that comes before.
+            let holders = &conn.locks().unwrap().holders;
+            holders.store(2, Relaxed);
+            conn.set_flag(conn::FORKED, true);
+            conn.note_traffic(1);
+            assert_eq!(conn.reason(), Reason::SharedEnd);
+            holders.store(1, Relaxed);
+        });
     }
 }

@@ -12,8 +12,9 @@ pub(crate) mod records;
 
 use crate::agent::{self, counters};
 pub(crate) use crate::conn::flags::{
-    ACTIVE, ASKED, BANNED, CORK, COUNTED, DEAD, EARLY, FIN_PROBED, FORKED, GIVEN_AWAY, HANDED_OVER, IN_WANTED, LEFT,
-    LOW_WATER, NAGLE, OPTIONS_OWED, OUT_WANTED, PEER_FIN, QUIET_END, READY_OWED, SEARCHED, SHUT_READ, SHUT_WRITE,
+    ACTIVE, ASKED, BANNED, CORK, COUNTED, DEAD, EARLY, FIN_PROBED, FORKED, GIVEN_AWAY, HANDED_OVER, HELD_BACK,
+    IN_WANTED, LEFT, LOW_WATER, NAGLE, OPTIONS_OWED, OUT_WANTED, PEER_FIN, QUIET_END, READY_OWED, SEARCHED, SHUT_READ,
+    SHUT_WRITE,
 };
 use crate::conn::records::{id_of, index_of};
 use crate::epoll::lone::Lone;
@@ -288,6 +289,11 @@ impl Conn {
         let on = flags & libc::O_NONBLOCK.cast_unsigned() as usize != 0;
         self.set_nonblocking(on);
         on
+    }
+
+    /// The same for one that may have `asked` before: as with TCP, what is set while a call waits is for later ones.
+    pub(crate) fn refresh_nonblocking_once(&self, asked: &mut bool) -> bool {
+        !core::mem::replace(asked, true) && self.refresh_nonblocking()
     }
 
     pub(crate) fn reason(&self) -> Reason {

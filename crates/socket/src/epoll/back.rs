@@ -5,7 +5,6 @@ use crate::conn::{Conn, records};
 use crate::epoll::set::{EMULATED, FIRED, Member, NOBODY, PARKED, Set, member, set, set_links, tag};
 use crate::epoll::{for_each_membership, lone, register, registrations, remove, unregister};
 use crate::path::demote;
-use crate::process::own_waits;
 use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 use libc::EPOLLONESHOT;
 use viaduct_control::Reason;
@@ -14,9 +13,13 @@ use viaduct_control::Reason;
 /// TCP.
 pub(crate) fn nest(index: usize) {
     let Some(set) = set(index) else { return };
+    // A handler that has interrupted a call on the set leaves it to the next one that asks, whole.
+    let Some(owner) = set.own() else { return };
     if set.nested.swap(true, AcqRel) {
         return;
     }
+    // Those that have begun before this may want the set.
+    drop(owner);
     records::all()
         .filter(|conn| conn.lone.may_be_in(set))
         .for_each(|conn| _ = lone::settle(conn));
@@ -34,20 +37,6 @@ pub(crate) fn nest(index: usize) {
         if let Some(conn) = member.conn() {
             demote::ban(conn, Reason::UnseenWait);
         }
-    }
-}
-
-/// The same for the sets of a connection that has just got its lane, in which no wait has been seen, where the program makes waits of its own.
-pub(crate) fn nest_unseen(conn: &Conn) {
-    registrations(conn)
-        .filter_map(Member::set_index)
-        .for_each(nest_if_unseen);
-}
-
-/// The same for one set.
-pub(crate) fn nest_if_unseen(index: usize) {
-    if set(index).is_some_and(Set::is_unseen) && own_waits::are_made() {
-        nest(index);
     }
 }
 
@@ -88,6 +77,20 @@ pub(crate) fn leave(conn: &'static Conn) -> bool {
 mod tests {
     use super::*;
     use crate::epoll::set::{HOT, MEMBERS, SET, SETS};
+
+    #[test]
+    fn a_set_that_is_in_use_is_not_left_half_nested() {
+        // No other test uses it.
+        let index = SETS - 5;
+        let set = &SET[index];
+        set.used.store(true, Relaxed);
+        let interrupted = set.own();
+        nest(index);
+        assert!(!set.nested.load(Relaxed), "nothing in it has been handed back");
+        drop(interrupted);
+        nest(index);
+        assert!(set.nested.load(Relaxed));
+    }
 
     #[test]
     fn what_the_kernel_gets_back_is_not_told_from_the_lane_as_well() {

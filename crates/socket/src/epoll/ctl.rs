@@ -42,9 +42,6 @@ pub fn control(asked: Asked, direct: impl Fn() -> i32 + Copy) -> i32 {
     let (Some(set), Some(conn)) = (epoll::set(asked.set), connection(asked)) else {
         return control_foreign(asked, direct);
     };
-    if asked.operation == libc::EPOLL_CTL_ADD && conn.phase() == Phase::Attached {
-        back::nest_if_unseen(asked.set);
-    }
     let generation = set.generation.load(Relaxed);
     let unseen = || {
         let result = direct();
@@ -163,8 +160,8 @@ fn without_kernel(
     if operation != libc::EPOLL_CTL_ADD
         || conn.phase() != Phase::Attached
         || refused
-        || set.nested.load(Relaxed)
         || set.inherited.load(Relaxed)
+        || set.is_kernels()
     {
         return None;
     }
@@ -201,14 +198,14 @@ fn change_ours(
     let exclusive = (events | member.events.load(Relaxed)) & EPOLLEXCLUSIVE.cast_unsigned() != 0;
     match operation {
         libc::EPOLL_CTL_ADD if flags & (EMULATED | PARKED) == EMULATED | PARKED => {
-            if exclusive || set.nested.load(Relaxed) {
+            if exclusive || set.is_kernels() {
                 epoll::unregister(set, member);
                 return None;
             }
             member.change(PARKED, 0);
         }
         libc::EPOLL_CTL_MOD if flags & PARKED == 0 => {
-            if flags & EMULATED == 0 && (conn.phase() != Phase::Attached || set.nested.load(Relaxed)) {
+            if flags & EMULATED == 0 && (conn.phase() != Phase::Attached || set.is_kernels()) {
                 return None;
             }
             if exclusive {
@@ -233,4 +230,63 @@ fn change_ours(
     set.heat(number, member);
     set.nudge();
     Some(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conn::BANNED;
+    use crate::conn::records;
+    use crate::epoll::set::{SET, SETS};
+    use crate::process::own_waits;
+    use core::sync::atomic::AtomicBool;
+
+    /// A set that no other test uses, and that the kernel does not have.
+    fn set_of_no_kernel(place: usize) -> (usize, &'static Set) {
+        let index = SETS - place;
+        let set = &SET[index];
+        set.used.store(true, Relaxed);
+        set.references.store(1, Relaxed);
+        set.fd.store(-1, Relaxed);
+        (index, set)
+    }
+
+    #[test]
+    fn where_waits_may_be_unseen_a_connection_that_has_just_got_its_lane_stays_the_kernels() {
+        own_waits::tests::in_a_program_that_makes_them(|| {
+            let (conn, [own, _peer]) = records::on_the_heap();
+            let ((first, other), (index, set)) = (set_of_no_kernel(6), set_of_no_kernel(7));
+            epoll::record(other, first, conn, conn.fd()).unwrap();
+            let is_asked = AtomicBool::new(false);
+            let asked = Asked {
+                set: index,
+                operation: libc::EPOLL_CTL_ADD,
+                fd: conn.fd(),
+                events: libc::EPOLLIN.cast_unsigned(),
+                data: 0,
+            };
+            let user = set.own();
+            let used = set.owner.load(Relaxed);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    control(asked, || {
+                        is_asked.store(true, Relaxed);
+                        0
+                    })
+                });
+                // It waits for the set, and has seen that there is no lane.
+                while set.owner.load(Relaxed) == used {
+                    std::thread::yield_now();
+                }
+                conn.set_phase(Phase::Attached);
+                epoll::attached(conn);
+                drop(user);
+            });
+            assert!(is_asked.load(Relaxed), "the program's own call");
+            let known = epoll::find(conn, index, conn.fd());
+            assert!(known.is_some_and(|(_, member)| !member.has(EMULATED)));
+            assert!(conn.flag(BANNED));
+            drop(own);
+        });
+    }
 }

@@ -335,10 +335,12 @@ impl Change {
         if let Some((number, member)) = epoll::find(self.conn, index, fd)
             && self.conn.phase() == Phase::Attached
             && !member.has(PARKED)
-            && !set.nested.load(Relaxed)
-            && (member.has(EMULATED) || !oneshot)
         {
-            epoll::emulate(set, number, member);
+            if set.is_kernels() {
+                demote::ban(self.conn, Reason::UnseenWait);
+            } else if member.has(EMULATED) || !oneshot {
+                epoll::emulate(set, number, member);
+            }
         }
     }
 }

@@ -224,9 +224,10 @@ pub(crate) fn added(
     data: u64,
 ) {
     begin(set, number, member, events, data);
-    if set.nested.load(Relaxed) || set.inherited.load(Relaxed) {
+    let attached = conn.phase() == Phase::Attached;
+    if set.nested.load(Relaxed) || set.inherited.load(Relaxed) || attached && set.is_kernels() {
         demote::ban(conn, Reason::UnseenWait);
-    } else if conn.phase() == Phase::Attached {
+    } else if attached {
         emulate(set, number, member);
     }
 }
@@ -315,12 +316,15 @@ pub(crate) fn attached(conn: &'static Conn) {
     if !lone::settle(conn) {
         demote::ban(conn, Reason::UnseenWait);
     }
-    back::nest_unseen(conn);
     for_each_membership(conn, |set, number, member| {
         let oneshot = member.events.load(Relaxed) & EPOLLONESHOT.cast_unsigned() != 0;
         // Another thread may have closed it meanwhile: then the record may be that of a connection without a lane, of which only the kernel knows.
-        let still = conn.phase() == Phase::Attached;
-        if still && !oneshot && !member.has(PARKED) && !set.nested.load(Relaxed) {
+        if conn.phase() != Phase::Attached || member.has(PARKED) {
+            return;
+        }
+        if set.is_kernels() {
+            demote::ban(conn, Reason::UnseenWait);
+        } else if !oneshot {
             emulate(set, number, member);
         }
     });

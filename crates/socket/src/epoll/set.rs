@@ -5,7 +5,7 @@ use crate::epoll::list::{Links, List};
 use crate::lock::jump::Jump;
 use crate::lock::turns::Turns;
 use crate::lock::{self, Guard};
-use crate::process::thread;
+use crate::process::{own_waits, thread};
 use crate::sys::{self, raw};
 use crate::wait::bell::{self, BY_BELL, BY_SOCKET, Bell};
 use crate::{kernel, ready};
@@ -334,6 +334,12 @@ impl Set {
     /// Whether no wait has been seen in it yet.
     pub(crate) fn is_unseen(&self) -> bool {
         !self.waited.load(Relaxed)
+    }
+
+    /// Whether only the kernel's registrations may be in it: it is waited for in a way that cannot be looked into, or, where no wait has been seen, may be
+    /// waited in by the program's own system calls. To be asked where a connection has a lane: it may search the program's file.
+    pub(crate) fn is_kernels(&self) -> bool {
+        self.nested.load(Relaxed) || self.is_unseen() && own_waits::are_made()
     }
 
     /// Makes a member hot.

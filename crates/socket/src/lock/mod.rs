@@ -556,18 +556,22 @@ mod tests {
             spent.parse::<u64>().unwrap()
         };
         let word = word();
-        let owner = acquire(word).unwrap();
-        std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| {
-                let before = cpu_ns();
-                drop(acquire(word).unwrap());
-                cpu_ns() - before
-            });
-            std::thread::sleep(std::time::Duration::from_millis(20));
-            drop(owner);
-            let spent = waiter.join().unwrap();
-            assert!(spent < 700_000, "{spent} ns of processor time in 20 ms");
+        // What interrupts a thread counts as its own, so that now and then one has a millisecond more.
+        let mut spent = core::array::from_fn::<_, 9, _>(|_| {
+            let owner = acquire(word).unwrap();
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| {
+                    let before = cpu_ns();
+                    drop(acquire(word).unwrap());
+                    cpu_ns() - before
+                });
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                drop(owner);
+                waiter.join().unwrap()
+            })
         });
+        spent.sort_unstable();
+        assert!(spent[4] < 700_000, "{spent:?} ns of processor time in 20 ms each");
     }
 
     #[test]

@@ -324,8 +324,9 @@ fn bring_back(conn: &'static Conn, reason: Reason, flags: c_int) -> Result<(), E
         return Err(libc::EAGAIN);
     }
     let deadline = Deadline::after(conn.send_timeout_ns.load(Relaxed));
+    let mut asked = false;
     while !step() {
-        match wait_for_space(conn, id, deadline)? {
+        match wait_for_space(conn, id, deadline, &mut asked)? {
             Woken::Look | Woken::Restarted => {}
             woken => return Err(wait::errno_of(woken)),
         }

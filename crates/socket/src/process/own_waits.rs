@@ -79,8 +79,20 @@ fn holds(code: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use std::sync::{Mutex, PoisonError};
+
+    /// Whoever counts on what is found.
+    static TURN: Mutex<()> = Mutex::new(());
+
+    /// Does this as a program that makes such waits.
+    pub(crate) fn in_a_program_that_makes_them(body: impl FnOnce()) {
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        FOUND.store(ITSELF, Relaxed);
+        body();
+        FOUND.store(UNKNOWN, Relaxed);
+    }
 
     #[test]
     fn a_call_is_found_whole_and_near() {
@@ -99,6 +111,7 @@ mod tests {
 
     #[test]
     fn a_program_that_waits_by_the_c_library_has_none() {
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         assert_eq!(is_in_program(), Ok(false));
         assert!(!are_made() && FOUND.load(Relaxed) == SEEN);
     }

@@ -139,7 +139,7 @@ pub(crate) fn attached(
     let peek = flags & libc::MSG_PEEK != 0;
     let mut done = 0;
     let mut deadline = None;
-    let mut slept = false;
+    let (mut slept, mut asked) = (false, false);
     let error = loop {
         let found = match total {
             // Nothing is received, but not before something could be.
@@ -175,7 +175,8 @@ pub(crate) fn attached(
         let woken = if done > 0 && peek {
             wait_for_more(conn, deadline)
         } else {
-            wait_for_bytes(conn, id, deadline, polling.take(), core::mem::replace(&mut slept, true))
+            let again = core::mem::replace(&mut slept, true);
+            wait_for_bytes(conn, id, deadline, polling.take(), again, &mut asked)
         };
         match woken {
             Ok(Woken::Look) => {}

@@ -54,19 +54,20 @@ fn poll(conn: &'static Conn, id: u64, polling: Option<Spinner>) -> Result<bool, 
 }
 
 /// Waits until a receive may find something, and polls first, perhaps as it has begun to. Nothing is owned while waiting. `again`: the call
-/// has slept already, and found nothing on the lane.
+/// has slept already, and found nothing on the lane; `asked`: it knows whether it may wait at all.
 pub(crate) fn wait_for_bytes(
     conn: &'static Conn,
     id: u64,
     deadline: Deadline,
     polling: Option<Spinner>,
     again: bool,
+    asked: &mut bool,
 ) -> Result<Woken, Errno> {
     // What ended a sleep in vain is most likely the kernel's to tell.
     if !again && poll(conn, id, polling)? {
         return Ok(Woken::Look);
     }
-    if conn.refresh_nonblocking() {
+    if conn.refresh_nonblocking_once(asked) {
         return Ok(Woken::TimedOut);
     }
     let bit = wait::bit_for(conn);

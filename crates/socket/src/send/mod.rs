@@ -98,7 +98,7 @@ pub(crate) fn attached(
         return demote::send_on_tcp(conn, reason, flags, direct);
     }
     let nonblocking = flags & libc::MSG_DONTWAIT != 0 || conn.nonblocking();
-    let mut deadline = None;
+    let (mut deadline, mut asked) = (None, false);
     let error = loop {
         match attempt(conn, id, vector, done, flags) {
             Ok(sent) => {
@@ -120,7 +120,7 @@ pub(crate) fn attached(
         }
         let timeout = conn.send_timeout_ns.load(core::sync::atomic::Ordering::Relaxed);
         let deadline = *deadline.get_or_insert_with(|| Deadline::after(timeout));
-        match wait_for_space(conn, id, deadline) {
+        match wait_for_space(conn, id, deadline, &mut asked) {
             Ok(Woken::Look) => {}
             Ok(Woken::Restarted) if done == 0 => {}
             Ok(woken) => break wait::errno_of(woken),

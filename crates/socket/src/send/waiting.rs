@@ -14,8 +14,8 @@ use viaduct_control::Reason;
 use viaduct_control::counters::slot;
 use viaduct_stream::{Mode, Outgoing};
 
-/// Waits until a send may go on. Nothing is owned while waiting.
-pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result<Woken, Errno> {
+/// Waits until a send may go on. Nothing is owned while waiting. `asked`: the call knows whether it may wait at all.
+pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline, asked: &mut bool) -> Result<Woken, Errno> {
     let mut spinner = Spinner::new();
     let mut naps = Naps::new();
     let started = sys::now_ns();
@@ -66,7 +66,7 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline) -> Result
                 Ok((out.progress(), naps.next(bound, None)))
             }
         };
-        if conn.refresh_nonblocking() {
+        if conn.refresh_nonblocking_once(asked) {
             return Ok(Woken::TimedOut);
         }
         let (before, nap) = match armed {

@@ -341,3 +341,37 @@ fn liburing_that_asks_for_rings_by_number_leaves_connections_alone() {
     let end = rows.iter().find(|row| row.pid == server.pid()).unwrap();
     assert_eq!((&*end.path, &*end.reason), ("shm", "accelerated"), "{rows:#?}");
 }
+
+/// Has each library ask for a ring, and closes it; tells where they lay.
+const ASK_IN_TURN: &str = "import _ctypes, ctypes, sys
+for path in sys.argv[1:]:
+    library = ctypes.CDLL(path)
+    place = next(line.split('-')[0] for line in open('/proc/self/maps') if path in line)
+    print(place, library.ask())
+    _ctypes.dlclose(library._handle)
+";
+
+/// What is known of code goes with it.
+#[test]
+fn another_library_in_the_place_of_one_that_was_told_that_there_are_no_rings() {
+    if !can_run(false, &["cc", "python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let library = |name: &str, word: &str| {
+        let word = format!("-DWORD=\"{word}\"");
+        let path = compile(&instance, name, "asking.c", &["-shared", "-fPIC", &word]);
+        path.to_str().unwrap().to_owned()
+    };
+    let (known, unknown) = (
+        library("one.so", "UV_USE_IO_URING"),
+        library("two.so", "UV_USE_NO_RINGS"),
+    );
+    let words = ["-c", ASK_IN_TURN, &known, &unknown, &known];
+    let asked = Launch::new(Mode::Accelerated(&instance), "python3", words).spawn();
+    let said = asked.finish(PATIENCE).success();
+    let said: Vec<_> = said.split_whitespace().collect();
+    assert!(said[0] == said[2] && said[2] == said[4], "{said:?}");
+    // -ENOSYS, and a ring.
+    assert_eq!([said[1], said[3], said[5]], ["-38", "0", "-38"]);
+}

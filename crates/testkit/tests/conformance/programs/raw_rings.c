@@ -82,6 +82,17 @@ static void to_and_fro(void)
     FAR(GET(s, 2, 0); receive(s, 3));
 }
 
+/* What is no ring costs no lanes. */
+static void refused_by_the_kernel(void)
+{
+    struct io_uring_params parameters = {.flags = ~0U};
+
+    FAR(R(syscall(SYS_io_uring_setup, 1, &parameters)); R(syscall(SYS_io_uring_setup, 1, NULL)));
+    prove(s);
+    NEAR(R(send(s, "x", 1, 0)));
+    FAR(GET(s, 1, 0));
+}
+
 static void beside_a_busy_peer(void)
 {
     NEAR(R(send(s, "early", 5, 0)));
@@ -138,4 +149,4 @@ static void of_later_connections(void)
     }
 }
 
-MAIN(JOINED(to_and_fro), JOINED(beside_a_busy_peer), JOINED(of_later_connections))
+MAIN(JOINED(to_and_fro), JOINED(refused_by_the_kernel), JOINED(beside_a_busy_peer), JOINED(of_later_connections))

@@ -442,6 +442,44 @@ static void small_stacks(void)
     step();
 }
 
+static void *tell_not_to_block(void *fd)
+{
+    sleep_ms(60);
+    fcntl(*(int *)fd, F_SETFL, O_NONBLOCK);
+    return NULL;
+}
+
+/* Whether a call may wait is asked when it is made. */
+static void told_not_to_block_while_they_wait(void)
+{
+    static char bytes[64 << 20];
+    pthread_t thread;
+
+    if (is_near) {
+        thread = in_thread(tell_not_to_block, &s);
+        R(send(s, bytes, sizeof bytes, 0));
+        pthread_join(thread, NULL);
+        R(fcntl(s, F_SETFL, 0));
+    } else {
+        sleep_ms(120);
+        drain(s, sizeof bytes);
+    }
+    step();
+    if (is_near) {
+        thread = in_thread(tell_not_to_block, &s);
+        GET(s, 4, MSG_WAITALL);
+        pthread_join(thread, NULL);
+    } else {
+        R(send(s, "wa", 2, 0));
+        sleep_ms(120);
+        R(send(s, "i", 1, 0));
+        sleep_ms(30);
+        R(send(s, "t", 1, 0));
+    }
+    step();
+    NEAR(GET(s, 1, 0));
+}
+
 static void errno_is_left_alone(void)
 {
     char byte;
@@ -458,4 +496,4 @@ MAIN(JOINED(jump_out_of_a_receive), JOINED(jump_out_of_a_poll), JOINED(jump_out_
      JOINED(others_look_while_one_receives), JOINED(others_look_while_one_polls),
      JOINED(others_look_while_one_waits_in_a_set), JOINED(another_process_looks_while_one_receives),
      JOINED(cancellation_turned_off), JOINED(clean_up_of_the_cancelled), JOINED(small_stacks),
-     JOINED(errno_is_left_alone))
+     JOINED(told_not_to_block_while_they_wait), JOINED(errno_is_left_alone))
