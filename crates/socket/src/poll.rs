@@ -458,7 +458,7 @@ mod tests {
                 events,
                 revents: 0,
             };
-            prepare(&[entry], &mut [NONE; 2])[0].events
+            prepare(&[entry], &mut [NONE; 2]).0[0].events
         };
         let moves = |change: fn(&Outgoing<'_>)| {
             let guard = conn.own_send(conn.id()).unwrap();
