@@ -44,7 +44,7 @@ pub use buffer::{Dest, Source, Stores};
 pub use geometry::Geometry;
 #[cfg(not(loom))]
 pub use mapping::{MapError, Mapping, is_locked, populate, set_locked};
-pub use receiver::Receiver;
+pub use receiver::{Found, Receiver};
 #[cfg(not(loom))]
 pub use returns::Returns;
 pub use segment::{Segment, Side};

@@ -24,6 +24,34 @@ pub struct Receiver<'a> {
     geometry: Geometry,
 }
 
+/// Bytes that a receiver has found, from its head on. Good until it consumes.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    head: u64,
+    bytes: usize,
+}
+
+impl Found {
+    /// How many there are.
+    #[inline(always)]
+    pub const fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether there are none.
+    #[inline(always)]
+    pub const fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The stream position `offset` after the head, and how many of `len` bytes there are from there on.
+    #[inline(always)]
+    fn within(&self, offset: usize, len: usize) -> (u64, usize) {
+        let at = self.head.wrapping_add(offset as u64);
+        (at, len.min(self.bytes.saturating_sub(offset)))
+    }
+}
+
 impl<'a> Receiver<'a> {
     #[inline]
     pub(crate) fn new(segment: &'a Segment, lane: &'a Lane, pool: Pool<'a>, number: usize) -> Self {
@@ -35,6 +63,18 @@ impl<'a> Receiver<'a> {
         }
     }
 
+    /// A copy for a call that is seldom made: it takes an address, and what has one is kept in memory and not in registers.
+    #[inline(always)]
+    #[must_use]
+    pub const fn apart(&self) -> Self {
+        Self {
+            lane: self.lane,
+            numbers: self.numbers,
+            pool: self.pool,
+            geometry: self.geometry,
+        }
+    }
+
     /// Bytes published and not yet consumed, counted from the head, with what has been
     /// released in between.
     ///
@@ -42,7 +82,11 @@ impl<'a> Receiver<'a> {
     /// [`Violation`] when the sender's tail makes no sense.
     #[inline(always)]
     pub fn readable(&self) -> Result<usize, Violation> {
-        let head = self.head();
+        self.look(self.head())
+    }
+
+    #[inline(always)]
+    fn look(&self, head: u64) -> Result<usize, Violation> {
         // Pairs with the release store in `Sender::publish`: bytes and table entries
         // below this tail are there.
         let tail = self.lane.sender.tail.load(Acquire);
@@ -61,18 +105,32 @@ impl<'a> Receiver<'a> {
     /// [`Violation`] when the sender's tail makes no sense.
     #[inline(always)]
     pub fn readable_or(&self, enough: usize) -> Result<usize, Violation> {
-        let known = self.known();
-        if known >= enough.max(1) {
-            Ok(known)
-        } else {
-            self.readable()
-        }
+        self.find(enough).map(|found| found.bytes)
     }
 
-    /// Bytes to be read as far as [`readable`](Self::readable) last saw: costs no look at what the sender writes.
+    /// What [`readable_or`](Self::readable_or) finds, to be moved by [`copy_found`](Self::copy_found) and
+    /// [`consume_found`](Self::consume_found) without another look.
+    ///
+    /// # Errors
+    /// [`Violation`] when the sender's tail makes no sense.
     #[inline(always)]
-    pub fn known(&self) -> usize {
-        self.seen(self.head())
+    pub fn find(&self, enough: usize) -> Result<Found, Violation> {
+        let found = self.found();
+        if found.bytes >= enough.max(1) {
+            return Ok(found);
+        }
+        let bytes = self.look(found.head)?;
+        Ok(Found { bytes, ..found })
+    }
+
+    /// What [`readable`](Self::readable) saw last: costs no look at what the sender writes.
+    #[inline(always)]
+    pub fn found(&self) -> Found {
+        let head = self.head();
+        Found {
+            head,
+            bytes: self.seen(head),
+        }
     }
 
     /// The position after the last published byte, without taking notice of it: for a look from outside, while another
@@ -96,15 +154,24 @@ impl<'a> Receiver<'a> {
     /// Bytes of released blocks are garbage.
     #[inline(always)]
     pub fn copy_out(&self, dest: Dest<'_>, offset: usize) -> usize {
-        let head = self.head();
-        let want = dest.len().min(self.seen(head).saturating_sub(offset));
-        let at = head.wrapping_add(offset as u64);
-        // Of nothing there is no block to be asked for, which the sender may be choosing now.
-        if want.wrapping_sub(1) < self.geometry.block_size() - self.geometry.offset_of(at) {
+        self.copy_found(self.found(), dest, offset)
+    }
+
+    /// Like [`copy_out`](Self::copy_out), of what was found.
+    #[inline(always)]
+    pub fn copy_found(&self, found: Found, dest: Dest<'_>, offset: usize) -> usize {
+        let (at, want) = found.within(offset, dest.len());
+        if self.is_in_one_block(at, want) {
             self.read_block(at, dest.slice(0, want))
         } else {
-            self.read_across(at, dest.slice(0, want))
+            self.apart().read_across(at, dest.slice(0, want))
         }
+    }
+
+    /// False of nothing: there is no block to be asked for, which the sender may be choosing now.
+    #[inline(always)]
+    fn is_in_one_block(&self, at: u64, bytes: usize) -> bool {
+        bytes.wrapping_sub(1) < self.geometry.block_size() - self.geometry.offset_of(at)
     }
 
     /// Fills `dest` from stream position `at` on, up to the end of a block. Returns how
@@ -117,7 +184,7 @@ impl<'a> Receiver<'a> {
 
     /// Fills all of `dest`.
     #[inline(never)]
-    fn read_across(&self, at: u64, dest: Dest<'_>) -> usize {
+    fn read_across(self, at: u64, dest: Dest<'_>) -> usize {
         let mut done = 0;
         while done < dest.len() {
             done += self.read_block(at.wrapping_add(done as u64), dest.slice(done, usize::MAX));
@@ -125,17 +192,30 @@ impl<'a> Receiver<'a> {
         done
     }
 
-    /// Has the processor fetch `len` bytes from `offset` after the head on, as far as
-    /// [`readable`](Self::readable) last saw any: it foresees what is read in a row only.
-    #[inline]
-    pub fn prefetch(&self, offset: usize, len: usize) {
-        let head = self.head();
-        let want = len.min(self.seen(head).saturating_sub(offset));
+    /// Has the processor fetch `len` bytes from `offset` after the head on, as far as they were found: it foresees what is
+    /// read in a row only.
+    #[inline(always)]
+    pub fn prefetch(&self, found: Found, offset: usize, len: usize) {
+        let (at, want) = found.within(offset, len);
+        if self.is_in_one_block(at, want) {
+            self.prefetch_block(at, want);
+        } else {
+            self.apart().prefetch_across(at, want);
+        }
+    }
+
+    /// Those up to the end of a block. Returns how many there were.
+    #[inline(always)]
+    fn prefetch_block(&self, at: u64, bytes: usize) -> usize {
+        let block = self.numbers.block(self.geometry.block_of(at));
+        self.pool.prefetch(block, self.geometry.offset_of(at), bytes)
+    }
+
+    #[inline(never)]
+    fn prefetch_across(self, at: u64, bytes: usize) {
         let mut done = 0;
-        while done < want {
-            let at = head.wrapping_add((offset + done) as u64);
-            let block = self.numbers.block(self.geometry.block_of(at));
-            done += self.pool.prefetch(block, self.geometry.offset_of(at), want - done);
+        while done < bytes {
+            done += self.prefetch_block(at.wrapping_add(done as u64), bytes - done);
         }
     }
 
@@ -144,15 +224,20 @@ impl<'a> Receiver<'a> {
     /// gained by it; unless 0, [`take_credit_wait`](Self::take_credit_wait) is due.
     #[inline(always)]
     pub fn consume(&self, bytes: usize) -> usize {
-        let head = self.head();
-        let bytes = bytes.min(self.seen(head));
-        let next = head.wrapping_add(bytes as u64);
+        self.consume_found(self.found(), bytes)
+    }
+
+    /// Like [`consume`](Self::consume), of what was found.
+    #[inline(always)]
+    pub fn consume_found(&self, found: Found, bytes: usize) -> usize {
+        let head = found.head;
+        let next = head.wrapping_add(bytes.min(found.bytes) as u64);
         let (from, to) = (self.geometry.block_of(head), self.geometry.block_of(next));
         if from == to {
             self.store_head(next);
             0
         } else {
-            self.leave(from, to, next)
+            self.apart().leave(from, to, next)
         }
     }
 
@@ -340,7 +425,7 @@ impl<'a> Receiver<'a> {
     /// Moves the head to `next` and with it out of the logical blocks `from..to`. Returns
     /// how many those are.
     #[inline(never)]
-    fn leave(&self, from: u64, to: u64, next: u64) -> usize {
+    fn leave(self, from: u64, to: u64, next: u64) -> usize {
         let mut given = self.given();
         let mut released = false;
         // The table is read before the head moves, since from then on the sender may

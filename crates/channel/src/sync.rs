@@ -151,7 +151,7 @@ mod imp {
         }
 
         /// Has the processor fetch bytes of a block, up to its end. Returns how many.
-        #[inline]
+        #[inline(always)]
         pub(crate) fn prefetch(&self, block: usize, offset: usize, len: usize) -> usize {
             let (at, room) = self.locate(block, offset);
             let n = len.min(room);

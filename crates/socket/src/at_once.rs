@@ -119,23 +119,23 @@ fn look(conn: &'static Conn, id: u64, dest: Dest<'_>, flags: c_int, may_rest: bo
     if guard.searched() || Incoming::new(lane).source() != Source::Lane {
         return Look::Elsewhere;
     }
-    if may_rest && conn.rest.comes_first() && conn.only_receives() && lane.known() == 0 && spin::has_budget() {
+    if may_rest && conn.rest.comes_first() && conn.only_receives() && lane.found().is_empty() && spin::has_budget() {
         return Look::Rest;
     }
-    let Ok(readable) = lane.readable_or(dest.len()) else {
+    let Ok(there) = lane.find(dest.len()) else {
         return Look::Elsewhere;
     };
-    if readable == 0 {
+    if there.is_empty() {
         return Look::Nothing;
     }
     if !conn.only_receives() {
         // An answer comes next, most likely, and whoever sent this has read what we sent last: the line is fetched while the program works.
         segment.sender(conn.side()).prefetch();
     }
-    if readable < dest.len() && (flags & libc::MSG_WAITALL != 0 || Incoming::new(lane).sender_leaves()) {
+    if there.len() < dest.len() && (flags & libc::MSG_WAITALL != 0 || Incoming::new(lane).sender_leaves()) {
         return Look::Elsewhere;
     }
-    let bytes = take(conn, &lane, dest);
+    let bytes = take(conn, &lane, there, dest);
     conn.received_again(bytes);
     Look::Found(bytes)
 }

@@ -117,10 +117,15 @@ impl Holes {
         }
     }
 
-    /// Moves the head over `bytes` bytes, fewer than [`run`](Self::run): what [`take`](Self::take) does there, in less time.
-    #[inline]
-    pub fn advance(&self, bytes: u64) {
-        self.head.store(self.head().saturating_add(bytes), Relaxed);
+    /// Takes the bytes from the head up to position `to`, as [`take`](Self::take) does, and answers where the head is then: there, or behind
+    /// the holes that it has reached.
+    #[inline(always)]
+    pub fn advance(&self, to: u64) -> u64 {
+        if to.saturating_sub(self.head()) < self.run() {
+            self.head.store(to, Relaxed);
+            return to;
+        }
+        self.move_over_holes(to)
     }
 
     /// Bytes in holes beyond the head.
@@ -196,12 +201,17 @@ impl Holes {
     }
 
     /// Whether the bytes from `from` to `to` can be taken: so unless every place is used and they touch no hole and not the head.
+    #[inline(always)]
     pub fn has_room(&self, from: u64, to: u64) -> bool {
-        from <= self.head()
+        (self.used.load(Relaxed) as usize) < HOLES
             || self.free.load(Relaxed) != 0
-            || (self.used.load(Relaxed) as usize) < HOLES
-            || self.last_before(from).is_some_and(|hole| hole.1 >= from)
-            || self.next(from).is_some_and(|hole| hole.0 <= to)
+            || from <= self.head()
+            || self.touches(from, to)
+    }
+
+    #[cold]
+    fn touches(&self, from: u64, to: u64) -> bool {
+        self.last_before(from).is_some_and(|hole| hole.1 >= from) || self.next(from).is_some_and(|hole| hole.0 <= to)
     }
 
     /// Takes the bytes from position `from` to `to`, which may reach over holes. Answers the hole they are part of now; where it
@@ -209,6 +219,7 @@ impl Holes {
     ///
     /// # Errors
     /// [`Full`].
+    #[inline(always)]
     pub fn take(&self, from: u64, to: u64) -> Result<(u64, u64), Full> {
         let head = self.head();
         let from = from.max(head);
@@ -216,7 +227,7 @@ impl Holes {
             return Ok((from, from));
         }
         if from == head {
-            return Ok((head, self.move_head(to)));
+            return Ok((head, self.advance(to)));
         }
         if self.root.load(Relaxed) == 0 {
             // The only one, as it mostly is; so there is a place.
@@ -226,6 +237,12 @@ impl Holes {
             self.changing.store(0, Release);
             return Ok((from, to));
         }
+        self.take_among(from, to)
+    }
+
+    /// The same where there are holes, beyond the head.
+    #[inline(never)]
+    fn take_among(&self, from: u64, to: u64) -> Result<(u64, u64), Full> {
         let before = self.last_before(from).filter(|hole| hole.1 >= from);
         let after = self.next(from).filter(|hole| hole.0 <= to);
         match (before, after) {
@@ -238,19 +255,16 @@ impl Holes {
         }
     }
 
-    fn move_head(&self, to: u64) -> u64 {
-        let mut head = to;
-        if head.saturating_sub(self.head()) < self.run() {
-            self.head.store(head, Relaxed);
-            return head;
-        }
+    /// Moves the head to `to`, where or before which there is a hole.
+    #[inline(always)]
+    fn move_over_holes(&self, to: u64) -> u64 {
         self.changing.store(1, Relaxed);
         let root = self.root.load(Relaxed);
         if self.count() == 1
             && let Some(only) = self.node(root)
         {
             // As it mostly is: the head has reached it.
-            head = head.max(only.to.load(Relaxed));
+            let head = to.max(only.to.load(Relaxed));
             self.root.store(0, Relaxed);
             self.free_one(root, only);
             self.head.store(head, Relaxed);
@@ -258,6 +272,13 @@ impl Holes {
             self.changing.store(0, Release);
             return head;
         }
+        self.move_among_holes(to)
+    }
+
+    /// The same where there are several. They are being changed.
+    #[inline(never)]
+    fn move_among_holes(&self, to: u64) -> u64 {
+        let mut head = to;
         while let Some((from, end)) = self.next(0)
             && from <= head
         {
@@ -325,6 +346,7 @@ impl Holes {
     }
 
     /// A free place, filled; 0 if there is none.
+    #[inline(always)]
     fn make(&self, from: u64, to: u64) -> u32 {
         let mut number = self.free.load(Relaxed);
         if number == 0 {
@@ -359,6 +381,7 @@ impl Holes {
         }
     }
 
+    #[inline]
     fn free_one(&self, number: u32, node: &Node) {
         node.left.store(self.free.load(Relaxed), Relaxed);
         self.free.store(number, Relaxed);

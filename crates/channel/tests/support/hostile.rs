@@ -139,9 +139,10 @@ impl Lane<'_> {
             12 | 13 => {
                 let room = script.short() % BUFFER;
                 let offset = script.short() << (script.byte() % 48);
-                self.rx.prefetch(offset, room);
+                let found = self.rx.found();
+                self.rx.prefetch(found, offset, room);
                 let mut bytes = vec![0xA5; room + 64];
-                let done = self.rx.copy_out(bytes[..room].as_mut().into(), offset);
+                let done = self.rx.copy_found(found, bytes[..room].as_mut().into(), offset);
                 assert!(done <= room);
                 assert!(bytes[done..].iter().all(|&byte| byte == 0xA5));
             }

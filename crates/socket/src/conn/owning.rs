@@ -27,6 +27,16 @@ impl Conn {
         self.own_receive_by(id, lock::try_acquire_searched)
     }
 
+    /// The same if nobody owns it.
+    #[inline(always)]
+    pub(crate) fn try_own_searched(&self, id: u64) -> Option<Guard<'static>> {
+        let guard = lock::try_acquire_searched(&self.locks()?.receive)?;
+        if self.id() != id || id == 0 {
+            return None;
+        }
+        Some(guard)
+    }
+
     #[inline]
     fn own_receive_by(
         &self,

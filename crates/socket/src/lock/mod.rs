@@ -235,7 +235,7 @@ impl Guard<'_> {
 }
 
 impl Drop for Guard<'_> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         // Nobody takes a word from a thread that lives. Should it be another's all the same, that one's it stays.
         let seen = self.word.load(Relaxed);
@@ -283,7 +283,7 @@ pub(crate) fn acquire_local(word: &'static AtomicU32) -> Option<Guard<'static>> 
 }
 
 /// Takes the word of a direction that has been searched, if nobody owns it.
-#[inline]
+#[inline(always)]
 pub(crate) fn try_acquire_searched(word: &'static AtomicU32) -> Option<Guard<'static>> {
     acquire_idle(word, SEARCHED)
 }
@@ -305,14 +305,14 @@ pub(crate) fn take_over(word: &'static AtomicU32) -> Option<Guard<'static>> {
 }
 
 /// Takes a word that is `idle` when nobody owns it, if nobody does.
-#[inline]
+#[inline(always)]
 fn acquire_idle(word: &'static AtomicU32, idle: u32) -> Option<Guard<'static>> {
     let own = &thread::this().locks;
     take(own, word, idle, idle, 0)
 }
 
 /// Takes a word that holds `seen`, and may be [`AWAITED`] by others.
-#[inline]
+#[inline(always)]
 fn take(own: &'static Own, word: &'static AtomicU32, seen: u32, idle: u32, awaited: u32) -> Option<Guard<'static>> {
     let owned = own.name() | idle;
     let before = own.note(word);

@@ -8,7 +8,7 @@ use crate::send::{self, PIECE};
 use crate::sys::Errno;
 use crate::vector::Vector;
 use libc::c_int;
-use viaduct_channel::{Dest, Receiver};
+use viaduct_channel::{Dest, Found as There, Receiver};
 use viaduct_control::counters::slot;
 use viaduct_stream::Incoming;
 
@@ -20,19 +20,19 @@ pub(crate) fn from_lane(
     skip: usize,
     flags: c_int,
 ) -> Result<Found, Errno> {
-    let readable = match lane.readable_or(vector.len().saturating_sub(skip)) {
-        Ok(readable) => readable,
+    let there = match lane.find(vector.len().saturating_sub(skip)) {
+        Ok(there) => there,
         Err(_) => return Err(send::violated(conn)),
     };
-    if readable == 0 {
+    if there.is_empty() {
         return Ok(Found::Nothing);
     }
-    let room = readable.min(vector.len().saturating_sub(skip));
+    let room = there.len().min(vector.len().saturating_sub(skip));
     let (peeks, discards) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_TRUNC != 0);
     let mut bytes = 0;
     if !peeks && !discards && room > PIECE {
         for dest in vector.dests(skip, room) {
-            bytes += take_pieces(conn, lane, dest);
+            bytes += take_pieces(conn, *lane, dest);
         }
         conn.received_again(bytes);
         return Ok(Found::Bytes(bytes));
@@ -42,48 +42,49 @@ pub(crate) fn from_lane(
         bytes = room;
     } else {
         for dest in vector.dests(skip, room) {
-            bytes += lane.copy_out(dest, bytes);
+            bytes += lane.copy_found(there, dest, bytes);
         }
     }
     if !peeks {
         conn.received_again(bytes);
-        consume(conn, lane, bytes);
+        consume(conn, lane, there, bytes);
     }
     Ok(Found::Bytes(bytes))
 }
 
-/// Receives into `dest` what has been seen of the lane.
+/// Receives into `dest` what was found in the lane.
 #[inline(always)]
-pub(crate) fn take(conn: &Conn, lane: &Receiver<'_>, dest: Dest<'_>) -> usize {
-    if dest.len() > PIECE && lane.known() > PIECE {
-        return take_pieces(conn, lane, dest);
+pub(crate) fn take(conn: &Conn, lane: &Receiver<'_>, there: There, dest: Dest<'_>) -> usize {
+    if dest.len() > PIECE && there.len() > PIECE {
+        return take_pieces(conn, lane.apart(), dest);
     }
-    let bytes = lane.copy_out(dest, 0);
-    consume(conn, lane, bytes);
+    let bytes = lane.copy_found(there, dest, 0);
+    consume(conn, lane, there, bytes);
     bytes
 }
 
 /// The same by pieces: the sender goes on with the blocks of one while the next is copied. Where all were given back at the end, a sender
 /// would wait for as long as all of it takes to copy, longer than it polls, and sleep at each call.
 #[inline(never)]
-fn take_pieces(conn: &Conn, lane: &Receiver<'_>, dest: Dest<'_>) -> usize {
+fn take_pieces(conn: &Conn, lane: Receiver<'_>, dest: Dest<'_>) -> usize {
     let mut taken = 0;
     loop {
-        let bytes = lane.copy_out(dest.slice(taken, PIECE), 0);
+        let there = lane.found();
+        let bytes = lane.copy_found(there, dest.slice(taken, PIECE), 0);
         if bytes == 0 {
             return taken;
         }
-        consume(conn, lane, bytes);
+        consume(conn, &lane, there, bytes);
         taken += bytes;
     }
 }
 
 #[inline(always)]
-pub(crate) fn consume(conn: &Conn, lane: &Receiver<'_>, bytes: usize) {
+pub(crate) fn consume(conn: &Conn, lane: &Receiver<'_>, there: There, bytes: usize) {
     counters::add(conn, slot::BYTES_RECEIVED, bytes as u64);
     counters::add(conn, slot::FAST_BYTES_RECEIVED, bytes as u64);
-    if lane.consume(bytes) != 0 {
-        gave_back(conn, *lane);
+    if lane.consume_found(there, bytes) != 0 {
+        gave_back(conn, lane.apart());
     }
 }
 

@@ -143,12 +143,16 @@ pub(crate) fn confining() {
 }
 
 impl Shared {
+    #[inline(always)]
     fn area(&'static self, index: usize) -> Option<&'static Area> {
-        match self.first.get(index) {
-            Some(area) => Some(area),
-            None => others()?.get(index - FIRST),
-        }
+        self.first.get(index).or_else(|| further(index))
     }
+}
+
+/// An area beyond the first.
+#[cold]
+fn further(index: usize) -> Option<&'static Area> {
+    others()?.get(index - FIRST)
 }
 
 const fn index(reference: u32) -> Option<usize> {
@@ -156,12 +160,13 @@ const fn index(reference: u32) -> Option<usize> {
 }
 
 /// The area with a reference from [`claim`]; `None` for 0.
-#[inline]
+#[inline(always)]
 pub(crate) fn numbered(reference: u32) -> Option<&'static Area> {
     known()?.area(index(reference)?)
 }
 
 /// What this process has peeked of the area's connection.
+#[inline]
 pub(crate) fn peeked(reference: u32) -> Option<&'static Peeked> {
     PEEKED.get(index(reference)?)
 }

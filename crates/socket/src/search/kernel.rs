@@ -15,6 +15,7 @@ use crate::sys::{Errno, raw};
 use crate::vector::Vector;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
+use viaduct_channel::Dest;
 
 /// Pieces at least this long are not peeked in bulk.
 const LARGE: usize = 48 << 10;
@@ -52,21 +53,18 @@ impl Front<'_> {
 
     /// Takes all that a call asks for, where it has been peeked and stands before any hole; `None`: it is not so simple.
     #[inline]
-    pub(crate) fn take_simply(&self, vector: Vector<'_>, offset: u64) -> Option<usize> {
+    pub(crate) fn take_simply(&self, dest: Dest<'_>, offset: u64) -> Option<usize> {
         let holes = &self.area.holes;
-        let (want, head, (first, last)) = (vector.len(), holes.head(), self.peeked.range(self.area));
+        let (want, head, (first, last)) = (dest.len(), holes.head(), self.peeked.range(self.area));
         let end = offset.saturating_add(want as u64);
         let (from, to) = (head.saturating_add(offset), head.saturating_add(end));
         let simple = holes.is_intact() && self.area.error.load(Relaxed) == 0;
         if !simple || from < first || to > last || end > holes.run() || !holes.has_room(from, to) {
             return None;
         }
-        let mut copied = narrow(from - first);
-        for dest in vector.dests(0, want) {
-            copied += self.peeked.buffer.copy_out(copied, dest);
-        }
-        if offset == 0 && end < holes.run() {
-            holes.advance(end);
+        self.peeked.buffer.copy_out(narrow(from - first), dest);
+        if offset == 0 {
+            holes.advance(to);
         } else {
             let _ = holes.take(from, to);
         }

@@ -18,11 +18,10 @@ use crate::path::marks::{Marks, look_at_marks, look_behind_bells};
 use crate::receive::{lane, needs};
 use crate::sys::memory::discard;
 use crate::sys::{Errno, raw};
-use crate::vector::Vector;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use parts::{Parts, Place};
-use viaduct_channel::Receiver;
+use viaduct_channel::{Dest, Found, Receiver};
 use viaduct_control::counters::slot;
 use viaduct_stream::{Incoming, Source};
 
@@ -32,19 +31,17 @@ const FORESEEN: usize = 8 << 10;
 const TOGETHER: usize = 1 << 10;
 
 /// Takes all that a call asks for, where it is in the lane and before any hole, as it mostly is; `None`: it is not so simple.
-#[inline]
-pub(super) fn take_simply(
-    conn: &Conn,
-    guard: &Guard<'_>,
-    area: &Area,
-    vector: Vector<'_>,
-    offset: u64,
-) -> Option<usize> {
+#[inline(always)]
+pub(super) fn take_simply(conn: &Conn, guard: &Guard<'_>, area: &Area, dest: Dest<'_>, offset: u64) -> Option<usize> {
     let (holes, lane) = (&area.holes, conn.segment(guard)?.receiver(conn.side()));
-    let (want, base) = (vector.len(), area.base.load(Relaxed));
+    let (want, base) = (dest.len(), area.base.load(Relaxed));
     let end = offset.saturating_add(want as u64);
     let simple = holes.is_intact() && base == holes.head() && Incoming::new(lane).source() == Source::Lane;
-    if !simple || end > holes.run() || (lane.readable_or(narrow(end)).ok()? as u64) < end {
+    if !simple || end > holes.run() {
+        return None;
+    }
+    let mut there = lane.find(narrow(end)).ok()?;
+    if (there.len() as u64) < end {
         return None;
     }
     let (from, to) = (base + offset, base + end);
@@ -52,50 +49,58 @@ pub(super) fn take_simply(
         if !holes.has_room(from, to) {
             return None;
         }
-        foresee(&lane, narrow(offset), want);
-    }
-    let mut copied = 0;
-    for dest in vector.dests(0, want) {
-        copied += lane.copy_out(dest, narrow(offset) + copied);
-    }
-    conn.received_again(copied);
-    if offset == 0 && end < holes.run() {
-        holes.advance(end);
-    } else if let Ok(hole) = holes.take(from, to)
-        && offset > 0
-    {
-        give_back(conn, &lane, hole, (from, to), (base, u64::MAX));
+        foresee(&lane, there, narrow(offset), want);
+        lane.copy_found(there, dest, narrow(offset));
+        let hole = holes.take(from, to).ok()?;
+        if is_block(&lane, hole) {
+            give_back(conn, guard, hole, (from, to), (base, u64::MAX));
+        }
         return Some(want);
     }
+    lane.copy_found(there, dest, 0);
     // With what has been received behind it. That has been published, if the peer is honest.
-    let gone = narrow(holes.head().saturating_sub(base));
-    let gone = lane.readable_or(gone).unwrap_or(0).min(gone);
-    lane::consume(conn, &lane, gone);
+    let mut gone = narrow(holes.advance(to).saturating_sub(base));
+    if gone > there.len() {
+        there = lane.find(gone).unwrap_or(there);
+        gone = gone.min(there.len());
+    }
+    lane::consume(conn, &lane, there, gone);
     area.base.store(base + gone as u64, Relaxed);
     Some(want)
 }
 
 /// What is searched for is about to be read, and what lies before most likely next.
-#[inline]
-fn foresee(lane: &Receiver<'_>, before: usize, want: usize) {
+#[inline(always)]
+fn foresee(lane: &Receiver<'_>, there: Found, before: usize, want: usize) {
     let all = before.saturating_add(want);
     if all <= TOGETHER {
-        return lane.prefetch(0, all);
+        return lane.prefetch(there, 0, all);
     }
-    lane.prefetch(before, want.min(FORESEEN));
-    lane.prefetch(0, before.min(FORESEEN));
+    foresee_far(lane.apart(), there, before, want);
+}
+
+#[inline(never)]
+fn foresee_far(lane: Receiver<'_>, there: Found, before: usize, want: usize) {
+    lane.prefetch(there, before, want.min(FORESEEN));
+    lane.prefetch(there, 0, before.min(FORESEEN));
 }
 
 /// A lane has room for twice as much by itself.
 const FAR: u64 = 512 << 10;
 
+/// Whether a block may lie wholly in `hole`.
+#[inline(always)]
+fn is_block(lane: &Receiver<'_>, hole: (u64, u64)) -> bool {
+    hole.1.saturating_sub(hole.0) >= lane.block_size() as u64
+}
+
 /// Gives the blocks back that are whole since `taken` has become part of `hole`, all of them stream positions. The lane begins at the first of
 /// `within`, and has so many bytes.
-fn give_back(conn: &Conn, lane: &Receiver<'_>, hole: (u64, u64), taken: (u64, u64), within: (u64, u64)) {
+#[inline(never)]
+fn give_back(conn: &Conn, guard: &Guard<'_>, hole: (u64, u64), taken: (u64, u64), within: (u64, u64)) {
+    let Some(segment) = conn.segment(guard) else { return };
+    let lane = segment.receiver(conn.side());
     let block = lane.block_size() as u64;
-    if hole.1.saturating_sub(hole.0) < block {
-        return;
-    }
     // Blocks further away were whole before, or are not yet.
     let near = |at: u64| at.max(within.0).saturating_sub(within.0).min(within.1);
     let from = near(hole.0.max(taken.0.saturating_sub(block)));
@@ -158,7 +163,12 @@ impl<'a> Stretches<'a> {
             .saturating_add(1);
         let parts = self.parts(end.saturating_sub(self.base()))?;
         if ask.offset > 0 && parts.all[0].place == Place::Lane {
-            foresee(&self.lane, narrow(from.saturating_sub(self.base())), want);
+            foresee(
+                &self.lane,
+                self.lane.found(),
+                narrow(from.saturating_sub(self.base())),
+                want,
+            );
         }
         if ask.takes() && !holes.has_room(from, end) {
             return Err(libc::ENOBUFS);
@@ -243,7 +253,9 @@ impl<'a> Stretches<'a> {
             Place::Lane => (self.base(), first.ready),
             Place::Kernel => (self.base().saturating_add(first.len), second.ready),
         };
-        give_back(self.conn, &self.lane, hole, (from, to), within);
+        if is_block(&self.lane, hole) {
+            give_back(self.conn, self.guard, hole, (from, to), within);
+        }
         true
     }
 
@@ -269,7 +281,7 @@ impl<'a> Stretches<'a> {
             }
             let gone = match first.place {
                 Place::Lane => {
-                    lane::consume(self.conn, &self.lane, now);
+                    lane::consume(self.conn, &self.lane, self.lane.found(), now);
                     now
                 }
                 Place::Kernel => match discard(self.conn.fd(), now) {

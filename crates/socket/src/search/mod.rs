@@ -11,6 +11,7 @@ mod holders;
 pub(crate) mod kernel;
 pub(crate) mod lanes;
 pub mod plain;
+mod simple;
 pub mod streams;
 mod waiting;
 
@@ -33,6 +34,7 @@ pub(crate) use holders::Forking;
 use kernel::Front;
 use lanes::Stretches;
 use libc::c_int;
+use simple::{may_be_simple, take_head, take_simply};
 use viaduct_control::counters::slot;
 
 /// Flags that a search understands.
@@ -209,31 +211,6 @@ impl Recorded {
         let calls = self.conn.direct_receives.load(SeqCst);
         calls > self.conn.peeks.load(SeqCst)
     }
-
-    /// Takes all that a call asks for, where that is simple.
-    #[inline]
-    fn take_simply(&self, vector: Vector<'_>, flags: c_int, offset: u64) -> Option<usize> {
-        if !may_be_simple(flags) {
-            return None;
-        }
-        let guard = self.conn.own_searched(self.id)?;
-        if self.conn.phase() == Phase::Attached {
-            return lanes::take_simply(self.conn, &guard, self.conn.area()?, vector, offset);
-        }
-        if self.is_shared() {
-            return None;
-        }
-        let bytes = front(self.conn)?.take_simply(vector, offset)?;
-        drop(guard);
-        self.received(bytes);
-        Some(bytes)
-    }
-}
-
-/// Whether a call with these flags takes bytes as it gets them.
-#[inline]
-fn may_be_simple(flags: c_int) -> bool {
-    flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0
 }
 
 impl Searched for Recorded {
@@ -309,7 +286,7 @@ impl Searched for Recorded {
 
 impl Conn {
     /// What direct search keeps of the receiving direction.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn area(&self) -> Option<&'static Area> {
         area::numbered(self.locks()?.area.load(Acquire))
     }
@@ -379,11 +356,13 @@ pub(crate) fn hand_over(conn: &Conn) {
 
 /// The program receives in order on a connection that has been searched.
 pub(crate) fn receive_in_order(conn: &'static Conn, id: u64, vector: Vector<'_>, flags: c_int) -> isize {
-    let end = Recorded { conn, id };
-    match end.take_simply(vector, flags, 0) {
-        Some(bytes) => bytes.cast_signed(),
-        None => answer(&end, vector, flags, 0),
+    if may_be_simple(flags)
+        && let Some(dest) = vector.only_dest()
+        && let Some(bytes) = take_head(conn, id, dest)
+    {
+        return bytes.cast_signed();
     }
+    answer(&Recorded { conn, id }, vector, flags, 0)
 }
 
 fn answer(end: &Recorded, vector: Vector<'_>, flags: c_int, offset: u64) -> isize {
@@ -407,19 +386,22 @@ pub fn seek_receive(
     offset: usize,
     direct: impl FnOnce() -> isize,
 ) -> isize {
-    let end = Recorded { conn, id: conn.id() };
+    let id = conn.id();
     let known = flags & !FLAGS == 0 && !vector.is_empty() && offset <= MOST && !agent::has_mail();
     if known
+        && may_be_simple(flags)
         && conn.searched()
-        && let Some(bytes) = end.take_simply(vector, flags, offset as u64)
+        && let Some(dest) = vector.only_dest()
+        && let Some(bytes) = take_simply(conn, id, dest, offset as u64)
     {
         return bytes.cast_signed();
     }
-    seek_slowly(&end, vector, flags, offset, direct)
+    seek_slowly(Recorded { conn, id }, vector, flags, offset, direct)
 }
 
+#[inline(never)]
 fn seek_slowly(
-    end: &Recorded,
+    end: Recorded,
     vector: Vector<'_>,
     flags: c_int,
     offset: usize,
@@ -439,7 +421,7 @@ fn seek_slowly(
     if offset == 0 && conn.phase() == Phase::Attached && !conn.searched() {
         return receive::receive(conn, vector, flags, direct);
     }
-    answer(end, vector, flags, offset as u64)
+    answer(&end, vector, flags, offset as u64)
 }
 
 /// The record of the connected TCP socket `fd`, made now if there is none: a socket that another program opened stays on TCP, but its

@@ -5,7 +5,8 @@
 
 use super::area::{self, Area, Child};
 use super::kernel::Front;
-use super::{Ask, Searched, Step, check, may_be_simple, run, waiting};
+use super::simple::may_be_simple;
+use super::{Ask, Searched, Step, check, run, waiting};
 use crate::descriptors::lifecycle::{is_tcp, nanoseconds};
 use crate::lock::{self, Guard};
 use crate::options::rules_searches_out;
@@ -75,7 +76,7 @@ impl Socket {
             return None;
         }
         let _guard = self.own().ok()?;
-        self.front.take_simply(vector, offset)
+        self.front.take_simply(vector.only_dest()?, offset)
     }
 
     /// Nanoseconds that a receive waits; 0: for ever.
