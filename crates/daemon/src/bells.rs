@@ -6,7 +6,8 @@
 use crate::guest::is_eventfd;
 use crate::registry::{Claim, GuestId};
 use crate::server::Server;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
@@ -72,10 +73,9 @@ impl Server {
         if !self.may_keep_bell(owner) {
             return None;
         }
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let made = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
-        let (receiver, sender) = made.inspect_err(|error| tracing::warn!("outer bell: {error}")).ok()?;
-        self.guests.get_mut(&owner)?.outer_bells += 1;
+        let made = outer_pair().inspect_err(|error| tracing::debug!("outer bell: {error}"));
+        let (receiver, sender) = made.ok()?;
+        self.guests.get_mut(&owner)?.outer_bells += 2;
         self.bells.get_mut(&name)?.outer = Some(OuterBell {
             name: self.next_bell,
             sender: Rc::new(sender),
@@ -85,7 +85,7 @@ impl Server {
     }
 
     /// What an equal of its owner, or anybody else, rings the bell `name` by, and viaductd's name for that.
-    pub(crate) fn rung_by(&self, name: u64, equal: bool) -> Option<(u64, Rc<OwnedFd>)> {
+    pub(crate) fn ringer(&self, name: u64, equal: bool) -> Option<(u64, Rc<OwnedFd>)> {
         let bell = self.bells.get(&name)?;
         if equal {
             return Some((name, Rc::clone(&bell.eventfd)));
@@ -105,6 +105,14 @@ impl Server {
             }
         }
     }
+}
+
+/// Receiving and sending end of an outer bell. Nothing can be sent the other way: a descriptor that came so might have viaductd wait when it closes the end.
+fn outer_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (receiver, sender) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    shutdown(&sender, Shutdown::Read)?;
+    Ok((receiver, sender))
 }
 
 /// Whether two ends may hold each other's eventfds.

@@ -19,8 +19,10 @@ use viaduct_channel::Mapping;
 use viaduct_control::counters;
 use viaduct_control::message::{MAX_PACKET, Packet};
 
-/// Descriptors looked at in one packet; the kernel discards any more. And as many as are sent with one.
-const MAX_DESCRIPTORS: usize = 3;
+/// Descriptors looked at in one packet; the kernel discards any more.
+const MAX_RECEIVED: usize = 2;
+/// Descriptors sent with one: a segment, the peer's bell, the end's own outer bell.
+const MAX_SENT: usize = 3;
 
 const TMPFS_MAGIC: FsWord = 0x0102_1994;
 
@@ -82,7 +84,7 @@ pub(crate) struct Guest {
     pub(crate) introduced: Option<Introduced>,
     /// viaductd's names of this process's bells, by the process's own names.
     pub(crate) bells: HashMap<u64, u64>,
-    /// How many of them have outer bells beside them.
+    /// Descriptors of outer bells beside them: two each, one of them until the process has read its mail.
     pub(crate) outer_bells: usize,
     /// Bells of others that this process has been given.
     pub(crate) given: HashSet<u64>,
@@ -130,7 +132,7 @@ impl Guest {
             len: 0,
             descriptors: Vec::new(),
         };
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RECEIVED))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let outcome = recvmsg(
@@ -204,7 +206,7 @@ impl Guest {
 
 fn send(socket: BorrowedFd<'_>, mail: &Mail) -> Result<(), Errno> {
     let descriptors: Vec<BorrowedFd<'_>> = mail.descriptors.iter().map(|fd| fd.as_fd()).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SENT))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(&descriptors));

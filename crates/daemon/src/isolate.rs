@@ -33,6 +33,7 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_setsockopt,
     libc::SYS_recvmsg,
     libc::SYS_sendmsg,
+    libc::SYS_shutdown,
     libc::SYS_close,
     // Programs without connections.
     libc::SYS_flock,

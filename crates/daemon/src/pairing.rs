@@ -176,15 +176,22 @@ impl Server {
         let equal = are_equal(&matched.first, &matched.second);
         let [first, second] =
             [&matched.first, &matched.second].map(|claim| if equal { None } else { self.make_outer_bell(claim.bell) });
-        self.hand_over(matched, 0, &segment, first);
-        self.hand_over(matched, 1, &segment, second);
+        self.hand_over(matched, 0, equal, &segment, first);
+        self.hand_over(matched, 1, equal, &segment, second);
         // Only now, so that a viaductd killed between the two leaves no end with a lane that the other knows nothing of.
         self.announce(matched.first.guest);
         self.announce(matched.second.guest);
     }
 
-    /// Sends one end its part of a pair; `outer` is its end of an outer bell that has just been made for it.
-    fn hand_over(&mut self, matched: &Match, side: u32, segment: &Rc<OwnedFd>, outer: Option<Rc<OwnedFd>>) {
+    /// Sends one end its part of a pair of equals, or others; `outer` is its end of an outer bell that has just been made for it.
+    fn hand_over(
+        &mut self,
+        matched: &Match,
+        side: u32,
+        equal: bool,
+        segment: &Rc<OwnedFd>,
+        outer: Option<Rc<OwnedFd>>,
+    ) {
         let (own, peer) = match side {
             0 => (&matched.first, &matched.second),
             _ => (&matched.second, &matched.first),
@@ -195,20 +202,19 @@ impl Server {
             .map_or((0, peer.user), |guest| (guest.pid, peer.user));
         let mut descriptors = vec![Rc::clone(segment)];
         let (mut bell, mut own_bell, mut flags) = (0, 0, 0);
-        let equal = are_equal(own, peer);
-        if let Some((name, rung_by)) = self.rung_by(peer.bell, equal)
+        if let Some((name, ringer)) = self.ringer(peer.bell, equal)
             && let Some(guest) = self.guests.get_mut(&own.guest)
         {
             bell = name;
             if guest.given.insert(name) {
-                descriptors.push(rung_by);
+                descriptors.push(ringer);
                 flags |= PAIR_HAS_BELL;
             }
             if !equal {
                 flags |= PAIR_BELL_IS_OUTER;
             }
         }
-        if self.rung_by(own.bell, equal).is_some() {
+        if self.ringer(own.bell, equal).is_some() {
             own_bell = self.bells.get(&own.bell).map_or(0, |bell| bell.number);
             if !equal {
                 flags |= PAIR_IS_RUNG_OUTSIDE;

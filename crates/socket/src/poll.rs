@@ -21,7 +21,7 @@ const OUT: i16 = POLLOUT | POLLWRNORM;
 /// Entries handled without the heap.
 pub const ENTRIES: usize = 128;
 /// Entries for the thread's bell: its eventfd and its outer bell.
-const BELLS: usize = 2;
+const PLACES_OF_BELL: usize = 2;
 
 /// One that stands for nothing.
 pub const NONE: pollfd = pollfd {
@@ -134,10 +134,10 @@ fn with_proof<R>(conn: &'static Conn, body: impl FnOnce(&Guard<'static>) -> R) -
 /// # Errors
 /// As `poll`.
 pub fn poll(entries: &mut [pollfd], how: Wait) -> Result<usize, sys::Errno> {
-    let mut small = [NONE; ENTRIES + BELLS];
-    match small.get_mut(..entries.len() + BELLS) {
+    let mut small = [NONE; ENTRIES + PLACES_OF_BELL];
+    match small.get_mut(..entries.len() + PLACES_OF_BELL) {
         Some(shadow) => wait_loop(entries, shadow, how),
-        None => wait_loop(entries, &mut vec![NONE; entries.len() + BELLS], how),
+        None => wait_loop(entries, &mut vec![NONE; entries.len() + PLACES_OF_BELL], how),
     }
 }
 

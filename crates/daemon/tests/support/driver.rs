@@ -234,6 +234,14 @@ impl State {
                     Err(error) => format!("error {error}"),
                 }
             }
+            ["answer"] => match rustix::net::send(
+                self.outer.as_ref().unwrap(),
+                &[1],
+                SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+            ) {
+                Ok(_) => "done".to_owned(),
+                Err(error) => format!("error {error}"),
+            },
             ["silence"] => received(&self.descriptors[1]),
             ["heard"] => received(self.outer.as_ref().unwrap()),
             ["break"] => {

@@ -73,8 +73,8 @@ fn handle(packet: &[u8], descriptors: [i32; PACKET_DESCRIPTORS]) {
                 };
                 let bell = peer_bells::of_peer(&pair, with(PAIR_HAS_BELL));
                 // Before the connection counts on it.
-                if let Some(outer) = with(PAIR_HAS_OWN_OUTER) {
-                    bell::hear(pair.own_bell, outer);
+                if pair.flags & PAIR_HAS_OWN_OUTER != 0 {
+                    bell::hear(pair.own_bell, with(PAIR_HAS_OWN_OUTER));
                 }
                 if !attach(&pair, segment.as_ref().map(AsFd::as_fd), bell) {
                     peer_bells::release(bell);

@@ -427,10 +427,13 @@ pub(crate) fn bell_of(conn: &Conn) -> Option<&'static Bell> {
 pub(crate) fn hear_outside(bell: &Bell) {
     let has_bell = |set: &&'static Set| set.used.load(Relaxed) && set.bell.load(SeqCst) == bell.number();
     for set in SET.iter().filter(has_bell) {
+        let Some(_owner) = set.own() else {
+            // A handler has interrupted a wait of its own thread.
+            bell.lose_outer();
+            continue;
+        };
         // It may have been closed meanwhile.
-        if let Some(_owner) = set.own()
-            && has_bell(&set)
-        {
+        if has_bell(&set) {
             set.hear_outside(bell);
         }
     }

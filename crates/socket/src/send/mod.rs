@@ -332,8 +332,8 @@ pub(crate) fn mark(conn: &Conn, mark: u8) -> Result<(), Errno> {
 pub(crate) fn ring(conn: &Conn, send: &Guard<'_>, bits: u32) {
     counters::add(conn, slot::BELLS_SENT, 1);
     let by_socket = bits & (bell::BY_SOCKET | bell::ANNOUNCED) != 0;
-    let rung = bits & bell::BY_BELL == 0 || conn.ring_peer();
-    if (by_socket || !rung)
+    let has_heard = bits & bell::BY_BELL == 0 || conn.ring_peer();
+    if (by_socket || !has_heard)
         && let Some(segment) = conn.segment(send)
         && let out = Outgoing::new(segment.sender(conn.side()))
         && let Some(rung) = marks::unless_closing(conn, &out, || mark(conn, MARK_BELL))

@@ -3,7 +3,7 @@
 //! A bell is an eventfd, and for peers that may not have that, since who holds it can silence it, an outer bell beside it: a Unix socket that rings by a byte. It belongs to one epoll set or to one thread. A connection's peer is told of one bell, that of the set the socket is in
 //! or of the thread that offered it; a waiter with another bell asks to be woken by a mark on the kernel connection instead.
 
-use crate::process::thread;
+use crate::process::{self, thread};
 use crate::sys::{outer, raw};
 use crate::wait::peer_bells;
 use crate::{agent, epoll};
@@ -106,10 +106,13 @@ impl Bell {
         }
     }
 
-    /// The outer bell does not work any more: whoever counts on it is to look again, and to wait for marks.
+    /// The outer bell is not to be counted on any more: whoever sleeps is to look again, whoever rings learns of it, and both go on by marks.
     pub(crate) fn lose_outer(&self) {
-        self.generation.store(RUNG_BY_NONE, SeqCst);
-        let _ = raw::eventfd_ring(self.fd());
+        if let Some(fd) = self.outer_fd() {
+            self.generation.store(RUNG_BY_NONE, SeqCst);
+            outer::end(fd);
+            let _ = raw::eventfd_ring(self.fd());
+        }
     }
 
     /// Whether the bell must accompany the offer that names it: only the first time.
@@ -158,17 +161,22 @@ pub(crate) fn numbered(number: u32) -> Option<&'static Bell> {
     BELL.get((number as usize).checked_sub(1)?)
 }
 
-/// `fresh` is the receiving end of the outer bell that viaductd has made beside bell `number`. There may be one from an earlier viaductd, which no
-/// new connection rings. No set may be owned.
-pub(crate) fn hear(number: u64, fresh: i32) {
+/// viaductd has made an outer bell beside bell `number`, and its receiving end, `fresh`, has come, or was lost on the way. There may be one from an earlier viaductd,
+/// which no new connection rings. No set may be owned.
+pub(crate) fn hear(number: u64, fresh: Option<i32>) {
     let bell = u32::try_from(number)
         .ok()
         .and_then(numbered)
         .filter(|bell| bell.fd() >= 0);
-    let Some(bell) = bell.filter(|_| outer::prepare(fresh)) else {
-        return raw::close(fresh);
+    if let Some(bell) = bell {
+        bell.lose_outer();
+    }
+    let Some(fresh) = fresh else { return };
+    // What a program has forbidden itself is not tried.
+    let may_have = |bell: &&Bell| !process::is_confined() && peer_bells::may_have(2 * bell.number() as usize);
+    let Some(bell) = bell.filter(may_have).filter(|_| outer::prepare(fresh)) else {
+        return outer::dispose(fresh);
     };
-    bell.lose_outer();
     // The number stays the same: other threads may be waiting for it.
     let known = bell.outer.load(Relaxed) - 1;
     if known < 0 {
@@ -249,15 +257,20 @@ pub(crate) fn after_fork() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::epoll::set::{SET, SETS};
     use crate::wait::peer_bells::Ringer;
-    use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketFlags, SocketType, send, shutdown, socketpair};
-    use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+    use rustix::net::{
+        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType, send,
+        sendmsg, shutdown, socketpair,
+    };
+    use std::io::IoSlice;
+    use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
 
     /// What viaductd does for a bell whose connection goes to another user.
     fn make_outer(bell: &Bell) -> OwnedFd {
         let ends = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None);
         let (receiver, sender) = ends.unwrap();
-        hear(bell.number().into(), receiver.into_raw_fd());
+        hear(bell.number().into(), Some(receiver.into_raw_fd()));
         sender
     }
 
@@ -323,5 +336,67 @@ mod tests {
         assert_eq!(bell.descriptors(), [eventfd, outside]);
         assert!(!rang(outside) && Ringer::outer(sender.as_raw_fd()).ring() && rang(outside));
         assert!(!bell.outer_is(generation));
+        // If the next one is lost on the way, this one is not counted on for it.
+        hear(bell.number().into(), None);
+        assert_eq!(rung_by(&pair(bell, PAIR_IS_RUNG_OUTSIDE), bell.number()), RUNG_BY_NONE);
+        assert!(!Ringer::outer(sender.as_raw_fd()).ring());
+        bell.abandon();
+    }
+
+    #[test]
+    fn who_pours_into_an_outer_bell_is_not_listened_to() {
+        let bell = claim().unwrap();
+        let sender = make_outer(bell);
+        let [_, outside] = bell.descriptors();
+        send(&sender, &[0; 65536], SendFlags::empty()).unwrap();
+        bell.heard(outside);
+        assert_eq!(bell.descriptors()[1], -1);
+        assert!(!Ringer::outer(sender.as_raw_fd()).ring());
+        bell.abandon();
+    }
+
+    /// Sends a byte and a descriptor.
+    fn send_descriptor(sender: &OwnedFd) -> rustix::io::Result<usize> {
+        let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let own = [sender.as_fd()];
+        control.push(SendAncillaryMessage::ScmRights(&own));
+        sendmsg(sender, &[IoSlice::new(b"!")], &mut control, SendFlags::empty())
+    }
+
+    /// To close the last one of a socket may take as long as its sender has said.
+    #[test]
+    fn no_descriptors_come_by_an_outer_bell() {
+        let bell = claim().unwrap();
+        let sender = make_outer(bell);
+        assert_eq!(send_descriptor(&sender), Err(rustix::io::Errno::PERM));
+        assert!(bell.outer_fd().is_some());
+        bell.lose_outer();
+        // One that came before they were kept out.
+        let ends = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None);
+        let (receiver, sender) = ends.unwrap();
+        send_descriptor(&sender).unwrap();
+        hear(bell.number().into(), Some(receiver.into_raw_fd()));
+        assert!(bell.outer_fd().is_none());
+        bell.abandon();
+    }
+
+    #[test]
+    fn an_outer_bell_that_cannot_be_put_into_its_set_is_not_counted_on() {
+        // No other test uses it, and the kernel does not have it.
+        let set = &SET[SETS - 8];
+        set.used.store(true, Relaxed);
+        set.fd.store(-1, Relaxed);
+        let bell = claim().unwrap();
+        set.bell.store(bell.number(), Relaxed);
+        // A signal handler has interrupted its thread's wait there.
+        let interrupted = set.own();
+        let _sender = make_outer(bell);
+        assert!(bell.outer_fd().is_none());
+        drop(interrupted);
+        let _sender = make_outer(bell);
+        assert!(bell.outer_fd().is_none());
+        set.used.store(false, Relaxed);
+        bell.abandon();
     }
 }

@@ -77,7 +77,7 @@ impl Ringer {
         if self.0 < 0 { -1 } else { self.0 & !OUTER }
     }
 
-    /// False if nobody can have heard.
+    /// False if that did not work: perhaps nobody has heard.
     pub(crate) fn ring(self) -> bool {
         let fd = self.fd();
         fd >= 0
@@ -144,7 +144,7 @@ fn close_idle(need: bool) {
 /// Marks a place whose bell has been closed, so that searches go on beyond it.
 const FREED: i32 = i32::MAX - 1;
 
-/// Whether the process can spare a descriptor for one more bell: those of peers take at most one in sixteen, and so do its own.
+/// Whether the process can spare a descriptor for one more bell: those of peers take at most one in sixteen, and so do its own with their outer ones.
 pub(crate) fn may_have(count: usize) -> bool {
     (count as u64) < sys::limit_of(libc::RLIMIT_NOFILE) / 16
 }
