@@ -388,8 +388,8 @@ pub(crate) fn receives_by_kernel(conn: &'static Conn) -> bool {
     }
 }
 
-/// Whether the connection has gone back to TCP for good. To ban it once more with each call would wake the peer each time.
+/// Whether the connection has gone back to TCP for good because of an earlier such call. To ban it once more with each call would wake the peer each time.
 fn off_lanes(conn: &'static Conn) -> bool {
     let id = conn.id();
-    conn.flag(conn::BANNED) && demote::sends_raw(conn, id) && demote::receives_raw(conn, id)
+    conn.reason() == Reason::Splice && demote::sends_raw(conn, id) && demote::receives_raw(conn, id)
 }
