@@ -226,9 +226,16 @@ static void spliced_beside_a_sleeper(void)
     int ends[2];
     struct rusage before, after;
     pipe(ends);
-    NEAR(getrusage(RUSAGE_THREAD, &before); ALL(s, 1); getrusage(RUSAGE_THREAD, &after);
-         say("woken again and again: %d", after.ru_nvcsw - before.ru_nvcsw > 100));
-    FAR(fcntl(s, F_SETFL, O_NONBLOCK); for (int turn = 0; turn < 300; turn++) { splice(s, NULL, ends[1], NULL, 10, 0); sleep_ms(1); } R(send(s, "!", 1, 0)));
+    if (is_near) {
+        getrusage(RUSAGE_THREAD, &before), ALL(s, 1), getrusage(RUSAGE_THREAD, &after);
+        say("woken again and again: %d", after.ru_nvcsw - before.ru_nvcsw > 100);
+    } else {
+        fcntl(s, F_SETFL, O_NONBLOCK);
+        for (int turn = 0; turn < 300; turn++, sleep_ms(1))
+            splice(s, NULL, ends[1], NULL, 10, 0);
+        R(send(s, "!", 1, 0));
+    }
+    step();
 }
 
 static void splice_errors(void)
