@@ -374,12 +374,22 @@ pub(crate) fn sends_by_kernel(conn: &'static Conn) -> bool {
     if conn.flag(conn::SHUT_WRITE) {
         return true;
     }
-    demote::ban(conn, Reason::Splice);
-    demote::sends_raw(conn, conn.id())
+    off_lanes(conn) || {
+        demote::ban(conn, Reason::Splice);
+        demote::sends_raw(conn, conn.id())
+    }
 }
 
 /// The program has the kernel take the socket's bytes; false if that direction is still on a lane.
 pub(crate) fn receives_by_kernel(conn: &'static Conn) -> bool {
-    demote::ban(conn, Reason::Splice);
-    demote::receives_raw(conn, conn.id())
+    off_lanes(conn) || {
+        demote::ban(conn, Reason::Splice);
+        demote::receives_raw(conn, conn.id())
+    }
+}
+
+/// Whether the connection has gone back to TCP for good because of an earlier such call. To ban it once more with each call would wake the peer each time.
+fn off_lanes(conn: &'static Conn) -> bool {
+    let id = conn.id();
+    conn.reason() == Reason::Splice && demote::sends_raw(conn, id) && demote::receives_raw(conn, id)
 }
