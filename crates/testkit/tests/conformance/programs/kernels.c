@@ -3,7 +3,6 @@
 #include <linux/errqueue.h>
 #include <linux/tls.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/sendfile.h>
 #include <sys/syscall.h>
@@ -216,24 +215,6 @@ static void spliced_much(void)
             left -= got;
         }
         say("left %ld, wrong %lu", left, wrong);
-    }
-    step();
-}
-
-/* What is spliced once a connection is back on TCP wakes nobody who sleeps at the other end. */
-static void spliced_beside_a_sleeper(void)
-{
-    int ends[2];
-    struct rusage before, after;
-    pipe(ends);
-    if (is_near) {
-        getrusage(RUSAGE_THREAD, &before), ALL(s, 1), getrusage(RUSAGE_THREAD, &after);
-        say("woken again and again: %d", after.ru_nvcsw - before.ru_nvcsw > 100);
-    } else {
-        fcntl(s, F_SETFL, O_NONBLOCK);
-        for (int turn = 0; turn < 300; turn++, sleep_ms(1))
-            splice(s, NULL, ends[1], NULL, 10, 0);
-        R(send(s, "!", 1, 0));
     }
     step();
 }
@@ -522,6 +503,6 @@ static void urgent_after_a_reset(void)
 
 MAIN(JOINED(urgent), JOINED(carried_behind_the_end), JOINED(urgent_after_a_reset), JOINED(urgent_when_there_is_none), JOINED(urgent_in_line), JOINED(urgent_by_signal), JOINED(urgent_then_plain), JOINED(urgent_in_every_wait),
      JOINED(file_sent), JOINED(file_sent_in_one_call), JOINED(file_sent_without_waiting), JOINED(file_errors), JOINED(spliced),
-     JOINED(spliced_much), JOINED(spliced_beside_a_sleeper), JOINED(splice_errors), JOINED(spliced_after_a_reset), BARE(low_water_set_before_connecting), JOINED(peeking_at_offsets), JOINED(time_stamps),
+     JOINED(spliced_much), JOINED(splice_errors), JOINED(spliced_after_a_reset), BARE(low_water_set_before_connecting), JOINED(peeking_at_offsets), JOINED(time_stamps),
      JOINED(time_stamps_without_room),
      JOINED(zero_copy), BARE(zero_copy_set_before), JOINED(zero_copy_set_on_a_connection), JOINED(zero_copy_without_the_option), JOINED(kernel_tls_without_keys), JOINED(control_messages_of_no_use), JOINED(read_and_written_at_offsets))

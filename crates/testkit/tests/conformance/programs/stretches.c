@@ -1,5 +1,6 @@
 /* Bytes that travel on several paths one after another, as steered; options that were set before. */
 #include "play.h"
+#include <sys/resource.h>
 
 /* Without Nagle's algorithm, which would have later bytes wait. */
 static void at_once(void)
@@ -170,6 +171,24 @@ static void received_without_copies(void)
     BOTH(R(send(s, "on", 2, 0)); ALL(s, 2));
 }
 
+/* What is spliced once a connection is back on TCP wakes nobody who sleeps at the other end. */
+static void spliced_beside_a_sleeper(void)
+{
+    int ends[2];
+    struct rusage before, after;
+    pipe(ends);
+    if (is_near) {
+        getrusage(RUSAGE_THREAD, &before), ALL(s, 1), getrusage(RUSAGE_THREAD, &after);
+        say("woken again and again: %d", after.ru_nvcsw - before.ru_nvcsw > 100);
+    } else {
+        fcntl(s, F_SETFL, O_NONBLOCK);
+        for (int turn = 0; turn < 300; turn++, sleep_ms(1))
+            splice(s, NULL, ends[1], NULL, 10, 0);
+        R(send(s, "!", 1, 0));
+    }
+    step();
+}
+
 MAIN(JOINED(peeking_over_the_end_of_a_path), JOINED(peeking_over_the_beginning_of_a_path),
      JOINED(peeking_wakes_over_the_end_of_a_path), JOINED(ends_behind_several_paths), JOINED(urgent_mark_behind_a_path),
-     BARE(cork_set_before_connecting), BARE(time_stamps_set_before_connecting), JOINED(received_without_copies))
+     BARE(cork_set_before_connecting), BARE(time_stamps_set_before_connecting), JOINED(received_without_copies), JOINED(spliced_beside_a_sleeper))
