@@ -22,6 +22,33 @@ const OTHER: u32 = 61_002;
 /// It speaks to viaductd by itself.
 const CLAIMS: &str = include_str!("claims.py");
 
+/// Asks and answers 500 times on a connection for each way to wait. Nobody goes on before the other has woken it.
+const ECHOES: &str = r#"
+import select, socket, sys
+
+def turns(way, end, asks):
+    # What watches a connection when it is offered decides which bell it gets.
+    watched = {"poll": select.poll, "epoll": select.epoll}.get(way, lambda: None)()
+    if watched:
+        watched.register(end, select.POLLIN)
+    for turn in range(500):
+        for sends in (asks, not asks):
+            if sends:
+                end.sendall(b"%8d" % turn)
+            else:
+                if watched:
+                    watched.poll()
+                assert end.recv(8) == b"%8d" % turn
+
+address = ("127.0.0.1", int(sys.argv[1]))
+asks = len(sys.argv) > 2
+listener = None if asks else socket.create_server(address)
+for way in ("receive", "poll", "epoll"):
+    end = socket.create_connection(address) if asks else listener.accept()[0]
+    with end:
+        turns(way, end, asks)
+"#;
+
 /// The words that start a program as another user.
 fn as_user(user: u32, words: &[&str]) -> Vec<String> {
     let other = [
@@ -298,4 +325,25 @@ fn who_are_two_users_wake_each_other_without_the_kernel_connection() {
     }
     assert!(wait_until(PATIENCE, || reports(&server.output()).len() == 2));
     assert_whole(&near, &reports(&server.output()));
+}
+
+#[test]
+fn who_are_two_users_wait_for_each_other_in_every_way() {
+    if !can_run(true, &["setpriv", "python3"]) {
+        return;
+    }
+    let instance = for_all();
+    let port = free_port();
+    let text = port.to_string();
+    let run = |user, arguments: &[&str]| {
+        let words = [&["python3", "-c", ECHOES], arguments].concat();
+        Launch::new(Mode::Accelerated(&instance), "setpriv", as_user(user, &words))
+            .options("--offer now --spin never")
+            .variable("PATH", "/usr/local/bin:/usr/bin:/bin")
+            .spawn()
+    };
+    let server = run(VICTIM, &[&text]).listening(port);
+    run(OTHER, &[&text, "asks"]).finish(PATIENCE).success();
+    server.finish(PATIENCE).success();
+    assert!(instance.stats().pairs >= 3);
 }
