@@ -155,10 +155,9 @@ mod tests {
         };
         // `Seccomp_filters:` is another.
         for word in ["Tgid:", "Pid:", "Threads:", "Seccomp:"] {
-            assert!(
-                status_of(word).is_some() && status(word.as_bytes()) == status_of(word),
-                "{word}"
-            );
+            // Other tests begin and end threads between the two.
+            let mut looks = (0..100).map(|_| (status_of(word), status(word.as_bytes())));
+            assert!(looks.any(|(known, found)| known.is_some() && found == known), "{word}");
         }
         assert_eq!(status(b"Nothing:"), None);
     }
