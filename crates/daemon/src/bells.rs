@@ -35,15 +35,16 @@ struct OuterBell {
 }
 
 impl Server {
-    /// Keeps a bell that came with an offer under a name of viaductd's. The first one of a number stays; a process or user
+    /// Keeps the bell that was `sent` with an offer under a name of viaductd's. The first one of a number stays; a process or user
     /// with too many goes without.
-    pub(crate) fn keep_bell(&mut self, owner: GuestId, number: u64, eventfd: OwnedFd) -> Option<u64> {
+    pub(crate) fn keep_bell(&mut self, owner: GuestId, number: u64, sent: &mut Vec<OwnedFd>) -> Option<u64> {
         let may_keep = self.may_keep_bell(owner);
         let guest = self.guests.get_mut(&owner)?;
         let full = guest.bells.len() >= BELLS_PER_PROCESS || !may_keep;
-        if number == 0 || full || guest.bells.contains_key(&number) || !is_eventfd(eventfd.as_fd()) {
+        if number == 0 || full || guest.bells.contains_key(&number) {
             return None;
         }
+        let eventfd = sent.pop_if(|bell| is_eventfd(bell.as_fd()))?;
         let name = self.next_bell;
         self.next_bell += 1;
         guest.bells.insert(number, name);

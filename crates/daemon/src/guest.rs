@@ -3,7 +3,7 @@
 //! Everything it sends is checked; what it does not read is queued, within bounds that the loop keeps. Nothing here blocks.
 
 use crate::registry::GuestId;
-use rustix::fs::{FsWord, fstat, fstatfs};
+use rustix::fs::{FsWord, fcntl_get_seals, fstat, fstatfs};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -19,8 +19,8 @@ use viaduct_channel::Mapping;
 use viaduct_control::counters;
 use viaduct_control::message::{MAX_PACKET, Packet};
 
-/// Descriptors looked at in one packet; the kernel discards any more.
-const MAX_RECEIVED: usize = 2;
+/// Descriptors that one packet can bring (`SCM_MAX_FD`). The kernel would close those for which there is no room.
+const MAX_RECEIVED: usize = 253;
 /// Descriptors sent with one: a segment, the peer's bell, the end's own outer bell.
 const MAX_SENT: usize = 3;
 
@@ -38,6 +38,8 @@ pub(crate) struct Mail {
 pub(crate) struct Received {
     bytes: [u8; MAX_PACKET],
     len: usize,
+    /// Whether it was longer than any packet is.
+    pub(crate) is_overlong: bool,
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
@@ -130,6 +132,7 @@ impl Guest {
         let mut received = Received {
             bytes: [0; MAX_PACKET],
             len: 0,
+            is_overlong: false,
             descriptors: Vec::new(),
         };
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RECEIVED))];
@@ -153,9 +156,7 @@ impl Guest {
                 received.descriptors.extend(descriptors);
             }
         }
-        if message.flags.contains(ReturnFlags::TRUNC) {
-            return Err(Farewell::Violation("an overlong packet"));
-        }
+        received.is_overlong = message.flags.contains(ReturnFlags::TRUNC);
         received.len = message.bytes;
         Ok(Some(received))
     }
@@ -224,6 +225,8 @@ fn send(socket: BorrowedFd<'_>, mail: &Mail) -> Result<(), Errno> {
 /// Maps the counters of a guest. Only memory in which no access can fault is accepted: a memfd of the known size on the
 /// kernel's own tmpfs, sealed against shrinking.
 fn map_counters(fd: BorrowedFd<'_>) -> Result<Mapping, Farewell> {
+    // Asked of some other files, even their size may be long in coming.
+    fcntl_get_seals(fd).map_err(|_| Farewell::Violation("counters that are no memfd"))?;
     let size = fstat(fd).map_err(Farewell::Io)?.st_size;
     let expected = (counters::REGION_WORDS * size_of::<u64>()) as u64;
     if u64::try_from(size) != Ok(expected) {

@@ -35,6 +35,9 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_sendmsg,
     libc::SYS_shutdown,
     libc::SYS_close,
+    libc::SYS_statx,
+    libc::SYS_timer_settime,
+    libc::SYS_timer_delete,
     // Programs without connections.
     libc::SYS_flock,
     // Counters, segments and bells.

@@ -3,6 +3,7 @@
 
 mod args;
 mod bells;
+mod closing;
 mod config;
 mod guest;
 mod isolate;
@@ -11,6 +12,7 @@ mod listen;
 mod pairing;
 mod registry;
 mod server;
+mod stats;
 mod ticket;
 
 use anyhow::Context;
@@ -80,7 +82,15 @@ fn run(args: &args::Args) -> anyhow::Result<()> {
         idle_exit: args.idle_exit.map(Duration::from_secs),
         uid,
     };
-    let mut server = server::Server::new(settings, listener, stop_signals()?.into(), tickets, random_u64()?)?;
+    let closing = closing::Closing::new()?;
+    let mut server = server::Server::new(
+        settings,
+        listener,
+        stop_signals()?.into(),
+        tickets,
+        random_u64()?,
+        closing,
+    )?;
     let announcement = listen::Announcement::open(args.ready_fd);
     match isolate::isolate(server.tickets.as_mut().ok()) {
         Ok(()) => {}

@@ -38,10 +38,11 @@ pub(crate) struct Early {
 
 impl Server {
     /// Matches an end, with the kernel's word for it in ticket mode.
-    pub(crate) fn offer(&mut self, id: GuestId, offer: &Offer, bell: Option<OwnedFd>) -> Result<(), Farewell> {
-        let bell = match bell {
-            Some(bell) if offer.flags & OFFER_HAS_BELL != 0 => self.keep_bell(id, offer.bell, bell),
-            _ => None,
+    pub(crate) fn offer(&mut self, id: GuestId, offer: &Offer, sent: &mut Vec<OwnedFd>) -> Result<(), Farewell> {
+        let bell = if offer.flags & OFFER_HAS_BELL == 0 {
+            None
+        } else {
+            self.keep_bell(id, offer.bell, sent)
         };
         let Some(guest) = self.guests.get(&id) else {
             return Ok(());

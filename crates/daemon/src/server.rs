@@ -1,6 +1,7 @@
 //! The loop: one thread, one epoll set, guests that can neither block it nor make it grow without bound.
 
 use crate::bells::Bell;
+use crate::closing::Closing;
 use crate::guest::{Farewell, Guest, Mail, Received};
 use crate::pairing::Early;
 use crate::registry::{GuestId, LIMIT_RETRY_MS, Limits, Registry};
@@ -14,8 +15,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use viaduct_control::message::{
-    Detach, Hello, Kind, MODE_SAME_USER, MODE_TICKET, Offer, Packet, Query, Refuse, Stats, Welcome, Withdraw, decode,
-    kind_of,
+    Detach, Hello, Kind, MODE_SAME_USER, MODE_TICKET, Offer, Packet, Query, Refuse, Welcome, Withdraw, decode, kind_of,
 };
 use viaduct_control::{PROTOCOL_VERSION, Reason};
 
@@ -61,12 +61,12 @@ pub(crate) struct Server {
     epoll: OwnedFd,
     listener: OwnedFd,
     _stop: OwnedFd,
-    started: Instant,
+    pub(crate) started: Instant,
     instance: u64,
     pub(crate) registry: Registry,
     pub(crate) tickets: Result<Tickets, String>,
     pub(crate) guests: HashMap<GuestId, Guest>,
-    introduced: usize,
+    pub(crate) introduced: usize,
     users: HashMap<u32, Crowd>,
     pub(crate) bells: HashMap<u64, Bell>,
     next_guest: u64,
@@ -77,6 +77,7 @@ pub(crate) struct Server {
     pub(crate) early: Vec<Early>,
     pub(crate) prove_again: Option<Instant>,
     idle_since: Instant,
+    closing: Closing,
 }
 
 impl Server {
@@ -88,6 +89,7 @@ impl Server {
         stop: OwnedFd,
         tickets: Result<Tickets, String>,
         instance: u64,
+        closing: Closing,
     ) -> Result<Self, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
@@ -118,6 +120,7 @@ impl Server {
             early: Vec::new(),
             prove_again: None,
             idle_since: now,
+            closing,
         })
     }
 
@@ -134,6 +137,7 @@ impl Server {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error),
             }
+            self.closing.hurry();
             for event in &events {
                 match event.data.u64() {
                     LISTENER => self.accept(),
@@ -145,6 +149,7 @@ impl Server {
             self.resume_accepting();
             self.flush_starved();
             self.prove_early();
+            self.closing.rest();
             let idle = self.introduced == 0 && self.settings.idle_exit.is_some_and(|s| self.idle_since.elapsed() >= s);
             if idle && has_programs() {
                 self.idle_since = Instant::now();
@@ -213,6 +218,14 @@ impl Server {
             );
             return;
         }
+        if self.closing.bars(user) {
+            tracing::info!(
+                pid,
+                user,
+                "turned away: this user has sent too many files that are not safely closed"
+            );
+            return;
+        }
         let crowd = self.users.entry(user).or_default();
         let most = self.settings.processes_per_user;
         if crowd.connected >= most + most.min(STRANGERS) {
@@ -238,8 +251,16 @@ impl Server {
         for _ in 0..TURN {
             let Some(guest) = self.guests.get(&id) else { return };
             match guest.receive() {
-                Ok(Some(received)) => {
-                    if let Err(farewell) = self.handle(id, received) {
+                Ok(Some(mut received)) => {
+                    let user = guest.user;
+                    let handled = self.handle(id, &mut received);
+                    let harmless = self.closing.discard(user, received.descriptors);
+                    let wanted = if harmless {
+                        Ok(())
+                    } else {
+                        Err(Farewell::Violation("a file that nobody asked for"))
+                    };
+                    if let Err(farewell) = handled.and(wanted) {
                         self.dismiss(id, &farewell);
                     }
                 }
@@ -249,13 +270,16 @@ impl Server {
         }
     }
 
-    fn handle(&mut self, id: GuestId, mut received: Received) -> Result<(), Farewell> {
+    /// Takes from the descriptors what it keeps.
+    fn handle(&mut self, id: GuestId, received: &mut Received) -> Result<(), Farewell> {
+        if received.is_overlong {
+            return Err(Farewell::Violation("an overlong packet"));
+        }
         let malformed = Farewell::Violation("a malformed packet");
-        let mut descriptors = received.descriptors.drain(..).collect::<Vec<_>>().into_iter();
         match kind_of(received.bytes()) {
             Some(Kind::Hello) => {
                 let hello = decode::<Hello>(received.bytes()).ok_or(malformed)?;
-                self.hello(id, &hello, descriptors.next())
+                self.hello(id, &hello, received.descriptors.first())
             }
             Some(Kind::Query) => {
                 decode::<Query>(received.bytes()).ok_or(malformed)?;
@@ -264,7 +288,7 @@ impl Server {
             }
             Some(Kind::Offer) => {
                 let offer = decode::<Offer>(received.bytes()).ok_or(malformed)?;
-                self.offer(id, &offer, descriptors.next())
+                self.offer(id, &offer, &mut received.descriptors)
             }
             Some(Kind::Withdraw) => {
                 let withdraw = decode::<Withdraw>(received.bytes()).ok_or(malformed)?;
@@ -280,7 +304,7 @@ impl Server {
         }
     }
 
-    fn hello(&mut self, id: GuestId, hello: &Hello, counters: Option<OwnedFd>) -> Result<(), Farewell> {
+    fn hello(&mut self, id: GuestId, hello: &Hello, counters: Option<&OwnedFd>) -> Result<(), Farewell> {
         let Some(guest) = self.guests.get_mut(&id) else {
             return Ok(());
         };
@@ -332,7 +356,7 @@ impl Server {
         self.post(id, Packet::new(&welcome), Vec::new());
     }
 
-    fn mode(&self) -> u32 {
+    pub(crate) fn mode(&self) -> u32 {
         if self.tickets.is_ok() {
             MODE_TICKET
         } else {
@@ -445,35 +469,6 @@ impl Server {
             self.idle_since = Instant::now();
         }
     }
-
-    fn stats(&self) -> Stats {
-        let totals = self.registry.totals();
-        Stats {
-            version: PROTOCOL_VERSION,
-            mode: self.mode(),
-            pid: std::process::id(),
-            processes: u32::try_from(self.introduced).unwrap_or(u32::MAX),
-            uptime_s: self.started.elapsed().as_secs(),
-            offers_waiting: self.registry.waiting() as u64,
-            offers: totals.offers,
-            pairs: totals.pairs,
-            refused: totals.refused,
-            segments: self.registry.segments() as u64,
-            segment_bytes: totals.segment_bytes,
-            segments_per_user: self.settings.limits.segments,
-            mode_reason: zero_padded(self.tickets.as_ref().err().map_or("", String::as_str)),
-        }
-    }
-}
-
-/// As much of `text` as fits, in whole characters.
-fn zero_padded<const N: usize>(text: &str) -> [u8; N] {
-    let end = text.floor_char_boundary(N);
-    let mut bytes = [0; N];
-    for (place, byte) in bytes.iter_mut().zip(text.bytes().take(end)) {
-        *place = byte;
-    }
-    bytes
 }
 
 /// 31 random bits, so that they fit `getsockopt`'s option name, and never 0.
