@@ -35,6 +35,7 @@ use std::time::SystemTime;
 ///
 /// Runs each experiment natively and under `viaduct run` in turn, several times, with a viaductd of its own, and shows medians, ratios and the
 /// processor time of both ends together. Other work on the machine disturbs all of it: let the machine be idle.
+/// All of apps takes about an hour, seek a quarter of one.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "viaduct bench [OPTIONS] <latency|bandwidth|seek|apps>", after_long_help = AFTER_HELP)]
 pub(crate) struct Args {

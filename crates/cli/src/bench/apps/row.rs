@@ -255,6 +255,21 @@ impl Row {
         ]
     }
 
+    /// The figures in a line, for whoever does not wait for the table.
+    pub(super) fn line(&self) -> String {
+        let mut cells = self.cells().into_iter();
+        let mut next = || cells.next().unwrap_or_default();
+        let (name, unit, native, accelerated) = (next(), next(), next(), next());
+        let better = self.ratio.map(|ratio| format!(", {ratio:.2} times better"));
+        match self.accelerated {
+            Some(_) => format!(
+                "{name}: {native} {unit} over TCP, {accelerated} with Viaduct{}",
+                better.unwrap_or_default()
+            ),
+            None => format!("{name}: {}", self.path),
+        }
+    }
+
     pub(super) fn bar(&self) -> Option<plot::Bar> {
         let Target::Ratio { at_least, aim } = self.target else {
             return None;
