@@ -72,6 +72,28 @@ class SeekTest(unittest.TestCase):
         self.far.setblocking(False)
         self.assertEqual(viaduct.seek_recv(self.far, 1), b"")
 
+    def test_more_than_the_buffer_holds_comes_with_a_timeout_too(self):
+        size = 24 << 20
+        sent = bytes(range(256)) * (size // 256)
+        self.far.settimeout(20)
+        sender = threading.Thread(target=self.near.sendall, args=[sent])
+        sender.start()
+        held = viaduct.seek_recv(self.far, size, flags=socket.MSG_WAITALL | socket.MSG_PEEK)
+        self.assertTrue(0 < len(held) < size and sent.startswith(held))
+        buffer = bytearray(size)
+        self.assertEqual(viaduct.seek_recv_into(self.far, buffer, flags=socket.MSG_WAITALL), size)
+        sender.join()
+        self.assertTrue(buffer == sent)
+        # Of what does not come, what has.
+        self.near.sendall(b"01")
+        self.far.settimeout(0.1)
+        self.assertEqual(viaduct.seek_recv(self.far, 3, flags=socket.MSG_WAITALL), b"01")
+        with self.assertRaises(TimeoutError if sys.version_info >= (3, 10) else socket.timeout):
+            viaduct.seek_recv(self.far, 3, flags=socket.MSG_WAITALL)
+        self.near.sendall(b"23")
+        self.near.shutdown(socket.SHUT_WR)
+        self.assertEqual(viaduct.seek_recv(self.far, 3, flags=socket.MSG_WAITALL), b"23")
+
     def test_asyncio_takes_flags(self):
         async def run():
             self.near.sendall(b"0123")

@@ -136,6 +136,8 @@ def seek_recv_into(socket: Socket, buffer: Union[bytearray, memoryview], offset:
 
     Returns how many bytes there were, 0 at the end of the stream. Blocks unless the socket or ``flags`` say otherwise
     (:exc:`BlockingIOError`), at most as long as the socket's timeout (:exc:`TimeoutError`, which has taken nothing).
+    ``MSG_WAITALL`` waits until all of it has come (:exc:`OSError` with ``ENOBUFS``: the buffer cannot hold so much). At offset 0 it takes parts
+    as they come, as ``recv`` does, and returns what there was when the time is over; with ``MSG_PEEK``, what the buffer can hold.
     """
     if offset < 0:
         raise ValueError("negative offset")
@@ -161,6 +163,12 @@ def _seek(fd: int, view: memoryview, offset: int, flags: int) -> int:
 
 def _seek_in_time(socket: _socket.socket, view: memoryview, offset: int, flags: int, timeout: float) -> int:
     until = time.monotonic() + timeout
+    whole = flags & _socket.MSG_WAITALL
+    # In order, parts are taken as they come: the buffer may not hold all of it.
+    parts = whole and not offset and not flags & _socket.MSG_PEEK
+    if parts:
+        flags &= ~_socket.MSG_WAITALL
+    taken = 0
     over = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
     # Unread bytes keep the socket readable, so this looks at edges.
     arrivals = select.epoll()
@@ -170,13 +178,24 @@ def _seek_in_time(socket: _socket.socket, view: memoryview, offset: int, flags: 
             arrivals.poll(0)
             there = readable(socket)
             try:
-                return _try(socket, view, offset, flags)
+                got = _try(socket, view[taken:], offset, flags)
+                taken += got
+                if not parts or not got or taken == len(view):
+                    return taken
+                continue
             except BlockingIOError:
                 pass
+            except OSError as error:
+                if offset or not whole or error.errno != errno.ENOBUFS:
+                    raise
+                # What there is of it: only a peek at the head asks for all.
+                return _seek(_fd(socket), view, offset, flags | _socket.MSG_DONTWAIT)
             # That look may have made an edge itself.
             while True:
                 left = until - time.monotonic()
                 if left <= 0:
+                    if taken:
+                        return taken
                     raise _socket.timeout("timed out")
                 events = arrivals.poll(min(left, 0.2))
                 if not events or events[0][1] & over or readable(socket) != there:

@@ -13,7 +13,7 @@
 //! | 4..8 | tag |
 //! | 8..12 | bytes of the payload |
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -209,7 +209,11 @@ pub fn send(socket: impl AsFd, tag: u32, payload: &[u8]) -> Result<(), Error> {
 
 #[derive(Debug, Default)]
 struct Sources {
-    all: Vec<Option<Source>>,
+    all: BTreeMap<usize, Source>,
+    /// How many have been added: numbers are not used again.
+    added: usize,
+    /// How many of them may send messages that have not been seen.
+    open: usize,
     /// Those of which a call may find something: no others are looked at.
     ready: BTreeSet<usize>,
     /// When the next of those that have just been looked at is due.
@@ -220,7 +224,7 @@ struct Sources {
 impl Sources {
     fn note(&mut self, news: &[usize]) {
         for number in news {
-            if let Some(source) = self.all.get_mut(*number).and_then(Option::as_mut) {
+            if let Some(source) = self.all.get_mut(number) {
                 source.note();
                 self.ready.insert(*number);
             }
@@ -271,13 +275,19 @@ impl Inbox {
     /// Adds a connected stream socket, from which nobody else receives from now on. Answers its number.
     ///
     /// # Errors
-    /// It is no stream socket or is not connected, or no descriptors are left.
+    /// It is no stream socket or is not connected, or no descriptors or no numbers (`EOVERFLOW`) are left.
     pub fn add(&self, socket: impl AsFd) -> io::Result<usize> {
         let source = Source::new(socket.as_fd().try_clone_to_owned()?)?;
         let mut sources = self.sources();
-        let number = sources.all.len();
+        let number = sources.added;
+        // No larger one can be told to a C program.
+        if libc::c_int::try_from(number).is_err() {
+            return Err(io::Error::from_raw_os_error(libc::EOVERFLOW));
+        }
         self.waiter.add(source.as_fd(), number)?;
-        sources.all.push(Some(source));
+        sources.added += 1;
+        sources.open += 1;
+        sources.all.insert(number, source);
         sources.ready.insert(number);
         Ok(number)
     }
@@ -288,11 +298,8 @@ impl Inbox {
     /// [`Error::NoSource`].
     pub fn remove(&self, source: usize) -> Result<(), Error> {
         let mut sources = self.sources();
-        let gone = sources
-            .all
-            .get_mut(source)
-            .and_then(Option::take)
-            .ok_or(Error::NoSource)?;
+        let gone = sources.all.remove(&source).ok_or(Error::NoSource)?;
+        sources.open -= usize::from(gone.is_open());
         sources.ready.remove(&source);
         self.waiter.remove(gone.as_fd());
         // Who waits for it is to know.
@@ -418,20 +425,25 @@ impl Inbox {
 
     fn look(&self, sources: &mut Sources, wanted: Match, place: &mut Place<'_>) -> Result<Option<Envelope>, Error> {
         if let Some(number) = wanted.source {
-            if sources.all.get(number).is_none_or(Option::is_none) {
+            if !sources.all.contains_key(&number) {
                 return Err(Error::NoSource);
             }
             // It is asked each time what is wrong with it.
             sources.ready.insert(number);
         }
-        let (all, now) = (&mut sources.all, Instant::now());
+        let now = Instant::now();
         let (mut next, end) = wanted.source.map_or((0, usize::MAX), |only| (only, only + 1));
+        // One that is full has messages, so it is ready.
+        let mut full = None;
         while let Some(number) = sources.ready.range(next..end).next().copied() {
             next = number + 1;
-            let Some(source) = all.get_mut(number).and_then(Option::as_mut) else {
+            let Some(source) = sources.all.get_mut(&number) else {
                 continue;
             };
-            if let Some((tag, len)) = source.receive(wanted.tag, place, self.limits, now)? {
+            let before = usize::from(source.is_open());
+            let found = source.receive(wanted.tag, place, self.limits, now);
+            sources.open = sources.open + usize::from(source.is_open()) - before;
+            if let Some((tag, len)) = found? {
                 return Ok(Some(Envelope {
                     source: number,
                     tag,
@@ -441,23 +453,19 @@ impl Inbox {
             if let Some(error) = source.trouble(number, wanted.source.is_some()) {
                 return Err(error);
             }
+            full = full.or_else(|| source.is_full().then_some(number));
             sources.due = sources.due.into_iter().chain(source.due()).min();
             if !source.is_ready() {
                 sources.ready.remove(&number);
             }
         }
-        let whose = || {
-            let all = all
-                .iter()
-                .enumerate()
-                .filter_map(|(number, source)| Some((number, source.as_ref()?)));
-            all.filter(|(number, _)| wanted.source.is_none_or(|only| only == *number))
+        let is_open = match wanted.source {
+            Some(only) => sources.all.get(&only).is_some_and(Source::is_open),
+            None => sources.open > 0,
         };
-        if whose().any(|(_, source)| source.is_open()) {
-            return Ok(None);
-        }
-        match whose().find(|(_, source)| source.is_full()) {
-            Some((source, _)) => Err(Error::Full { source }),
+        match full {
+            _ if is_open => Ok(None),
+            Some(source) => Err(Error::Full { source }),
             None => Err(Error::Ended),
         }
     }
@@ -466,5 +474,92 @@ impl Inbox {
 impl AsRawFd for Inbox {
     fn as_raw_fd(&self) -> std::os::fd::RawFd {
         self.as_waitable().as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write as _;
+    use std::os::unix::net::UnixStream;
+
+    const ANY: Match = Match {
+        tag: None,
+        source: None,
+    };
+
+    fn probe(inbox: &Inbox, source: Option<usize>) -> Result<Envelope, Error> {
+        inbox.probe(Match { source, ..ANY }, Some(Duration::ZERO))
+    }
+
+    /// However many have come and gone, a call passes only those that are there.
+    #[test]
+    fn sources_that_have_gone_leave_nothing() {
+        let inbox = Inbox::new().unwrap();
+        let (_near, far) = UnixStream::pair().unwrap();
+        for number in 0..1000 {
+            assert_eq!(inbox.add(&far).unwrap(), number);
+            assert!(matches!(probe(&inbox, None), Err(Error::TimedOut)));
+            inbox.remove(number).unwrap();
+            assert!(matches!(probe(&inbox, Some(number)), Err(Error::NoSource)));
+        }
+        assert_eq!(inbox.add(&far).unwrap(), 1000);
+        let mut sources = inbox.sources();
+        assert_eq!((sources.all.len(), sources.ready.len(), sources.open), (1, 1, 1));
+        sources.added = i32::MAX as usize + 1;
+        drop(sources);
+        assert_eq!(inbox.add(&far).unwrap_err().raw_os_error(), Some(libc::EOVERFLOW));
+    }
+
+    /// Whatever becomes of sources, those that are open are counted right: a call waits for as long as there is one.
+    #[test]
+    fn open_sources_are_counted() {
+        let inbox = Inbox::with_limits(Limits { longest: 8, store: 0 }).unwrap();
+        let is = |open: usize| {
+            let sources = inbox.sources();
+            let counted = sources.all.values().filter(|source| source.is_open()).count();
+            assert_eq!((sources.open, counted), (open, open));
+        };
+        let (mut pairs, mut open) = (Vec::new(), 0);
+        for _ in 0..4 {
+            pairs.push(UnixStream::pair().unwrap());
+            open += 1;
+            inbox.add(&pairs.last().unwrap().1).unwrap();
+            is(open);
+        }
+        let [first, second, third, _] = &mut pairs[..] else {
+            panic!()
+        };
+        first.0.write_all(b"no message").unwrap();
+        assert!(matches!(probe(&inbox, None), Err(Error::Malformed { source: 0 })));
+        is(3);
+        second.0.shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(matches!(probe(&inbox, Some(1)), Err(Error::Ended)));
+        is(2);
+        send(&third.0, 1, &[1; 8]).unwrap();
+        send(&third.0, 2, &[2; 8]).unwrap();
+        let second_of_it = Match {
+            tag: Some(2),
+            source: Some(2),
+        };
+        let full = inbox.probe(second_of_it, Some(Duration::ZERO));
+        assert!(matches!(full, Err(Error::Full { source: 2 })));
+        is(1);
+        // A buffer that is too short leaves it as it was.
+        let short = inbox.receive(ANY, &mut [0; 7], Some(Duration::ZERO));
+        assert!(matches!(short, Err(Error::NoRoom { len: 8 })));
+        is(1);
+        inbox.remove(3).unwrap();
+        is(0);
+        let full = inbox.probe(Match { tag: Some(2), ..ANY }, None);
+        assert!(matches!(full, Err(Error::Full { source: 2 })));
+        assert_eq!(inbox.receive_vec(ANY, None).unwrap().0.tag, 1);
+        is(1);
+        assert_eq!(inbox.receive_vec(ANY, None).unwrap().0.tag, 2);
+        for source in 0..3 {
+            inbox.remove(source).unwrap();
+        }
+        is(0);
+        assert!(matches!(probe(&inbox, None), Err(Error::Ended)));
     }
 }
