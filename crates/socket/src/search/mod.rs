@@ -207,9 +207,7 @@ impl Recorded {
 
     /// Whether a call that takes bytes in order is inside the kernel.
     fn is_shared(&self) -> bool {
-        // Read in the order that makes a call that ends meanwhile count as one.
-        let calls = self.conn.direct_receives.load(SeqCst);
-        calls > self.conn.peeks.load(SeqCst)
+        self.conn.direct_receives.load(SeqCst) != 0
     }
 }
 
@@ -456,4 +454,28 @@ pub(crate) fn readable_bytes(conn: &'static Conn) -> Option<c_int> {
     let front = front(conn)?;
     let _guard = conn.own_receive(conn.id())?;
     Some(c_int::try_from(front.readable()).unwrap_or(c_int::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conn::records;
+    use crate::wait::direct::DirectCall;
+
+    #[test]
+    fn a_receive_in_the_kernel_counts_beside_searches_that_wait() {
+        let (conn, _sockets) = records::on_the_heap();
+        let end = Recorded { conn, id: conn.id() };
+        let search = DirectCall::peek(conn).unwrap();
+        assert!(!end.is_shared());
+        let receive = DirectCall::receive(conn).unwrap();
+        assert!(end.is_shared());
+        // One more has begun to wait, and been counted in part.
+        conn.peeks.fetch_add(1, SeqCst);
+        assert!(end.is_shared());
+        receive.end();
+        assert!(!end.is_shared());
+        search.end();
+        assert_eq!(conn.peeks.load(SeqCst), 1);
+    }
 }
