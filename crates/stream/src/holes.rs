@@ -135,6 +135,25 @@ impl Holes {
     }
 
     /// Holes beyond the head.
+    /// Those of them before position `at`.
+    pub fn bytes_before(&self, at: u64) -> u64 {
+        let mut bytes = 0_u64;
+        let mut node = self.root.load(Relaxed);
+        for _ in 0..DEEPEST {
+            let Some(this) = self.node(node) else { break };
+            let from = this.from.load(Relaxed);
+            if from < at {
+                let own = this.to.load(Relaxed).min(at).saturating_sub(from);
+                let left = self.bytes_below(this.left.load(Relaxed));
+                bytes = bytes.saturating_add(left).saturating_add(own);
+                node = this.right.load(Relaxed);
+            } else {
+                node = this.left.load(Relaxed);
+            }
+        }
+        bytes
+    }
+
     pub fn count(&self) -> usize {
         self.count.load(Relaxed) as usize
     }

@@ -320,7 +320,9 @@ impl<'a> Stretches<'a> {
         }
         let holes = &self.area.holes;
         let owed = holes.head().saturating_sub(self.base());
-        Ok(there.saturating_sub(owed + holes.bytes()))
+        // What has been taken of those behind is not among them.
+        let taken = holes.bytes_before(self.base().saturating_add(there));
+        Ok(there.saturating_sub(owed + taken))
     }
 
     /// The lane's position behind what ends at `end`, if it is there, or will be.
