@@ -31,7 +31,7 @@ use area::Area;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::fence;
 pub(crate) use holders::Forking;
-use kernel::Front;
+use kernel::{Front, is_told_once};
 use lanes::Stretches;
 use libc::c_int;
 use simple::{may_be_simple, take_head, take_simply};
@@ -179,7 +179,7 @@ fn run(end: &impl Searched, vector: Vector<'_>, flags: c_int, offset: u64) -> Re
         }
     };
     if ask.skip > 0 || error == 0 {
-        if !matches!(error, 0 | libc::EAGAIN | libc::EINTR | libc::ENOBUFS) {
+        if error != 0 && is_told_once(error) {
             end.broken(error);
         }
         Ok(ask.skip)
