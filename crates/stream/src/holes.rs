@@ -13,7 +13,8 @@
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::compiler_fence;
 
 /// Holes that a stream can have at one time.
 pub const HOLES: usize = 2047;
@@ -134,14 +135,47 @@ impl Holes {
         self.bytes_below(self.root.load(Relaxed))
     }
 
+    /// Those of them before position `at`.
+    pub fn bytes_before(&self, at: u64) -> u64 {
+        let mut bytes = 0_u64;
+        let mut node = self.root.load(Relaxed);
+        for _ in 0..DEEPEST {
+            let Some(this) = self.node(node) else { break };
+            let from = this.from.load(Relaxed);
+            if from < at {
+                let own = this.to.load(Relaxed).min(at).saturating_sub(from);
+                let left = self.bytes_below(this.left.load(Relaxed));
+                bytes = bytes.saturating_add(left).saturating_add(own);
+                node = this.right.load(Relaxed);
+            } else {
+                node = this.left.load(Relaxed);
+            }
+        }
+        bytes
+    }
+
     /// Holes beyond the head.
     pub fn count(&self) -> usize {
         self.count.load(Relaxed) as usize
     }
 
-    /// False once a user was killed while it changed the set.
+    /// False once a user was killed, or has jumped away, while it changed the set.
     pub fn is_intact(&self) -> bool {
         self.changing.load(Acquire) == 0
+    }
+
+    /// The set is not intact until [`end_change`](Self::end_change): also for who changes something else that goes with it.
+    #[inline(always)]
+    pub fn begin_change(&self) {
+        self.changing.store(1, Relaxed);
+        // A handler may interrupt the change, and leave it by a jump.
+        compiler_fence(SeqCst);
+    }
+
+    /// The set and what goes with it are as they should be.
+    #[inline(always)]
+    pub fn end_change(&self) {
+        self.changing.store(0, Release);
     }
 
     /// Position of the unread byte that `offset` unread bytes lie before.
@@ -231,10 +265,10 @@ impl Holes {
         }
         if self.root.load(Relaxed) == 0 {
             // The only one, as it mostly is; so there is a place.
-            self.changing.store(1, Relaxed);
+            self.begin_change();
             self.root.store(self.make(from, to), Relaxed);
             self.first.store(from, Relaxed);
-            self.changing.store(0, Release);
+            self.end_change();
             return Ok((from, to));
         }
         self.take_among(from, to)
@@ -258,7 +292,7 @@ impl Holes {
     /// Moves the head to `to`, where or before which there is a hole.
     #[inline(always)]
     fn move_over_holes(&self, to: u64) -> u64 {
-        self.changing.store(1, Relaxed);
+        self.begin_change();
         let root = self.root.load(Relaxed);
         if self.count() == 1
             && let Some(only) = self.node(root)
@@ -269,7 +303,7 @@ impl Holes {
             self.free_one(root, only);
             self.head.store(head, Relaxed);
             self.first.store(0, Relaxed);
-            self.changing.store(0, Release);
+            self.end_change();
             return head;
         }
         self.move_among_holes(to)
@@ -289,13 +323,13 @@ impl Holes {
         }
         self.head.store(head, Relaxed);
         self.first.store(self.next(0).map_or(0, |hole| hole.0), Relaxed);
-        self.changing.store(0, Release);
+        self.end_change();
         head
     }
 
     /// The hole that begins at `from` ends at `to` now, `more` bytes later than before.
     fn lengthen(&self, from: u64, more: u64, to: u64) {
-        self.changing.store(1, Relaxed);
+        self.begin_change();
         let mut at = self.root.load(Relaxed);
         for _ in 0..DEEPEST {
             let Some(node) = self.node(at) else { break };
@@ -307,7 +341,7 @@ impl Holes {
             }
             at = if from < here { &node.left } else { &node.right }.load(Relaxed);
         }
-        self.changing.store(0, Release);
+        self.end_change();
     }
 
     /// Makes one hole of `from..to` and all it touches. `before`: the hole that begins before it and touches it.
@@ -315,7 +349,7 @@ impl Holes {
         if !self.has_room(from, to) {
             return Err(Full);
         }
-        self.changing.store(1, Relaxed);
+        self.begin_change();
         let from = before.map_or(from, |hole| hole.0);
         let mut to = before.map_or(to, |hole| hole.1.max(to));
         let (left, rest) = self.split(self.root.load(Relaxed), from, DEEPEST);
@@ -331,7 +365,7 @@ impl Holes {
         let joined = self.join(left, made, DEEPEST);
         self.root.store(self.join(joined, right, DEEPEST), Relaxed);
         self.first.store(self.next(0).map_or(0, |hole| hole.0), Relaxed);
-        self.changing.store(0, Release);
+        self.end_change();
         Ok((from, to))
     }
 

@@ -71,6 +71,10 @@ fn compare(holes: &Holes, reference: &Reference) {
     assert_eq!(all(holes), expected);
     assert_eq!(holes.count(), expected.len());
     assert_eq!(holes.bytes(), expected.iter().map(|hole| hole.1 - hole.0).sum::<u64>());
+    for at in (0..4).map(|index| reference.head + index * reference.taken.len() as u64 / 3) {
+        let before = expected.iter().map(|hole| hole.1.min(at).saturating_sub(hole.0));
+        assert_eq!(holes.bytes_before(at), before.sum::<u64>());
+    }
     assert_eq!(
         holes.run(),
         expected.first().map_or(u64::MAX, |hole| hole.0 - reference.head)

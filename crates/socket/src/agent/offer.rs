@@ -187,6 +187,7 @@ impl Conn {
         // SeqCst pairs with `DirectCall::begin`: either we see the call, or it sees the phase and turns back.
         if self.flag(READY_OWED)
             && self.direct_receives.load(SeqCst) == 0
+            && self.peeks.load(SeqCst) == 0
             && let Some(segment) = self.segment(receive)
             && let Some(locks) = self.locks()
             && let Some(position) = kernel::receive_position(self.fd(), kernel::queued_surely)

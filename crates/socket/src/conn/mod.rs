@@ -72,7 +72,7 @@ pub struct Conn {
     /// The words in which a child to come was counted last, see `crate::process::forks`.
     pub(crate) counted: AtomicPtr<Locks>,
     pub(crate) references: AtomicU32,
-    /// Those of the direct receives that only peek.
+    /// Calls inside the kernel that take nothing: of searches that wait.
     pub(crate) peeks: AtomicU32,
     pub(crate) retry_at_ns: AtomicU64,
     pub(crate) lone: Lone,

@@ -227,7 +227,8 @@ pub(crate) fn after_fork_in_child() {
     for conn in all() {
         conn.set_flag(FORKED, true);
         let changing = conn.lone.disown();
-        let direct = conn.direct_receives.load(Relaxed) != 0 || conn.direct_sends.load(Relaxed) != 0;
+        let calls = [&conn.direct_receives, &conn.peeks, &conn.direct_sends];
+        let direct = calls.iter().any(|calls| calls.load(Relaxed) != 0);
         if conn.flag(READY_OWED) || direct || changing {
             // The parent has a call inside the kernel that this process will not see return.
             conn.set_flag(READY_OWED, false);
@@ -235,9 +236,7 @@ pub(crate) fn after_fork_in_child() {
         }
         // What was asked for stands in the parent's counters.
         conn.set_flag(ASKED, false);
-        conn.direct_receives.store(0, Relaxed);
-        conn.direct_sends.store(0, Relaxed);
-        conn.peeks.store(0, Relaxed);
+        calls.iter().for_each(|calls| calls.store(0, Relaxed));
         conn.own_bell.store(0, Relaxed);
         if conn.phase() == Phase::Offered {
             conn.set_phase(Phase::Plain);

@@ -81,16 +81,21 @@ fn take_pieces(conn: &Conn, lane: Receiver<'_>, dest: Dest<'_>) -> usize {
 
 #[inline(always)]
 pub(crate) fn consume(conn: &Conn, lane: &Receiver<'_>, there: There, bytes: usize) {
-    counters::add(conn, slot::BYTES_RECEIVED, bytes as u64);
-    counters::add(conn, slot::FAST_BYTES_RECEIVED, bytes as u64);
+    count(conn, bytes);
     if lane.consume_found(there, bytes) != 0 {
         gave_back(conn, lane.apart());
     }
 }
 
+#[inline(always)]
+pub(crate) fn count(conn: &Conn, bytes: usize) {
+    counters::add(conn, slot::BYTES_RECEIVED, bytes as u64);
+    counters::add(conn, slot::FAST_BYTES_RECEIVED, bytes as u64);
+}
+
 /// The sender has gained blocks.
 #[inline(never)]
-fn gave_back(conn: &Conn, lane: Receiver<'_>) {
+pub(crate) fn gave_back(conn: &Conn, lane: Receiver<'_>) {
     let incoming = Incoming::new(lane);
     needs::consumed(conn, &incoming);
     wish::heed(conn, &incoming);

@@ -1,9 +1,10 @@
 //! Where holes live: in anonymous memory that a process and its forked children share, out of the peer's reach.
 
 use super::holders::{Family, Holders, Member, Places};
+use crate::lock;
 use crate::process::{shared, thread};
 use crate::sys::memory::{self, Buffer};
-use crate::{lock, sys};
+use crate::sys::{self, Errno};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use viaduct_stream::Holes;
@@ -348,6 +349,21 @@ pub(crate) fn release(place: &AtomicU32) {
     {
         peeked.give_back();
         let _ = area.used.compare_exchange(reference, 0, AcqRel, Relaxed);
+    }
+}
+
+impl Area {
+    /// Has `take` take bytes that have been received off the front of what the kernel or the lane has, and counts them. Whoever is killed in between,
+    /// or jumps away, leaves the holes damaged: how many have gone nobody can say.
+    #[inline(always)]
+    pub(super) fn consume(&self, take: impl FnOnce() -> Result<usize, Errno>) -> Result<usize, Errno> {
+        self.holes.begin_change();
+        let taken = take();
+        if let Ok(bytes) = taken {
+            self.base.store(self.base.load(Relaxed) + bytes as u64, Relaxed);
+        }
+        self.holes.end_change();
+        taken
     }
 }
 

@@ -31,6 +31,11 @@ const LEAST: usize = 4 << 10;
 /// What a search fails with whose bytes stand behind urgent data.
 pub(super) const BEHIND_URGENT_DATA: Errno = libc::EOPNOTSUPP;
 
+/// Whether an error behind bytes that have been received is kept for the next call: the kernel tells it once. Others are of this call alone.
+pub(super) fn is_told_once(errno: Errno) -> bool {
+    !matches!(errno, libc::EAGAIN | libc::EINTR | libc::ENOBUFS | BEHIND_URGENT_DATA)
+}
+
 /// A searched direction that is in the kernel; owned by the caller.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Front<'a> {
@@ -68,10 +73,7 @@ impl Front<'_> {
         } else {
             let _ = holes.take(from, to);
         }
-        if let Err(errno) = self.settle(false) {
-            // These bytes have been received; the next call tells.
-            self.area.error.store(errno, Relaxed);
-        }
+        self.settle_received();
         Some(want)
     }
 
@@ -115,10 +117,24 @@ impl Front<'_> {
             } else if small {
                 // More than was peeked has not arrived.
                 0
-            } else if ask.takes() && at == holes.head() {
-                self.in_order(ask, done, most, &mut ended)?
             } else {
-                self.at_offset(ask, done, at, most, &mut ended)?
+                let got = if ask.takes() && at == holes.head() {
+                    self.in_order(ask, done, most)
+                } else {
+                    self.at_offset(ask, done, at, most)
+                };
+                match got {
+                    Ok(got) => {
+                        ended = got == 0;
+                        got
+                    }
+                    Err(libc::EAGAIN | libc::EINTR) => 0,
+                    Err(errno) if done > 0 => {
+                        self.keep(errno);
+                        0
+                    }
+                    Err(errno) => return Err(errno),
+                }
             };
             if got == 0 {
                 break;
@@ -135,10 +151,10 @@ impl Front<'_> {
                 break;
             }
         }
-        if ask.takes() {
-            self.settle(false)?;
-        }
         if done > 0 {
+            if ask.takes() {
+                self.settle_received();
+            }
             return Ok(Step::Bytes(done));
         }
         self.lacking(ask, holes.position(ask.offset).saturating_add(1), last, ended)
@@ -266,64 +282,52 @@ impl Front<'_> {
             return Ok(false);
         }
         self.peeked.set(self.area, base, got as u64);
-        if let Err(errno) = self.settle(false) {
-            // These bytes have been received; the next call tells.
-            self.area.error.store(errno, Relaxed);
-        }
+        self.settle_received();
         Ok(true)
     }
 
     /// Receives at the head as the kernel does.
-    fn in_order(&self, ask: &Ask<'_>, done: usize, most: usize, ended: &mut bool) -> Result<usize, Errno> {
+    fn in_order(&self, ask: &Ask<'_>, done: usize, most: usize) -> Result<usize, Errno> {
         self.settle(true)?;
-        let flags = ask.flags & libc::MSG_TRUNC;
-        match kernel::receive(self.fd, ask.vector, ask.skip + done, most, flags) {
-            Ok(got) => {
-                *ended = got == 0;
-                self.gone(got);
-                Ok(got)
-            }
-            Err(libc::EAGAIN | libc::EINTR) => Ok(0),
-            Err(errno) => self.unless_first(done, errno),
+        let (holes, flags) = (&self.area.holes, ask.flags & libc::MSG_TRUNC);
+        // As in `Area::consume`, and the head goes with it.
+        holes.begin_change();
+        let received = kernel::receive(self.fd, ask.vector, ask.skip + done, most, flags);
+        if let Ok(got) = received {
+            self.area.base.fetch_add(got as u64, Relaxed);
+            holes.advance(holes.head() + got as u64);
         }
+        holes.end_change();
+        received.inspect(|_| lift_mark(self.fd, self.area))
     }
 
-    fn at_offset(&self, ask: &Ask<'_>, done: usize, at: u64, most: usize, ended: &mut bool) -> Result<usize, Errno> {
-        match self.peek_at(at, ask, done, most) {
-            // The kernel counts up to urgent data only, and peeks behind it as if it were a byte of the stream.
-            Ok(got) if got > 0 && self.counted(at + got as u64) < at + got as u64 => {
-                let base = self.base();
-                self.settle(true)?;
-                // It may have stood among what had been received.
-                if self.base() == base {
-                    return self.unless_first(done, BEHIND_URGENT_DATA);
-                }
-                self.at_offset(ask, done, at, most, ended)
+    fn at_offset(&self, ask: &Ask<'_>, done: usize, at: u64, most: usize) -> Result<usize, Errno> {
+        let got = self.peek_at(at, ask, done, most)?;
+        // The kernel counts up to urgent data only, and peeks behind it as if it were a byte of the stream.
+        if got > 0 && self.counted(at + got as u64) < at + got as u64 {
+            let base = self.base();
+            self.settle(true)?;
+            // It may have stood among what had been received.
+            if self.base() == base {
+                return Err(BEHIND_URGENT_DATA);
             }
-            Ok(got) => {
-                *ended = got == 0;
-                Ok(got)
-            }
-            Err(libc::EAGAIN | libc::EINTR) => Ok(0),
-            Err(errno) => self.unless_first(done, errno),
+            return self.at_offset(ask, done, at, most);
         }
+        Ok(got)
     }
 
-    /// What has been received counts first; the kernel will not tell the error again, so it is kept for the next call.
-    fn unless_first(&self, done: usize, errno: Errno) -> Result<usize, Errno> {
-        if done == 0 {
-            return Err(errno);
-        }
-        if !matches!(errno, libc::ENOBUFS | BEHIND_URGENT_DATA) {
+    /// Bytes have been received: an error behind them is for the next call.
+    fn keep(&self, errno: Errno) {
+        if is_told_once(errno) {
             self.area.error.store(errno, Relaxed);
         }
-        Ok(0)
     }
 
-    /// So many bytes have left the kernel: whoever waits for others counts from another place now.
-    fn gone(&self, bytes: usize) {
-        self.area.base.fetch_add(bytes as u64, Relaxed);
-        lift_mark(self.fd, self.area);
+    /// The same as [`settle`](Self::settle) once a call has received what it is to answer.
+    fn settle_received(&self) {
+        if let Err(errno) = self.settle(false) {
+            self.keep(errno);
+        }
     }
 
     fn peek_at(&self, at: u64, ask: &Ask<'_>, done: usize, most: usize) -> Result<usize, Errno> {
@@ -351,10 +355,10 @@ impl Front<'_> {
             if owed == 0 {
                 return Ok(());
             }
-            match discard(self.fd, owed) {
-                Ok(0) => return Ok(()),
-                Ok(gone) => self.gone(gone),
-                Err(libc::EAGAIN | libc::EINTR) => return Ok(()),
+            match self.area.consume(|| discard(self.fd, owed)) {
+                Ok(0) | Err(libc::EAGAIN | libc::EINTR) => return Ok(()),
+                // Whoever waits for others counts from another place now.
+                Ok(_) => lift_mark(self.fd, self.area),
                 Err(errno) => return Err(errno),
             }
         }
@@ -420,8 +424,12 @@ fn copy_peeked(peeked: &Peeked, ask: &Ask<'_>, done: usize, from: usize, most: u
 pub(crate) fn peek_from(fd: c_int, area: &Area, offset: c_int) -> bool {
     let set = |offset: c_int| raw::setsockopt(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &offset).is_ok();
     if offset != 0 {
+        // First: who is killed in between leaves it to others to set the option back.
+        area.peeks_behind.store(1, Relaxed);
         let can = set(offset);
-        area.peeks_behind.store(can.into(), Relaxed);
+        if !can {
+            area.peeks_behind.store(0, Relaxed);
+        }
         can
     } else {
         if area.peeks_behind.load(Relaxed) != 0 && set(-1) {

@@ -7,7 +7,7 @@
 mod parts;
 
 use super::area::{Area, Peeked};
-use super::kernel::{BEHIND_URGENT_DATA, Front, peek_at_offset, peek_from, peek_over};
+use super::kernel::{BEHIND_URGENT_DATA, Front, is_told_once, peek_at_offset, peek_from, peek_over};
 use super::waiting::{announce, lift_mark};
 use super::{Ask, Step, front};
 use crate::agent::counters;
@@ -64,9 +64,21 @@ pub(super) fn take_simply(conn: &Conn, guard: &Guard<'_>, area: &Area, dest: Des
         there = lane.find(gone).unwrap_or(there);
         gone = gone.min(there.len());
     }
-    lane::consume(conn, &lane, there, gone);
-    area.base.store(base + gone as u64, Relaxed);
+    consume(conn, area, &lane, there, gone);
     Some(want)
+}
+
+/// Takes so many bytes off the front of the lane, as [`Area::consume`] does.
+#[inline(always)]
+fn consume(conn: &Conn, area: &Area, lane: &Receiver<'_>, there: Found, bytes: usize) {
+    lane::count(conn, bytes);
+    area.holes.begin_change();
+    let gained = lane.consume_found(there, bytes);
+    area.base.store(area.base.load(Relaxed) + bytes as u64, Relaxed);
+    area.holes.end_change();
+    if gained != 0 {
+        lane::gave_back(conn, lane.apart());
+    }
 }
 
 /// What is searched for is about to be read, and what lies before most likely next.
@@ -191,7 +203,7 @@ impl<'a> Stretches<'a> {
                     Ok(got) => got,
                     Err(libc::EAGAIN | libc::EINTR) => break,
                     Err(errno) if done > 0 => {
-                        self.conn.set_error(errno);
+                        self.keep(errno);
                         break;
                     }
                     Err(errno) => return Err(errno),
@@ -211,13 +223,22 @@ impl<'a> Stretches<'a> {
         }
         if done > 0 {
             if ask.takes() {
-                self.settle()?;
+                if let Err(errno) = self.settle() {
+                    self.keep(errno);
+                }
             } else if done < want {
                 self.tell_of_rest(&parts, holes.position(ask.offset + done as u64), end);
             }
             return Ok(Step::Bytes(done));
         }
         self.lacking(&parts, ask, from.saturating_add(1), last)
+    }
+
+    /// Bytes have been received: an error behind them is for the next call.
+    fn keep(&self, errno: Errno) {
+        if is_told_once(errno) {
+            self.conn.set_error(errno);
+        }
     }
 
     /// Peeks at what the kernel holds `into` bytes before.
@@ -279,29 +300,31 @@ impl<'a> Stretches<'a> {
                 }
                 return Ok(());
             }
-            let gone = match first.place {
-                Place::Lane => {
-                    lane::consume(self.conn, &self.lane, self.lane.found(), now);
-                    now
+            if first.place == Place::Lane {
+                consume(self.conn, self.area, &self.lane, self.lane.found(), now);
+                continue;
+            }
+            match self.area.consume(|| self.discard(now)) {
+                Ok(0) | Err(libc::EAGAIN | libc::EINTR) => return Ok(()),
+                Ok(gone) => {
+                    counters::add(self.conn, slot::BYTES_RECEIVED, gone as u64);
+                    lift_mark(self.conn.fd(), self.area);
                 }
-                Place::Kernel => match discard(self.conn.fd(), now) {
-                    Ok(0) | Err(libc::EAGAIN | libc::EINTR) => return Ok(()),
-                    Ok(gone) => {
-                        self.conn.advance(gone);
-                        if let Source::RawUntil(_) = self.incoming.source() {
-                            self.incoming.approached();
-                        }
-                        counters::add(self.conn, slot::BYTES_RECEIVED, gone as u64);
-                        gone
-                    }
-                    Err(errno) => return Err(errno),
-                },
-            };
-            self.area.base.fetch_add(gone as u64, Relaxed);
-            if first.place == Place::Kernel {
-                lift_mark(self.conn.fd(), self.area);
+                Err(errno) => return Err(errno),
             }
         }
+    }
+
+    /// Throws raw bytes away.
+    fn discard(&self, bytes: usize) -> Result<usize, Errno> {
+        let gone = discard(self.conn.fd(), bytes)?;
+        self.conn.advance(gone);
+        if gone > 0
+            && let Source::RawUntil(_) = self.incoming.source()
+        {
+            self.incoming.approached();
+        }
+        Ok(gone)
     }
 
     /// Bytes that a receive would find, as far as the parts before are all there.
@@ -320,7 +343,9 @@ impl<'a> Stretches<'a> {
         }
         let holes = &self.area.holes;
         let owed = holes.head().saturating_sub(self.base());
-        Ok(there.saturating_sub(owed + holes.bytes()))
+        // What has been taken of those behind is not among them.
+        let taken = holes.bytes_before(self.base().saturating_add(there));
+        Ok(there.saturating_sub(owed + taken))
     }
 
     /// The lane's position behind what ends at `end`, if it is there, or will be.

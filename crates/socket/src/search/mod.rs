@@ -31,7 +31,7 @@ use area::Area;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::fence;
 pub(crate) use holders::Forking;
-use kernel::Front;
+use kernel::{Front, is_told_once};
 use lanes::Stretches;
 use libc::c_int;
 use simple::{may_be_simple, take_head, take_simply};
@@ -175,11 +175,13 @@ fn run(end: &impl Searched, vector: Vector<'_>, flags: c_int, offset: u64) -> Re
             // Part of it is better than nothing.
             Ok(woken) if ask.whole => (ask.whole, over) = (false, Some(wait::errno_of(woken))),
             Ok(woken) => break wait::errno_of(woken),
+            // As above.
+            Err(libc::ENOBUFS) if ask.whole && offset == 0 => (ask.whole, over) = (false, Some(libc::ENOBUFS)),
             Err(errno) => break errno,
         }
     };
     if ask.skip > 0 || error == 0 {
-        if !matches!(error, 0 | libc::EAGAIN | libc::EINTR | libc::ENOBUFS) {
+        if error != 0 && is_told_once(error) {
             end.broken(error);
         }
         Ok(ask.skip)
@@ -207,9 +209,7 @@ impl Recorded {
 
     /// Whether a call that takes bytes in order is inside the kernel.
     fn is_shared(&self) -> bool {
-        // Read in the order that makes a call that ends meanwhile count as one.
-        let calls = self.conn.direct_receives.load(SeqCst);
-        calls > self.conn.peeks.load(SeqCst)
+        self.conn.direct_receives.load(SeqCst) != 0
     }
 }
 
@@ -417,8 +417,9 @@ fn seek_slowly(
     if vector.is_empty() {
         return 0;
     }
-    // Attached, it is known to be a TCP connection.
-    if offset == 0 && conn.phase() == Phase::Attached && !conn.searched() {
+    // Attached, it is known to be a TCP connection. A plain peek waits for all of it, though it may be more than there is room for.
+    let whole_peek = flags & libc::MSG_PEEK != 0 && flags & libc::MSG_WAITALL != 0;
+    if offset == 0 && !whole_peek && conn.phase() == Phase::Attached && !conn.searched() {
         return receive::receive(conn, vector, flags, direct);
     }
     answer(&end, vector, flags, offset as u64)
@@ -456,4 +457,28 @@ pub(crate) fn readable_bytes(conn: &'static Conn) -> Option<c_int> {
     let front = front(conn)?;
     let _guard = conn.own_receive(conn.id())?;
     Some(c_int::try_from(front.readable()).unwrap_or(c_int::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conn::records;
+    use crate::wait::direct::DirectCall;
+
+    #[test]
+    fn a_receive_in_the_kernel_counts_beside_searches_that_wait() {
+        let (conn, _sockets) = records::on_the_heap();
+        let end = Recorded { conn, id: conn.id() };
+        let search = DirectCall::peek(conn).unwrap();
+        assert!(!end.is_shared());
+        let receive = DirectCall::receive(conn).unwrap();
+        assert!(end.is_shared());
+        // One more has begun to wait, and been counted in part.
+        conn.peeks.fetch_add(1, SeqCst);
+        assert!(end.is_shared());
+        receive.end();
+        assert!(!end.is_shared());
+        search.end();
+        assert_eq!(conn.peeks.load(SeqCst), 1);
+    }
 }

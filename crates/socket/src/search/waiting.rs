@@ -40,6 +40,9 @@ const NAP_NS: u64 = 200_000;
 pub(super) struct Mark {
     fd: c_int,
     area: &'static Area,
+    /// Of the area, as this socket has it.
+    generation: u64,
+    identity: u64,
 }
 
 fn set_mark(fd: c_int, bytes: u64) {
@@ -85,18 +88,29 @@ impl Mark {
             set_mark(fd, mark.max(1));
             area.mark.store(mark, Release);
         }
-        Self { fd, area }
+        Self {
+            fd,
+            area,
+            generation: area.generation.load(Relaxed),
+            identity: area.identity.load(Relaxed),
+        }
     }
 }
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        // The area may be another socket's by now, which counts anew.
+        // The area may be another socket's by now.
+        if self.area.generation.load(Relaxed) != self.generation {
+            return;
+        }
         let _ = self
             .area
             .waiters
             .fetch_update(AcqRel, Relaxed, |waiters| waiters.checked_sub(1));
-        lift_mark(self.fd, self.area);
+        // And so may the descriptor, where there is no record of the connection.
+        if self.identity == 0 || raw::inode(self.fd) == Ok(self.identity) {
+            lift_mark(self.fd, self.area);
+        }
     }
 }
 
@@ -126,8 +140,14 @@ pub(super) fn refuse_if_full(fd: c_int, area: &Area, bytes: u64) -> Result<(), E
 fn enlarge(fd: c_int, area: &Area) -> bool {
     let before = kernel::buffer_size(fd);
     set_mark(fd, u64::try_from(before).unwrap_or(0));
-    // As those who wait have it.
-    set_mark(fd, area.mark.load(Acquire).max(1));
+    // As those who wait have it, until one who does not own the direction lifts it.
+    loop {
+        let mark = area.mark.load(Acquire);
+        set_mark(fd, mark.max(1));
+        if area.mark.load(Acquire) == mark {
+            break;
+        }
+    }
     let _ = raw::recv(fd, &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT);
     kernel::buffer_size(fd) > before
 }
@@ -278,4 +298,43 @@ fn wait_for_news(
         agent::deliver();
     }
     Ok(woken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::search::area;
+    use core::sync::atomic::AtomicU32;
+    use std::net::TcpListener;
+    use std::os::fd::AsRawFd as _;
+
+    #[test]
+    fn a_wait_that_outlives_its_socket_leaves_others_alone() {
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let fd = socket.as_raw_fd();
+        let mark_of = |fd: c_int| {
+            let mut mark: c_int = 0;
+            raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &mut mark).unwrap();
+            mark
+        };
+        let reference = area::claim().unwrap();
+        let area = area::numbered(reference).unwrap();
+        let inode = raw::inode(fd).unwrap();
+        for (identity, later, left) in [
+            (0, 0, (0, 1)),
+            (inode, 0, (0, 1)),
+            (inode + 1, 0, (0, 100)),
+            (0, 1, (1, 100)),
+        ] {
+            area.identity.store(identity, Relaxed);
+            area.waiters.store(0, Relaxed);
+            area.mark.store(0, Relaxed);
+            let mark = Mark::at(fd, area, 100);
+            assert_eq!((area.waiters.load(Relaxed), mark_of(fd)), (1, 100));
+            area.generation.fetch_add(later, Relaxed);
+            drop(mark);
+            assert_eq!((area.waiters.load(Relaxed), mark_of(fd)), left, "{identity}, {later}");
+        }
+        area::release(&AtomicU32::new(reference));
+    }
 }

@@ -44,7 +44,8 @@ impl Calls {
 impl Begun {
     fn count(&self) -> &'static AtomicU32 {
         match self.kind {
-            Kind::Receive | Kind::Peek => &self.conn.direct_receives,
+            Kind::Receive => &self.conn.direct_receives,
+            Kind::Peek => &self.conn.peeks,
             Kind::Send => &self.conn.direct_sends,
         }
     }
@@ -54,9 +55,6 @@ impl Begun {
         // The record may be another connection's by now.
         if self.conn.id() == self.id {
             take_one(self.count());
-            if self.kind == Kind::Peek {
-                take_one(&self.conn.peeks);
-            }
         }
     }
 }
@@ -115,7 +113,6 @@ impl DirectCall {
 
     /// Begins a receive that takes nothing, for a search that waits; `None` if the connection has been attached meanwhile.
     pub(crate) fn peek(conn: &'static Conn) -> Option<Self> {
-        conn.peeks.fetch_add(1, SeqCst);
         Self::begin(conn, Kind::Peek)
     }
 

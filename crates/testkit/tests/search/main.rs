@@ -173,6 +173,12 @@ fn errors_of_searches() {
     check("errors");
 }
 
+/// Calls that are never ended.
+#[test]
+fn killed_searches() {
+    check("killed");
+}
+
 /// Several threads, processes and waits on one socket.
 #[test]
 fn searches_beside_one_another() {

@@ -394,6 +394,42 @@ static void threads_take_each_byte_once(void)
     close_pair(p);
 }
 
+/* Raw bytes for which the receiver has no room stand before what has come on the lane. */
+static void counted_before_what_has_come(void)
+{
+    enum { raw = 100000, behind = 60000, taken = 50000 };
+    static unsigned char sent[raw + behind], got[raw + behind];
+    struct pair p = connect_quickly();
+    struct pollfd entry = {.fd = p.far, .events = POLLIN};
+    int small = 4096, large = 1 << 20;
+    char echo[100] = {0};
+    ssize_t searched;
+
+    EXPECT(setsockopt(p.far, SOL_SOCKET, SO_RCVBUF, &small, sizeof small) == 0);
+    EXPECT(setsockopt(p.near, SOL_SOCKET, SO_SNDBUF, &large, sizeof large) == 0);
+    for (size_t at = 0; at < sizeof sent; at++)
+        sent[at] = pattern(at);
+    EXPECT(send_all(p.near, sent, raw));
+    for (int round = 0; round < 40; round++) {
+        EXPECT(send_all(p.far, echo, sizeof echo) && receive_all(p.near, echo, sizeof echo));
+        sleep_ms(1);
+    }
+    EXPECT(send_all(p.near, sent + raw, behind));
+    settle();
+    searched = viaduct_seek_recv(p.far, got, taken, MSG_WAITALL | MSG_DONTWAIT, raw);
+    EXPECT(searched == taken ? on_lane() && !memcmp(got, sent + raw, taken) : searched == -1);
+    EXPECT(poll(&entry, 1, 0) == 1 && waiting(p.far) > 0 && waiting(p.far) < raw);
+    for (size_t at = 0, end = sizeof sent - (searched > 0 ? taken : 0); at < end;) {
+        ssize_t some = in_order(p.far, got, sizeof got, 0);
+
+        EXPECT(some > 0);
+        for (ssize_t index = 0; index < some; index++, at++)
+            EXPECT(got[index] == pattern(at < raw || searched < 0 ? at : at + taken));
+    }
+    EXPECT(waiting(p.far) == 0);
+    close_pair(p);
+}
+
 int main(int argc, char **argv)
 {
     static const struct check checks[] = {
@@ -407,6 +443,7 @@ int main(int argc, char **argv)
         {"a_new_socket_has_no_holes", a_new_socket_has_no_holes},
         {"too_many_holes_are_refused", too_many_holes_are_refused},
         {"holes_let_the_sender_go_on", holes_let_the_sender_go_on},
+        {"counted_before_what_has_come", counted_before_what_has_come},
         {"random_order", random_order},
         {"threads_take_each_byte_once", threads_take_each_byte_once},
     };

@@ -1,0 +1,263 @@
+/* Calls that are never ended: their process is killed in the midst of them, or a handler jumps out of them, at each of their system calls and
+ * instructions. Whoever shares the socket finds the bytes as they were before the call or as it leaves them, or in between, or ECONNRESET. */
+#include "check.h"
+#include <limits.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+
+/* `budget`: instructions that a check steps through, at some 10 us each, so that it ends few calls at each. `last`: but those that take bytes off
+ * the front, which comes last, at each of so many. */
+enum { most = 150000, budget = 30000, last = 80 };
+
+/* What is sent and what of it is taken beforehand; and what the call takes. Each from an offset on, so many bytes. */
+struct work {
+    size_t sent;
+    struct {
+        size_t offset, count;
+    } before[2], call;
+};
+
+static const struct work works[] = {
+    /* Joins two holes. */
+    {2000, {{500, 100}, {700, 100}}, {500, 200}},
+    /* Comes to a hole. */
+    {2000, {{100, 1000}, {0, 0}}, {0, 100}},
+    /* Not peeked in bulk. */
+    {most, {{0, 0}, {0, 0}}, {1000, 60000}},
+    {most, {{60000, 50000}, {0, 0}}, {0, 60000}},
+    /* Throws much away that has been received before. */
+    {most, {{1, 60000}, {1, 60000}}, {0, 1}},
+};
+static const struct work *const little_search = &works[0], *const little_receive = &works[1];
+
+static struct {
+    volatile int done, jumped;
+} *shared;
+static unsigned char bytes[most + 1];
+/* On which a child receives a byte first: what it needs for itself is made then. */
+static struct pair other;
+static sigjmp_buf outside;
+
+static void jump(int signal)
+{
+    (void)signal;
+    siglongjmp(outside, 1);
+}
+
+static ssize_t take(int fd, size_t offset, size_t count)
+{
+    return offset ? viaduct_seek_recv(fd, bytes, count, MSG_DONTWAIT, offset) : in_order(fd, bytes, count, MSG_DONTWAIT);
+}
+
+/* A child that is about to make the call. */
+static pid_t traced(int fd, const struct work *work)
+{
+    int status;
+    pid_t child;
+
+    shared->done = shared->jumped = 0;
+    if (send(other.near, "", 1, 0) != 1)
+        return -1;
+    child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (sigsetjmp(outside, 1) == 0) {
+            signal(SIGUSR1, jump);
+            if (in_order(other.far, bytes, 1, 0) != 1)
+                _exit(1);
+            if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) == 0)
+                raise(SIGSTOP);
+            shared->done = take(fd, work->call.offset, work->call.count) == (ssize_t)work->call.count ? 1 : -1;
+            raise(SIGSTOP);
+        }
+        shared->jumped = 1;
+        /* The library alone knows of no jump: it has the socket free once the thread has ended. */
+        while (under_viaduct())
+            pause();
+        _exit(0);
+    }
+    if (waitpid(child, &status, 0) != child || !WIFSTOPPED(status))
+        return -1;
+    ptrace(PTRACE_SETOPTIONS, child, NULL, PTRACE_O_EXITKILL);
+    return child;
+}
+
+/* Goes on in so many steps, up to the end of the call; how many it took, -1 on any error. */
+static long go_on(pid_t child, enum __ptrace_request step, long steps)
+{
+    long made = 0;
+    int status;
+
+    for (; made < steps && !shared->done; made++)
+        if (ptrace(step, child, NULL, NULL) || waitpid(child, &status, 0) != child || !WIFSTOPPED(status))
+            return -1;
+    return made;
+}
+
+static void finish(pid_t child)
+{
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+}
+
+/* Whether the holes were found damaged. `ended`: the call was not amid its work. */
+static int damaged;
+
+static void compare(int fd, const struct work *work, size_t base, int ended)
+{
+    static size_t unread[most];
+    size_t count = 0, drained = 0, taken;
+    long counted = waiting(fd);
+    ssize_t got;
+
+    for (size_t at = 0; at < work->sent; at++)
+        unread[count++] = base + at;
+    for (size_t index = 0; index < 2; index++) {
+        size_t offset = work->before[index].offset, end = offset + work->before[index].count;
+
+        memmove(unread + offset, unread + end, (count - end) * sizeof *unread);
+        count -= end - offset;
+    }
+    /* First a few, which are peeked. */
+    while ((got = in_order(fd, bytes + drained, drained ? sizeof bytes - drained : 10, MSG_DONTWAIT)) > 0)
+        drained += (size_t)got;
+    damaged = got == -1 && errno == ECONNRESET && drained == 0 && !ended;
+    if (damaged) {
+        /* It stays so. */
+        for (size_t offset = 0; offset < 3; offset++)
+            EXPECT_ERROR(viaduct_seek_recv(fd, bytes, 1, MSG_DONTWAIT, offset), ECONNRESET);
+        return;
+    }
+    EXPECT(got == -1 && counted == (long)drained);
+    EXPECT(drained <= count);
+    taken = count - drained;
+    EXPECT(ended ? taken == work->call.count : taken <= work->call.count);
+    for (size_t index = 0; index < drained; index++)
+        EXPECT(bytes[index] == pattern(unread[index < work->call.offset ? index : index + taken]));
+}
+
+/* Ends the call after its steps; how often that has damaged the holes. */
+static int end_amid(const struct work *work, enum __ptrace_request step, int jumps)
+{
+    struct pair p = connect_pair();
+    long whole = 0, after = LONG_MAX;
+    size_t base = 0;
+    int hits = 0, room = 1 << 20;
+
+    /* Steps take long on a busy machine. */
+    alarm(30);
+    if (setsockopt(p.far, SOL_SOCKET, SO_RCVBUF, &room, sizeof room))
+        return -1;
+    do {
+        long made;
+        pid_t child;
+
+        for (size_t at = 0; at < work->sent; at++)
+            bytes[at] = pattern(base + at);
+        if (!send_all(p.near, bytes, work->sent))
+            return -1;
+        while (waiting(p.far) != (long)work->sent)
+            sched_yield();
+        for (size_t index = 0; index < 2; index++)
+            if (work->before[index].count)
+                take(p.far, work->before[index].offset, work->before[index].count);
+        child = traced(p.far, work);
+        made = child < 0 ? -1 : go_on(child, step, after);
+        if (made < 0 || shared->done < 0) {
+            snprintf(failure, sizeof failure, "the call was not made: %ld steps, %d", made, shared->done);
+            return -1;
+        }
+        if (jumps && !shared->done) {
+            kill(child, SIGUSR1);
+            ptrace(PTRACE_DETACH, child, NULL, NULL);
+            while (!shared->jumped)
+                sched_yield();
+        }
+        if (!jumps || shared->done || !under_viaduct())
+            finish(child);
+        compare(p.far, work, base, shared->done);
+        if (jumps && !shared->done && under_viaduct())
+            finish(child);
+        if (failure[0]) {
+            printf("# after %ld steps of %ld\n", after, whole);
+            return -1;
+        }
+        base += work->sent;
+        if (damaged) {
+            hits++;
+            close_pair(p);
+            p = connect_pair();
+            setsockopt(p.far, SOL_SOCKET, SO_RCVBUF, &room, sizeof room);
+            base = 0;
+        }
+        if (after == LONG_MAX) {
+            whole = made;
+            after = 0;
+        }
+        after++;
+        if (step == PTRACE_SINGLESTEP && (work->call.offset > 0 || whole - after > last))
+            after += whole * whole / (2 * budget);
+    } while (after < whole);
+    close_pair(p);
+    printf("# damaged by %d of %ld steps\n", hits, whole);
+    return hits;
+}
+
+static int end_amid_system_calls(int jumps)
+{
+    int hits = 0;
+
+    for (size_t index = 0; index < sizeof works / sizeof *works && !failure[0]; index++)
+        hits += end_amid(&works[index], PTRACE_SYSCALL, jumps);
+    return hits;
+}
+
+static void killed_amid_searches(void)
+{
+    EXPECT(end_amid(little_search, PTRACE_SINGLESTEP, 0) > 0 || failure[0]);
+}
+
+static void killed_amid_receives(void)
+{
+    end_amid(little_receive, PTRACE_SINGLESTEP, 0);
+}
+
+/* On a lane few calls are system calls, and on old kernels what the parent has peeked is the child's. */
+static void killed_amid_system_calls(void)
+{
+    EXPECT(end_amid_system_calls(0) > 0 || on_lane() || old || failure[0]);
+}
+
+static void jumps_out_of_searches(void)
+{
+    EXPECT(end_amid(little_search, PTRACE_SINGLESTEP, 1) > 0 || failure[0]);
+}
+
+static void jumps_out_of_receives(void)
+{
+    end_amid(little_receive, PTRACE_SINGLESTEP, 1);
+}
+
+static void jumps_out_of_system_calls(void)
+{
+    EXPECT(end_amid_system_calls(1) > 0 || on_lane() || old || failure[0]);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct check checks[] = {
+        {"killed_amid_searches", killed_amid_searches},
+        {"killed_amid_receives", killed_amid_receives},
+        {"killed_amid_system_calls", killed_amid_system_calls},
+        {"jumps_out_of_searches", jumps_out_of_searches},
+        {"jumps_out_of_receives", jumps_out_of_receives},
+        {"jumps_out_of_system_calls", jumps_out_of_system_calls},
+    };
+
+    other = connect_pair();
+    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    return run_checks(checks, sizeof checks / sizeof *checks, argc, argv);
+}
