@@ -152,8 +152,11 @@ fn run(end: &impl Searched, vector: Vector<'_>, flags: c_int, offset: u64) -> Re
             Err(errno) => break errno,
             Ok(step) => step,
         };
-        if let Some(errno) = over {
-            break errno;
+        match over {
+            // There may be too much to come before there is anything.
+            Some(libc::ENOBUFS) => over = None,
+            Some(errno) => break errno,
+            None => {}
         }
         if flags & libc::MSG_DONTWAIT != 0 || end.is_nonblocking() {
             if ask.whole || !last {

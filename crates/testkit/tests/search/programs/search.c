@@ -260,6 +260,28 @@ static void holes_let_the_sender_go_on(void)
     close_pair(p);
 }
 
+/* Of more than can be held, a peek at the head shows what is. */
+static void a_peek_may_ask_for_more_than_can_be_held(void)
+{
+    struct pair p = connect_pair();
+    static unsigned char bytes[160 * 65536];
+    int small = 256 << 10;
+    pthread_t thread;
+    ssize_t got;
+
+    EXPECT(setsockopt(p.far, SOL_SOCKET, SO_RCVBUF, &small, sizeof small) == 0);
+    thread = in_thread(flood, &p.near);
+    got = viaduct_seek_recv(p.far, bytes, sizeof bytes, MSG_WAITALL | MSG_PEEK, 0);
+    EXPECT(got > 0 && (size_t)got < sizeof bytes);
+    for (ssize_t at = 0; at < got; at++)
+        EXPECT(bytes[at] == pattern((size_t)at));
+    EXPECT(in_order(p.far, bytes, sizeof bytes, MSG_WAITALL) == sizeof bytes);
+    for (size_t at = 0; at < sizeof bytes; at++)
+        EXPECT(bytes[at] == pattern(at));
+    pthread_join(thread, NULL);
+    close_pair(p);
+}
+
 /* A stream of `pattern` bytes sent in random pieces, received in random order. */
 enum { length = 3000000, window = 50000 };
 struct sender {
@@ -443,6 +465,7 @@ int main(int argc, char **argv)
         {"a_new_socket_has_no_holes", a_new_socket_has_no_holes},
         {"too_many_holes_are_refused", too_many_holes_are_refused},
         {"holes_let_the_sender_go_on", holes_let_the_sender_go_on},
+        {"a_peek_may_ask_for_more_than_can_be_held", a_peek_may_ask_for_more_than_can_be_held},
         {"counted_before_what_has_come", counted_before_what_has_come},
         {"random_order", random_order},
         {"threads_take_each_byte_once", threads_take_each_byte_once},
