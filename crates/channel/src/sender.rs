@@ -279,6 +279,12 @@ impl<'a> Sender<'a> {
         wait.fetch_and(!bits, AcqRel) & bits
     }
 
+    /// Whether one of these bits is still there: no bell that they stand for has been or
+    /// will be rung.
+    pub fn awaits_credit(&self, bits: u32) -> bool {
+        self.lane.sender.credit_wait.load(Relaxed) & bits & CREDIT_BITS != 0
+    }
+
     /// One of the sender's [`WORDS`](crate::WORDS) words for the layer above, counted
     /// modulo their number. Written by this side.
     #[inline]

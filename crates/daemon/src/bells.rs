@@ -6,13 +6,19 @@
 use crate::guest::is_eventfd;
 use crate::registry::{Claim, GuestId};
 use crate::server::Server;
+use nix::sys::socket::setsockopt;
 use rustix::io::Errno;
+use rustix::net::sockopt::{set_socket_oobinline, set_socket_send_buffer_size};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
 /// Bells kept for one process.
 const BELLS_PER_PROCESS: usize = 256;
+
+/// What may be on its way through an outer bell: some 170 bytes that are sent one by one, whatever the machine's default is. The bell's owner takes more than 1024 for no
+/// rings.
+const ROOM: usize = 64 << 10;
 
 /// A bell that viaductd knows by name.
 #[derive(Debug)]
@@ -108,10 +114,28 @@ impl Server {
     }
 }
 
-/// Receiving and sending end of an outer bell. Nothing can be sent the other way: a descriptor that came so might have viaductd wait when it closes the end.
+/// `SO_PASSRIGHTS`, for which the C library's headers have no name yet: whether descriptors can be sent to a Unix socket.
+const SO_PASSRIGHTS: libc::c_int = 83;
+
+#[derive(Clone, Copy, Debug)]
+struct PassRights;
+nix::setsockopt_impl!(
+    PassRights,
+    libc::SOL_SOCKET,
+    SO_PASSRIGHTS,
+    bool,
+    nix::sys::socket::sockopt::SetBool
+);
+
+/// Receiving and sending end of an outer bell. Nothing can be sent the other way, and nothing but bytes at all: who closes the last descriptor of a file may have to wait
+/// for it. Linux before 6.16 cannot keep descriptors out, and there is no outer bell then.
 fn outer_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (receiver, sender) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    setsockopt(&receiver, PassRights, &false).map_err(|errno| Errno::from_raw_os_error(errno as i32))?;
+    // What is urgent is taken with the rest.
+    set_socket_oobinline(&receiver, true)?;
+    set_socket_send_buffer_size(&sender, ROOM)?;
     shutdown(&sender, Shutdown::Read)?;
     Ok((receiver, sender))
 }
@@ -119,4 +143,45 @@ fn outer_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
 /// Whether two ends may hold each other's eventfds.
 pub(crate) fn are_equal(one: &Claim, other: &Claim) -> bool {
     one.user == other.user && one.netns == other.netns && one.user_ns.is_some() && one.user_ns == other.user_ns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, send, sendmsg};
+    use std::io::IoSlice;
+
+    /// Sends a byte and a descriptor.
+    fn send_descriptor(sender: &OwnedFd, flags: SendFlags) -> Result<usize, Errno> {
+        let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let own = [sender.as_fd()];
+        control.push(SendAncillaryMessage::ScmRights(&own));
+        sendmsg(sender, &[IoSlice::new(b"!")], &mut control, flags)
+    }
+
+    #[test]
+    fn an_outer_bell_takes_bytes_and_nothing_else() {
+        let Ok((receiver, sender)) = outer_pair() else {
+            // Linux before 6.16.
+            return;
+        };
+        send(&sender, b"a", SendFlags::empty()).unwrap();
+        // Reads stop before what is urgent, and behind it there might be descriptors.
+        send(&sender, b"b", SendFlags::OOB).unwrap();
+        for flags in [SendFlags::empty(), SendFlags::OOB] {
+            assert_eq!(send_descriptor(&sender, flags), Err(Errno::PERM));
+        }
+        let take = || recv(&receiver, &mut [0; 256][..], RecvFlags::DONTWAIT).map(|(_, taken)| taken);
+        assert_eq!((take(), take(), take()), (Ok(1), Ok(1), Err(Errno::AGAIN)));
+        assert_eq!(send(&receiver, b"!", SendFlags::NOSIGNAL), Err(Errno::PIPE));
+    }
+
+    #[test]
+    fn an_outer_bell_holds_fewer_rings_than_are_taken_for_a_flood() {
+        let Ok((_receiver, sender)) = outer_pair() else { return };
+        let ring = || send(&sender, b"!", SendFlags::DONTWAIT);
+        let held = core::iter::repeat_with(ring).take_while(Result::is_ok).count();
+        assert!((32..256).contains(&held), "{held}");
+    }
 }

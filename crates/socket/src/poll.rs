@@ -212,7 +212,7 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
     }
     let mut recalled = false;
     loop {
-        let by_mark = |conn: &&'static Conn| wait::bit_for(conn) == bell::BY_SOCKET;
+        let by_mark = |conn: &&'static Conn| wait::may_be_marked(conn, wait::bit_for(conn));
         asleep::fall_asleep(receivers(entries).map(|(conn, _)| conn).filter(by_mark));
         let bound = arm(entries);
         let Some(bound) = bound.filter(|_| heed(entries, &[]) == 0) else {
@@ -238,7 +238,13 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
             let rang = watched.iter().rev().take(bells).filter(|place| place.revents != 0);
             rang.for_each(|place| bell.heard(place.fd));
         }
-        woken?;
+        let rang = woken? > 0;
+        if bound == Bound::Room {
+            let asked = entries.iter().filter(|entry| entry.events & OUT != 0);
+            asked
+                .filter_map(|entry| attached(entry.fd))
+                .for_each(|conn| ready::mind_bell(conn, wait::bit_for(conn), rang));
+        }
         if bound != Bound::Program {
             entries
                 .iter()

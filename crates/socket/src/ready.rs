@@ -246,6 +246,41 @@ pub(crate) fn bound_of_room(conn: &Conn, segment: &Segment, bit: u32) -> Bound {
     }
 }
 
+/// After a sleep for room that might not last for ever; it `rang` unless nothing else than that has ended it. Whoever makes room takes the wait `bit` and rings. A bell that has not rung for it twice
+/// running is one that the peer cannot ring, having no place for it or a sending end that is full, and is not to be counted on for this connection.
+pub(crate) fn mind_bell(conn: &'static Conn, bit: u32, rang: bool) {
+    if rang && !conn.flag(conn::UNRUNG) {
+        return;
+    }
+    if let Some(guard) = conn.own_send(conn.id())
+        && let Some(segment) = conn.segment(&guard)
+        && let lane = segment.sender(conn.side())
+        && Outgoing::new(lane).mode() == Mode::Lane
+    {
+        mind_bell_of(conn, &lane, bit, rang);
+    }
+}
+
+/// The same for who owns the sending direction.
+pub(crate) fn mind_bell_of(conn: &Conn, lane: &Sender<'_>, bit: u32, rang: bool) {
+    if bit != bell::BY_BELL || lane.awaits_credit(bit) {
+        return;
+    }
+    // It may have been rung since the sleep ended: on a busy machine that is a while ago.
+    let rang = rang || bell::numbered(conn.known_bell()).is_some_and(bell::Bell::rings);
+    if !rang && conn.flag(conn::UNRUNG) {
+        conn.rung_by.store(bell::RUNG_BY_NONE, Relaxed);
+    }
+    conn.set_flag(conn::UNRUNG, !rang);
+}
+
+/// Whether it is to be woken by room.
+pub(crate) fn asks_for_room(member: &Member) -> bool {
+    let interest = member.events.load(Relaxed);
+    let edge = interest & EPOLLET.cast_unsigned() != 0;
+    interest & OUT != 0 && !member.has(FIRED) && (!edge || member.has(FRESH | ROOM))
+}
+
 /// Arms a hot member for a sleep; true if it turns out to be ready. `bound` is raised to what the sleep must not exceed.
 pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static Conn, bound: &mut Bound) -> bool {
     if member.has(FIRED) {
@@ -271,7 +306,7 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static 
             return true;
         }
     }
-    if interest & OUT != 0 && (!edge || member.has(FRESH | ROOM)) {
+    if asks_for_room(member) {
         let lane = segment.sender(conn.side());
         if out.mode() != Mode::Lane {
             if recall::is_peers_turn(conn, &out) {

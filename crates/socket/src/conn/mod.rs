@@ -14,7 +14,7 @@ use crate::agent::{self, counters};
 pub(crate) use crate::conn::flags::{
     ACTIVE, ASKED, BANNED, CORK, COUNTED, DEAD, EARLY, FIN_PROBED, FORKED, GIVEN_AWAY, HANDED_OVER, HELD_BACK,
     IN_WANTED, LEFT, LOW_WATER, NAGLE, OPTIONS_OWED, OUT_WANTED, PEER_FIN, QUIET_END, READY_OWED, SEARCHED, SHUT_READ,
-    SHUT_WRITE,
+    SHUT_WRITE, UNRUNG,
 };
 use crate::conn::records::{id_of, index_of};
 use crate::epoll::lone::Lone;

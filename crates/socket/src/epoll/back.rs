@@ -38,6 +38,7 @@ pub(crate) fn nest(index: usize) {
             demote::ban(conn, Reason::UnseenWait);
         }
     }
+    set.give_up_bell();
 }
 
 /// The kernel has the program's registration again. The set is owned.
@@ -77,6 +78,9 @@ pub(crate) fn leave(conn: &'static Conn) -> bool {
 mod tests {
     use super::*;
     use crate::epoll::set::{HOT, MEMBERS, SET, SETS};
+    use crate::sys::raw;
+    use crate::wait::bell;
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn a_set_that_is_in_use_is_not_left_half_nested() {
@@ -90,6 +94,25 @@ mod tests {
         drop(interrupted);
         nest(index);
         assert!(set.nested.load(Relaxed));
+    }
+
+    #[test]
+    fn the_bells_of_a_set_are_not_in_it_once_it_is_nested() {
+        // No other test uses it.
+        let index = SETS - 10;
+        let set = &SET[index];
+        let file = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::empty()).unwrap();
+        set.fd.store(file.as_raw_fd(), Relaxed);
+        set.used.store(true, Relaxed);
+        let bell = set.ensure_bell().unwrap();
+        let _sender = bell::tests::make_outer(bell);
+        let [eventfd, outer] = bell.descriptors();
+        let has = |fd| raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_MOD, fd, 0, 0).is_ok();
+        assert!(has(eventfd) && has(outer));
+        nest(index);
+        assert!(!has(eventfd) && !has(outer));
+        assert!(set.ensure_bell().is_none());
+        set.used.store(false, Relaxed);
     }
 
     #[test]

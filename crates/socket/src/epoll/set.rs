@@ -262,6 +262,10 @@ impl Set {
         if let Some(bell) = bell::numbered(self.bell.load(Relaxed)) {
             return Some(bell);
         }
+        // Who waits in it would find registrations that no program made.
+        if self.nested.load(Relaxed) {
+            return None;
+        }
         let bell = bell::claim()?;
         if raw::epoll_ctl(
             self.fd(),
@@ -288,6 +292,16 @@ impl Set {
         let added = raw::epoll_ctl(self.fd(), libc::EPOLL_CTL_ADD, fd, events, tag() | u64::from(OUTER));
         if added.is_err_and(|errno| errno != libc::EEXIST) {
             bell.lose_outer();
+        }
+    }
+
+    /// Takes the set's bell out of it. The set is owned.
+    pub(crate) fn give_up_bell(&self) {
+        if let Some(bell) = bell::numbered(self.bell.swap(0, SeqCst)) {
+            for fd in bell.registered() {
+                let _ = raw::epoll_ctl(self.fd(), libc::EPOLL_CTL_DEL, fd, 0, 0);
+            }
+            bell.abandon();
         }
     }
 

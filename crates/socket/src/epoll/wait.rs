@@ -283,6 +283,8 @@ fn sleep(
     let for_room = bound != Bound::Program;
     let from = events.used();
     let result = real::epoll_sleep(set.fd(), events, naps.next(bound, left), fine || for_room, mask);
+    // Of several threads another may have heard the bell.
+    let minds_bell = bound == Bound::Room && sys::single_threaded();
     {
         let owner = set.own();
         // Read while the set is owned: who arms it next is still counted.
@@ -294,6 +296,9 @@ fn sleep(
             let Some(conn) = member.conn() else { continue };
             if !others {
                 ready::disarm(set, &owner, conn);
+            }
+            if minds_bell && ready::asks_for_room(member) {
+                ready::mind_bell(conn, set.bit_for(conn), result != Ok(0));
             }
             if for_room {
                 ready::relieve(conn);

@@ -1,7 +1,7 @@
 //! The marks on the kernel connection of a direction that is on the lane, and how connections end.
 
 use crate::conn::{self, Conn};
-use crate::lock::Guard;
+use crate::lock::{self, Guard};
 use crate::sys::{self, Errno, raw};
 use crate::wait::bell;
 use crate::{epoll, kernel, send};
@@ -34,7 +34,7 @@ enum Leave {
 
 /// Takes the marks off the kernel connection of a direction that is on the lane. The receiving direction is owned.
 pub(crate) fn look_at_marks(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>) -> Result<Marks, Errno> {
-    look(conn, incoming, lane, Leave::None)
+    look(conn, incoming, lane, Leave::None, 0)
 }
 
 /// The same for a search that finds too little in the lane and leaves what there is: bells stay for those who sleep until one tells of it.
@@ -46,17 +46,22 @@ pub(crate) fn look_behind_bells(
 ) -> Result<(Marks, u64), Errno> {
     // The end stands behind bells too, and wakes everybody by itself.
     if !conn.has_sleepers() || raw::poll_now(conn.fd(), libc::POLLRDHUP) != 0 {
-        return Ok((look(conn, incoming, lane, Leave::None)?, 0));
+        return Ok((look(conn, incoming, lane, Leave::None, 0)?, 0));
     }
     // Counted before the look, so that what comes after it is news.
     let queued = kernel::queued(conn.fd());
-    Ok((look(conn, incoming, lane, Leave::Bells)?, queued as u64))
+    Ok((look(conn, incoming, lane, Leave::Bells, 0)?, queued as u64))
 }
 
 /// The same, but leaves all marks while the lane has bytes: others who sleep on the kernel connection, threads and processes, would not find
 /// there what woke them, and sleep on.
 pub(crate) fn look_past_bells(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>) -> Result<Marks, Errno> {
-    look(conn, incoming, lane, Leave::All)
+    look(conn, incoming, lane, Leave::All, 0)
+}
+
+/// The same for who has armed the lane and is about to sleep, and noted for that already: it would go on to be woken by marks, each of which it takes here.
+pub(crate) fn look_before_sleep(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>) -> Result<Marks, Errno> {
+    look(conn, incoming, lane, Leave::All, lock::name())
 }
 
 /// Whether a look would find nothing on the kernel connection, and nothing else to do: known before anything is owned. A thread may lose the core
@@ -72,7 +77,8 @@ pub(crate) fn has_news(conn: &Conn) -> bool {
     conn.flag(known | conn::LOW_WATER) || conn.has_error() || crate::path::wish::is_news(conn)
 }
 
-fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leave: Leave) -> Result<Marks, Errno> {
+/// `sleeper`: who need not be told of what comes next.
+fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leave: Leave, sleeper: u32) -> Result<Marks, Errno> {
     crate::path::wish::heed(conn, incoming);
     let mut marks = [0; 64];
     let mut changed = false;
@@ -103,7 +109,7 @@ fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leave: Leave)
                 if incoming.source() != Source::Lane {
                     return Ok(Marks::Changed);
                 }
-                if conn.has_sleepers() || set_may_miss_edge(conn) {
+                if conn.has_sleepers_beside(sleeper) || set_may_miss_edge(conn) {
                     // The mark may have been for another, whose wait bit went with it.
                     lane.arm(bell::BY_SOCKET);
                     if lane.published() != lane.head() {
@@ -484,7 +490,7 @@ pub(crate) fn settle(conn: &Conn, receive: &Guard<'_>) {
     // The look would take an error, which the kernel tells once, away from who goes on.
     let is_broken = || raw::poll_now(conn.fd(), 0) & libc::POLLERR != 0;
     if incoming.source() == Source::Lane && !(shared && is_broken()) {
-        let _ = look(conn, &incoming, &lane, if shared { Leave::All } else { Leave::None });
+        let _ = look(conn, &incoming, &lane, if shared { Leave::All } else { Leave::None }, 0);
     }
     if shared {
         return;

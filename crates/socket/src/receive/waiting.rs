@@ -2,7 +2,7 @@
 
 use crate::agent::{self, counters};
 use crate::conn::Conn;
-use crate::path::marks::{self, Marks, look_past_bells};
+use crate::path::marks::{self, Marks, look_before_sleep};
 use crate::path::{recall, switch};
 use crate::sys::{Errno, raw};
 use crate::wait::spin::Spinner;
@@ -71,7 +71,7 @@ pub(crate) fn wait_for_bytes(
         return Ok(Woken::TimedOut);
     }
     let bit = wait::bit_for(conn);
-    asleep::fall_asleep((bit == bell::BY_SOCKET).then_some(conn).into_iter());
+    asleep::fall_asleep(wait::may_be_marked(conn, bit).then_some(conn).into_iter());
     // A sleep ends at once where the kernel has something to tell. One by marks may find those of bytes that have been received.
     let look = again || bit == bell::BY_SOCKET || marks::has_news(conn) || deadline.left_ns() == Some(0);
     let armed = arm(conn, id, bit, look);
@@ -100,7 +100,7 @@ fn arm(conn: &Conn, id: u64, bit: u32, look: bool) -> Result<(Marks, bool), Errn
     lane.arm(bit);
     let marks = match incoming.source() {
         Source::Lane if lane.readable() != Ok(0) => Marks::Changed,
-        Source::Lane if look => look_past_bells(conn, &incoming, &lane)?,
+        Source::Lane if look => look_before_sleep(conn, &incoming, &lane)?,
         _ => Marks::None,
     };
     let recalled = recall::is_pending(conn, &Outgoing::new(segment.sender(conn.side())));
@@ -124,4 +124,44 @@ fn sleep(conn: &Conn, bit: u32, deadline: Deadline, recalled: bool) -> Result<Wo
         agent::deliver();
     }
     Ok(woken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conn::{Phase, records};
+    use crate::wait::bell::RUNG_BY_EVENTFD;
+    use core::sync::atomic::Ordering::Relaxed;
+    use std::io::Write;
+
+    /// Who takes a mark must know, if there are others whom it may have been for.
+    #[test]
+    fn who_sleeps_by_an_outer_bell_may_be_woken_by_marks() {
+        let (conn, [_own, mut peer]) = records::on_the_heap();
+        conn.set_phase(Phase::Attached);
+        let segment = conn.segment(&conn).unwrap();
+        let sender = segment.sender(conn.side().other());
+        let incoming = Incoming::new(segment.receiver(conn.side()));
+        incoming.set_ready();
+        assert!(Outgoing::new(sender).promote(0));
+        incoming.enter_lane();
+        let thread = std::thread::spawn(move || {
+            let bell = bell::of_thread().unwrap();
+            let _sender = bell::tests::make_outer(bell);
+            // Another test may have had it.
+            bell.heard(bell.fd());
+            conn.set_own_bell(bell.number());
+            conn.rung_by.store(bell::tests::generation(bell), Relaxed);
+            assert_eq!(wait::bit_for(conn), bell::BY_BELL);
+            wait_for_bytes(conn, conn.id(), Deadline::after(0), None, true, &mut false)
+        });
+        let begun = std::time::Instant::now();
+        while !thread.is_finished() && !conn.has_sleepers() && begun.elapsed().as_secs() < 10 {
+            std::thread::yield_now();
+        }
+        assert!(conn.has_sleepers() && !thread.is_finished());
+        assert!(conn.rung_by.load(Relaxed) > RUNG_BY_EVENTFD);
+        peer.write_all(&[viaduct_stream::MARK_BELL]).unwrap();
+        assert_eq!(thread.join().unwrap(), Ok(Woken::Look));
+    }
 }

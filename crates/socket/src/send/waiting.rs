@@ -74,8 +74,8 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline, asked: &m
             Err((events, nap)) => return Ok(wait::sleep(conn, bit, events, deadline, nap)),
         };
         counters::add(conn, slot::SLEEPS, 1);
-        let woken = wait::sleep(conn, bit, wait::FOR_CREDIT, deadline, nap);
-        if woken != Woken::Look {
+        let woken = wait::nap(conn, bit, wait::FOR_CREDIT, deadline, nap);
+        if let Some(woken) = woken.filter(|woken| *woken != Woken::Look) {
             return Ok(woken);
         }
         let Some(send) = conn.own_send(id) else {
@@ -87,6 +87,7 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline, asked: &m
         let lane = segment.sender(conn.side());
         let out = Outgoing::new(lane);
         if out.mode() == Mode::Lane {
+            ready::mind_bell_of(conn, &lane, bit, woken.is_some());
             probe_peer(conn, &send)?;
         }
         if lane.has_space() {
@@ -98,5 +99,55 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline, asked: &m
             conn.note_stall();
             return Ok(Woken::Look);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conn::{Phase, records};
+    use crate::sys::raw;
+    use core::sync::atomic::Ordering::Relaxed;
+    use viaduct_stream::Incoming;
+
+    /// The far end has found no place for it, say.
+    #[test]
+    fn a_bell_that_is_not_rung_for_room_is_not_counted_on() {
+        let (conn, _sockets) = records::on_the_heap();
+        conn.set_phase(Phase::Attached);
+        let bell = bell::of_thread().unwrap();
+        conn.set_own_bell(bell.number());
+        conn.rung_by.store(bell::RUNG_BY_EVENTFD, Relaxed);
+        let segment = conn.segment(&conn).unwrap();
+        let own = segment.sender(conn.side());
+        Incoming::new(segment.receiver(conn.side().other())).set_ready();
+        assert!(Outgoing::new(own).promote(0));
+        // Makes room once it is asked for, and rings or does not.
+        let wait_for_room = |rings: bool| {
+            let bytes = [0; 4096];
+            while own.append(bytes.as_slice().into()).is_ok_and(|sent| sent > 0) || own.grant() {}
+            assert_eq!(wait::bit_for(conn), bell::BY_BELL);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !own.awaits_credit(bell::BY_BELL) {
+                        std::thread::yield_now();
+                    }
+                    let far = segment.receiver(conn.side().other());
+                    far.consume(far.readable().unwrap());
+                    assert_eq!(far.take_credit_wait(), bell::BY_BELL);
+                    if rings {
+                        raw::eventfd_ring(bell.fd()).unwrap();
+                    }
+                });
+                wait_for_space(conn, conn.id(), Deadline::after(0), &mut true)
+            })
+        };
+        assert_eq!(wait_for_room(false), Ok(Woken::Look));
+        assert_eq!(wait_for_room(true), Ok(Woken::Look));
+        // Once may be by chance.
+        assert_eq!(wait_for_room(false), Ok(Woken::Look));
+        assert_eq!(conn.known_bell(), bell.number());
+        assert_eq!(wait_for_room(false), Ok(Woken::Look));
+        assert_eq!((conn.known_bell(), wait::bit_for(conn)), (0, bell::BY_SOCKET));
     }
 }

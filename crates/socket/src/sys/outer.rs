@@ -14,7 +14,7 @@ pub(crate) fn ring(fd: c_int) -> Result<(), Errno> {
 
 /// Takes what has been sent. False if no more can come, somebody having shut the connection down, or if more has come than rings can have sent.
 pub(crate) fn drain(fd: c_int) -> bool {
-    // The kernel holds some 280 bytes that were sent one by one.
+    // viaductd leaves room for fewer bytes that are sent one by one, but more may come meanwhile.
     let mut bytes = [0; 256];
     for _ in 0..4 {
         match raw::recv(fd, &mut bytes, libc::MSG_DONTWAIT) {
@@ -34,46 +34,32 @@ pub(crate) fn end(fd: c_int) {
 }
 
 /// The number of `SO_PASSRIGHTS`, for which the C library's headers have no name yet.
-const PASSRIGHTS: c_int = 83;
+pub(crate) const PASSRIGHTS: c_int = 83;
 
-/// Whether an end that has just come may be listened to. Urgent bytes count as others, so that they are taken too, and descriptors are not let in, since whoever takes
-/// the last one of a socket may have to wait for it (`SO_LINGER`). Before Linux 6.16 nothing keeps them out.
-pub(crate) fn prepare(fd: c_int) -> bool {
-    let (zero, one): (c_int, c_int) = (0, 1);
-    raw::setsockopt(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE, &one).is_ok()
-        && raw::setsockopt(fd, libc::SOL_SOCKET, PASSRIGHTS, &zero).is_ok()
-        && has_only_bytes(fd)
-}
-
-/// Whether no descriptors have come before they were kept out.
-fn has_only_bytes(fd: c_int) -> bool {
-    let mut bytes = [0_u8; 256];
-    let mut part = libc::iovec {
-        iov_base: bytes.as_mut_ptr().cast(),
-        iov_len: bytes.len(),
+/// Whether an end that has just come lets nothing but bytes in. viaductd makes it so before it gives the other end to anybody; who came later could not know what had been sent: a look ends before
+/// urgent bytes, and whoever takes the last descriptor of a file may have to wait for it (`SO_LINGER`).
+pub(crate) fn is_sealed(fd: c_int) -> bool {
+    let is = |name, expected: c_int| {
+        let mut found: c_int = -1;
+        raw::getsockopt(fd, libc::SOL_SOCKET, name, &mut found).is_ok() && found == expected
     };
-    // SAFETY: all zero is a valid message header. Without room for them, descriptors are told of and not taken.
-    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
-    message.msg_iov = &raw mut part;
-    message.msg_iovlen = 1;
-    let flags = (libc::MSG_DONTWAIT | libc::MSG_PEEK) as usize;
-    let place = (&raw mut message).expose_provenance();
-    // SAFETY: the header and all it points to outlive the call.
-    let seen = unsafe { raw::call(libc::SYS_recvmsg, [fd as usize, place, flags, 0, 0, 0]) };
-    match seen {
-        Ok(len) => message.msg_flags & libc::MSG_CTRUNC == 0 && len < bytes.len(),
-        Err(errno) => errno == libc::EAGAIN,
-    }
+    is(PASSRIGHTS, 0) && is(libc::SO_OOBINLINE, 1)
 }
 
 /// Closes an end that is not listened to, unless that might take long: then it stays until the process ends.
 pub(crate) fn dispose(fd: c_int) {
     end(fd);
-    if has_only_bytes(fd) {
+    if is_sealed(fd) {
         raw::close(fd);
     } else {
         crate::agent::hide(fd);
     }
+}
+
+/// Whether no more can come. What has come may still be there.
+#[cold]
+pub(crate) fn has_ended(fd: c_int) -> bool {
+    raw::poll_now(fd, libc::POLLRDHUP) != 0
 }
 
 /// Puts the file of `fresh` in the place of `fd`'s, and closes `fresh`.

@@ -111,8 +111,13 @@ impl Locks {
         places.filter(noted).for_each(|place| place.store(0, SeqCst));
     }
 
-    fn has_sleepers(&self) -> bool {
-        let known = || self.sleepers.iter().any(|place| place.load(SeqCst) != 0);
+    /// Whether anybody sleeps but the thread called `name`.
+    fn has_sleepers(&self, name: u32) -> bool {
+        let known = || {
+            self.sleepers
+                .iter()
+                .any(|place| ![0, name].contains(&place.load(SeqCst)))
+        };
         self.more_sleepers.load(SeqCst) > 0 || known() && (!self.forget_the_gone() || known())
     }
 }
@@ -120,7 +125,12 @@ impl Locks {
 impl Conn {
     /// Whether threads sleep until a mark tells of bytes, other than in epoll sets.
     pub(crate) fn has_sleepers(&self) -> bool {
-        self.locks().is_some_and(Locks::has_sleepers)
+        self.has_sleepers_beside(0)
+    }
+
+    /// The same, but for the thread called `name`.
+    pub(crate) fn has_sleepers_beside(&self, name: u32) -> bool {
+        self.locks().is_some_and(|locks| locks.has_sleepers(name))
     }
 }
 

@@ -3,13 +3,14 @@
 //! A bell is an eventfd, and for peers that may not have that, since who holds it can silence it, an outer bell beside it: a Unix socket that rings by a byte. It belongs to one epoll set or to one thread. A connection's peer is told of one bell, that of the set the socket is in
 //! or of the thread that offered it; a waiter with another bell asks to be woken by a mark on the kernel connection instead.
 
+use crate::conn::{Conn, Phase, records};
 use crate::process::{self, thread};
 use crate::sys::{outer, raw};
 use crate::wait::peer_bells;
 use crate::{agent, epoll};
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use viaduct_control::message::{PAIR_IS_RUNG_OUTSIDE, Pair};
 
 /// Wait bit: ring the bell.
@@ -27,6 +28,9 @@ pub(crate) const RUNG_BY_EVENTFD: u32 = 1;
 /// Bells in one process. Waiters beyond them are woken by marks.
 const BELLS: usize = 1024;
 
+/// Wakes by an outer bell after which it is asked what has happened since as many before.
+const WAKES: u32 = 256;
+
 /// One bell.
 #[derive(Debug)]
 pub(crate) struct Bell {
@@ -40,6 +44,10 @@ pub(crate) struct Bell {
     outer: AtomicI32,
     /// Tells its outer bells from each other, which come one after another; 0: none is to be counted on.
     generation: AtomicU32,
+    /// How often an outer one has woken somebody,
+    wakes: AtomicU32,
+    /// and what had been sent when it was last asked why.
+    traffic: AtomicU64,
 }
 
 static GENERATIONS: AtomicU32 = AtomicU32::new(RUNG_BY_EVENTFD);
@@ -52,6 +60,8 @@ static BELL: [Bell; BELLS] = [const {
         number: AtomicU32::new(0),
         outer: AtomicI32::new(0),
         generation: AtomicU32::new(0),
+        wakes: AtomicU32::new(0),
+        traffic: AtomicU64::new(0),
     }
 }; BELLS];
 
@@ -89,6 +99,11 @@ impl Bell {
         [self.fd(), self.outer_fd().unwrap_or(-1)]
     }
 
+    /// Whether it has been rung and nobody has heard it yet.
+    pub(crate) fn rings(&self) -> bool {
+        self.descriptors().iter().any(|fd| raw::poll_now(*fd, libc::POLLIN) != 0)
+    }
+
     /// `fd`, one of [`Bell::descriptors`], has become readable.
     pub(crate) fn heard(&self, fd: i32) {
         if fd == self.fd() {
@@ -99,20 +114,50 @@ impl Bell {
         }
     }
 
-    /// The outer bell has rung, or somebody has broken it.
-    pub(crate) fn heard_outside(&self, broken: bool) {
-        if self.outer_fd().is_some_and(|fd| !outer::drain(fd) || broken) {
-            self.lose_outer();
+    /// The outer bell has rung, or somebody has broken it; `ends`: the kernel has told of an end, perhaps of one that another has taken the place of since.
+    pub(crate) fn heard_outside(&self, ends: bool) {
+        // Before anything is found out, of whichever it is.
+        let generation = self.generation.load(SeqCst);
+        if let Some(fd) = self.outer_fd()
+            && (!outer::drain(fd) || ends && outer::has_ended(fd) || self.wakes_in_vain())
+        {
+            self.lose(generation);
         }
+    }
+
+    /// Whether as many wakes as there are between two looks have brought nothing, though others may have brought it before: whoever has had a sending end once can ring without end,
+    /// one byte at a time. Peers ring after they have sent, or made room for what this end sends next.
+    fn wakes_in_vain(&self) -> bool {
+        let wakes = self.wakes.fetch_add(1, Relaxed).wrapping_add(1);
+        wakes.is_multiple_of(WAKES)
+            && traffic_of(self.number()).is_some_and(|traffic| self.traffic.swap(traffic, Relaxed) == traffic)
     }
 
     /// The outer bell is not to be counted on any more: whoever sleeps is to look again, whoever rings learns of it, and both go on by marks.
     pub(crate) fn lose_outer(&self) {
-        if let Some(fd) = self.outer_fd() {
-            self.generation.store(RUNG_BY_NONE, SeqCst);
-            outer::end(fd);
-            let _ = raw::eventfd_ring(self.fd());
+        self.lose(self.generation.load(SeqCst));
+    }
+
+    /// The same, if it is still the one of this generation.
+    fn lose(&self, generation: u32) {
+        let fd = self.outer.load(Relaxed) - 1;
+        let lose = || {
+            self.generation
+                .compare_exchange(generation, RUNG_BY_NONE, SeqCst, SeqCst)
+        };
+        if generation == RUNG_BY_NONE || lose().is_err() {
+            return;
         }
+        // What a program has forbidden itself is not tried. Then it rings unheard, until it is full.
+        if !process::is_confined() {
+            outer::end(fd);
+        }
+        let _ = raw::eventfd_ring(self.fd());
+    }
+
+    /// What it may be registered in a set by: its eventfd, and the outer bell, though that may be lost.
+    pub(crate) fn registered(&self) -> [i32; 2] {
+        [self.fd(), self.outer.load(Relaxed) - 1]
     }
 
     /// Whether the bell must accompany the offer that names it: only the first time.
@@ -156,6 +201,19 @@ pub(crate) fn claim() -> Option<&'static Bell> {
     None
 }
 
+/// How far the lanes have come, in both directions, of all connections whose peers ring bell `number`; `None`: one of them is in use just now.
+fn traffic_of(number: u32) -> Option<u64> {
+    let rings = |conn: &&Conn| conn.own_bell() == number && conn.phase() == Phase::Attached;
+    records::all().filter(rings).try_fold(0_u64, |sum, conn| {
+        let guard = conn.try_own_send()?;
+        let sent = conn.segment(&guard).map_or(0, |segment| {
+            let (lane, own) = (segment.receiver(conn.side()), segment.sender(conn.side()));
+            lane.published().wrapping_add(own.tail())
+        });
+        Some(sum.wrapping_add(sent))
+    })
+}
+
 /// The bell numbered `number`.
 pub(crate) fn numbered(number: u32) -> Option<&'static Bell> {
     BELL.get((number as usize).checked_sub(1)?)
@@ -173,8 +231,11 @@ pub(crate) fn hear(number: u64, fresh: Option<i32>) {
     }
     let Some(fresh) = fresh else { return };
     // What a program has forbidden itself is not tried.
-    let may_have = |bell: &&Bell| !process::is_confined() && peer_bells::may_have(2 * bell.number() as usize);
-    let Some(bell) = bell.filter(may_have).filter(|_| outer::prepare(fresh)) else {
+    if process::is_confined() {
+        agent::hide(fresh);
+        return;
+    }
+    let Some(bell) = bell.filter(|_| outer::is_sealed(fresh)) else {
         return outer::dispose(fresh);
     };
     // The number stays the same: other threads may be waiting for it.
@@ -255,7 +316,7 @@ pub(crate) fn after_fork() {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::epoll::set::{SET, SETS};
     use crate::wait::peer_bells::Ringer;
@@ -267,11 +328,22 @@ mod tests {
     use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
 
     /// What viaductd does for a bell whose connection goes to another user.
-    fn make_outer(bell: &Bell) -> OwnedFd {
-        let ends = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None);
-        let (receiver, sender) = ends.unwrap();
+    pub(crate) fn make_outer(bell: &Bell) -> OwnedFd {
+        let (receiver, sender) = sockets();
+        for (name, value) in [(outer::PASSRIGHTS, 0_i32), (libc::SO_OOBINLINE, 1)] {
+            raw::setsockopt(receiver.as_raw_fd(), libc::SOL_SOCKET, name, &value).unwrap();
+        }
         hear(bell.number().into(), Some(receiver.into_raw_fd()));
         sender
+    }
+
+    /// That of the outer bell which works.
+    pub(crate) fn generation(bell: &Bell) -> u32 {
+        bell.generation.load(SeqCst)
+    }
+
+    fn sockets() -> (OwnedFd, OwnedFd) {
+        socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap()
     }
 
     fn pair(bell: &Bell, flags: u32) -> Pair {
@@ -355,29 +427,80 @@ mod tests {
         bell.abandon();
     }
 
-    /// Sends a byte and a descriptor.
-    fn send_descriptor(sender: &OwnedFd) -> rustix::io::Result<usize> {
-        let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let own = [sender.as_fd()];
-        control.push(SendAncillaryMessage::ScmRights(&own));
-        sendmsg(sender, &[IoSlice::new(b"!")], &mut control, SendFlags::empty())
+    #[test]
+    fn who_rings_an_outer_bell_without_end_is_not_listened_to() {
+        let bell = claim().unwrap();
+        let sender = make_outer(bell);
+        let [_, outside] = bell.descriptors();
+        let (conn, _sockets) = records::on_the_heap();
+        conn.set_phase(Phase::Attached);
+        conn.set_own_bell(bell.number());
+        let segment = conn.segment(&conn).unwrap();
+        let (peer, lane) = (segment.sender(conn.side().other()), segment.receiver(conn.side()));
+        let ring = || {
+            assert!(Ringer::outer(sender.as_raw_fd()).ring());
+            bell.heard(outside);
+        };
+        // Somebody else has received it, each time.
+        for _ in 0..4 * WAKES {
+            peer.append(b"!".as_slice().into()).unwrap();
+            lane.consume(lane.readable().unwrap());
+            ring();
+        }
+        // For room that this end has filled.
+        let own = segment.sender(conn.side());
+        for _ in 0..4 * WAKES {
+            own.append(b"!".as_slice().into()).unwrap();
+            ring();
+        }
+        assert!(bell.outer_fd().is_some());
+        assert!((0..2 * WAKES).any(|_| {
+            ring();
+            bell.outer_fd().is_none()
+        }));
+        assert!(!Ringer::outer(sender.as_raw_fd()).ring());
+        bell.abandon();
+    }
+
+    #[test]
+    fn an_event_of_the_outer_bell_before_does_not_end_the_next() {
+        let bell = claim().unwrap();
+        let first = make_outer(bell);
+        shutdown(&first, Shutdown::Both).unwrap();
+        let second = make_outer(bell);
+        // Another thread has had the event from before the exchange.
+        bell.heard_outside(true);
+        assert!(bell.outer_fd().is_some() && Ringer::outer(second.as_raw_fd()).ring());
+        let stale = generation(bell);
+        let third = make_outer(bell);
+        bell.lose(stale);
+        assert!(bell.outer_fd().is_some() && Ringer::outer(third.as_raw_fd()).ring());
+        // The end stands behind bytes.
+        shutdown(&third, Shutdown::Both).unwrap();
+        bell.heard_outside(true);
+        assert!(bell.outer_fd().is_none());
+        bell.abandon();
     }
 
     /// To close the last one of a socket may take as long as its sender has said.
     #[test]
-    fn no_descriptors_come_by_an_outer_bell() {
+    fn what_may_hold_descriptors_is_neither_heard_nor_closed() {
         let bell = claim().unwrap();
-        let sender = make_outer(bell);
-        assert_eq!(send_descriptor(&sender), Err(rustix::io::Errno::PERM));
-        assert!(bell.outer_fd().is_some());
-        bell.lose_outer();
-        // One that came before they were kept out.
-        let ends = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None);
-        let (receiver, sender) = ends.unwrap();
-        send_descriptor(&sender).unwrap();
+        let (receiver, sender) = sockets();
+        let (watched, on_its_way) = std::io::pipe().unwrap();
+        send(&sender, b"a", SendFlags::empty()).unwrap();
+        // Looks end before what is urgent.
+        send(&sender, b"b", SendFlags::OOB).unwrap();
+        let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let sent = [on_its_way.as_fd()];
+        control.push(SendAncillaryMessage::ScmRights(&sent));
+        sendmsg(&sender, &[IoSlice::new(b"c")], &mut control, SendFlags::empty()).unwrap();
         hear(bell.number().into(), Some(receiver.into_raw_fd()));
         assert!(bell.outer_fd().is_none());
+        assert!(!Ringer::outer(sender.as_raw_fd()).ring());
+        drop((sender, on_its_way));
+        assert_eq!(raw::poll_now(watched.as_raw_fd(), 0) & libc::POLLHUP, 0);
         bell.abandon();
     }
 

@@ -12,6 +12,7 @@ use crate::conn::Conn;
 use crate::memory::idle;
 use crate::real;
 use crate::sys::{self, Errno};
+use core::sync::atomic::Ordering::Relaxed;
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, pollfd};
 
 /// Why a sleep ended.
@@ -63,12 +64,22 @@ pub(crate) fn bit_for(conn: &Conn) -> u32 {
     }
 }
 
+/// Whether who sleeps for bytes of `conn`, armed with `bit`, may be woken by a mark: an outer bell may be broken, or have no room, and a mark comes instead.
+pub(crate) fn may_be_marked(conn: &Conn, bit: u32) -> bool {
+    bit == bell::BY_SOCKET || conn.rung_by.load(Relaxed) > bell::RUNG_BY_EVENTFD
+}
+
 /// Sleeps until the kernel connection shows one of `events` (or is broken), the thread's bell rings, or time is up. `bit` is the wait bit that
 /// the lane was armed with: what it was chosen by may have changed since, but the peer wakes the thread by that means and no other.
 /// `cap_ns` bounds the sleep without counting as the program's timeout. No direction may be owned.
 ///
 /// This is a cancellation point, and nothing in it needs dropping.
 pub(crate) fn sleep(conn: &Conn, bit: u32, events: i16, deadline: Deadline, cap_ns: Option<u64>) -> Woken {
+    nap(conn, bit, events, deadline, cap_ns).unwrap_or(Woken::Look)
+}
+
+/// The same; `None`: nothing has ended the sleep but its bound.
+pub(crate) fn nap(conn: &Conn, bit: u32, events: i16, deadline: Deadline, cap_ns: Option<u64>) -> Option<Woken> {
     let bell = (bit == bell::BY_BELL).then(bell::known_of_thread).flatten();
     let [by_eventfd, outside] = bell.map_or([-1, -1], bell::Bell::descriptors);
     let entry = |fd, events| pollfd { fd, events, revents: 0 };
@@ -80,12 +91,12 @@ pub(crate) fn sleep(conn: &Conn, bit: u32, events: i16, deadline: Deadline, cap_
     let [its_own, ..] = all;
     if its_own.fd < 0 {
         // A signal handler closed it within this call.
-        return Woken::Look;
+        return Some(Woken::Look);
     }
     let entries = if outside < 0 { &mut all[..2] } else { &mut all[..] };
     let left = deadline.left_ns();
     if left == Some(0) {
-        return Woken::TimedOut;
+        return Some(Woken::TimedOut);
     }
     if bit == bell::BY_SOCKET && events == FOR_INPUT && left.is_none() && cap_ns.is_none() && signals::mixed() {
         let errno = sys::errno();
@@ -95,16 +106,17 @@ pub(crate) fn sleep(conn: &Conn, bit: u32, events: i16, deadline: Deadline, cap_
             Woken::Interrupted
         };
         sys::set_errno(errno);
-        return woken;
+        return Some(woken);
     }
     let bound = [left, cap_ns, idle::tend()].into_iter().flatten().min();
     let errno = sys::errno();
     let result = real::ppoll_wait(entries, bound.map(sys::timespec).as_ref());
     let woken = match result {
-        Ok(0) if bound == left && left.is_some() => Woken::TimedOut,
-        Err(libc::EINTR) if signals::all_restart(deadline.left_ns().is_some()) => Woken::Restarted,
-        Err(libc::EINTR) => Woken::Interrupted,
-        Ok(_) | Err(_) => Woken::Look,
+        Ok(0) if bound == left && left.is_some() => Some(Woken::TimedOut),
+        Ok(0) => None,
+        Err(libc::EINTR) if signals::all_restart(deadline.left_ns().is_some()) => Some(Woken::Restarted),
+        Err(libc::EINTR) => Some(Woken::Interrupted),
+        Ok(_) | Err(_) => Some(Woken::Look),
     };
     sys::set_errno(errno);
     if let Some(bell) = bell {

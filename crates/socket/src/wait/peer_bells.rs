@@ -131,7 +131,8 @@ fn close_idle(need: bool) {
         let owner = bell.owner.load(Relaxed);
         let over = match owner {
             0 => true,
-            UNKNOWN => need,
+            // Its end of an outer bell is shut down or closed, if by nobody else then with the process.
+            UNKNOWN => need || raw::poll_now(bell.fd(), 0) & libc::POLLHUP != 0,
             owner => !raw::thread_exists(owner),
         };
         if idle && over {
@@ -144,7 +145,7 @@ fn close_idle(need: bool) {
 /// Marks a place whose bell has been closed, so that searches go on beyond it.
 const FREED: i32 = i32::MAX - 1;
 
-/// Whether the process can spare a descriptor for one more bell: those of peers take at most one in sixteen, and so do its own with their outer ones.
+/// Whether the process can spare a descriptor for one more bell: those of peers take at most one in sixteen, its own as many, and their outer ones, if all of them have one, as many again.
 pub(crate) fn may_have(count: usize) -> bool {
     (count as u64) < sys::limit_of(libc::RLIMIT_NOFILE) / 16
 }
@@ -191,4 +192,43 @@ fn descriptor_of(name: u64, fresh: Option<i32>, owner: u32) -> i32 {
     bell.owner.store(if is_known { owner } else { UNKNOWN }, Relaxed);
     bell.name.store(name, Relaxed);
     bell.fd()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use std::os::fd::IntoRawFd;
+
+    /// viaductd's numbers of processes say nothing here.
+    #[test]
+    fn an_outer_bell_is_closed_once_its_owner_is_gone() {
+        let ends = || socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap();
+        let (mut kept, mut given) = (Vec::new(), Vec::new());
+        // No other test uses these names.
+        for name in [7001, 7002] {
+            let (receiver, sender) = ends();
+            kept.push(receiver);
+            let pair = Pair {
+                offer: 1,
+                segment: 1,
+                bell: name,
+                own_bell: 0,
+                side: 0,
+                flags: PAIR_BELL_IS_OUTER,
+                peer_pid: UNKNOWN - 1,
+                peer_uid: 0,
+            };
+            given.push(of_peer(&pair, Some(sender.into_raw_fd())));
+        }
+        let is_there = |ringer: &Ringer| ever_used().any(|bell| bell.fd() == ringer.fd());
+        given.iter().copied().for_each(release);
+        assert!(given.iter().all(is_there), "they may be rung again");
+        drop(kept.pop());
+        close_idle(false);
+        assert!(is_there(&given[0]) && !is_there(&given[1]));
+        drop(kept);
+        close_idle(false);
+        assert!(!is_there(&given[0]));
+    }
 }

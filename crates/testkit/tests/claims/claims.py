@@ -40,7 +40,7 @@ class Guest:
         counters = os.memfd_create("viaduct-counters", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(counters, region)
         fcntl.fcntl(counters, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        hello = struct.pack("=IIII64s", MAGIC, HELLO, 1, pid, b"claims")
+        hello = struct.pack("=IIII64s", MAGIC, HELLO, 2, pid, b"claims")
         socket.send_fds(self.socket, [hello], [counters])
         _, kind, _, self.mode, self.nonce, _, _ = struct.unpack("=IIIIIIQ", self.socket.recv(256))
         assert kind == WELCOME, kind
