@@ -101,7 +101,9 @@ impl Bell {
 
     /// Whether it has been rung and nobody has heard it yet.
     pub(crate) fn rings(&self) -> bool {
-        self.descriptors().iter().any(|fd| raw::poll_now(*fd, libc::POLLIN) != 0)
+        self.descriptors()
+            .iter()
+            .any(|fd| raw::poll_now(*fd, libc::POLLIN) != 0)
     }
 
     /// `fd`, one of [`Bell::descriptors`], has become readable.
