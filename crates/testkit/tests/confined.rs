@@ -20,7 +20,7 @@ struct Stopped {
 }
 
 impl Stopped {
-    /// Stops `pid` where it waits in a system call, as it does most of the time.
+    /// Stops `pid` where it waits for events, as it does most of the time. In other calls signals come between.
     fn new(pid: u32) -> Self {
         let pid = Pid::from_raw(pid.cast_signed());
         for _ in 0..400 {
@@ -29,17 +29,21 @@ impl Stopped {
             waitpid(pid, None).unwrap();
             let registers = ptrace::getregs(pid).unwrap();
             let stopped = Self { pid, registers };
-            if stopped.is_in_call() {
+            if stopped.waits() {
                 return stopped;
             }
             drop(stopped);
             std::thread::sleep(Duration::from_millis(5));
         }
-        panic!("it never waits in a system call");
+        panic!("it never waits for events");
     }
 
-    /// Whether the instruction that it has executed last is a system call.
-    fn is_in_call(&self) -> bool {
+    /// Whether the instruction that it has executed last is a system call that waits for events.
+    fn waits(&self) -> bool {
+        let waits = [libc::SYS_epoll_wait, libc::SYS_epoll_pwait].map(libc::c_long::cast_unsigned);
+        if !waits.contains(&self.registers.orig_rax) {
+            return false;
+        }
         let mut instruction = [0; 2];
         let memory = std::fs::File::open(format!("/proc/{}/mem", self.pid)).unwrap();
         memory.read_exact_at(&mut instruction, self.registers.rip - 2).unwrap();
