@@ -137,7 +137,8 @@ def seek_recv_into(socket: Socket, buffer: Union[bytearray, memoryview], offset:
     Returns how many bytes there were, 0 at the end of the stream. Blocks unless the socket or ``flags`` say otherwise
     (:exc:`BlockingIOError`), at most as long as the socket's timeout (:exc:`TimeoutError`, which has taken nothing).
     ``MSG_WAITALL`` waits until all of it has come (:exc:`OSError` with ``ENOBUFS``: the buffer cannot hold so much). At offset 0 it takes parts
-    as they come, as ``recv`` does, and returns what there was when the time is over; with ``MSG_PEEK``, what the buffer can hold.
+    as they come, as ``recv`` does, and returns what there was when the time is over; an error takes with it what came before. With ``MSG_PEEK``,
+    what the buffer can hold.
     """
     if offset < 0:
         raise ValueError("negative offset")
@@ -186,7 +187,7 @@ def _seek_in_time(socket: _socket.socket, view: memoryview, offset: int, flags: 
             except BlockingIOError:
                 pass
             except OSError as error:
-                if offset or not whole or error.errno != errno.ENOBUFS:
+                if offset or not whole or parts or error.errno != errno.ENOBUFS:
                     raise
                 # What there is of it: only a peek at the head asks for all.
                 return _seek(_fd(socket), view, offset, flags | _socket.MSG_DONTWAIT)

@@ -2,14 +2,13 @@
 //!
 //! A process may send any descriptor that it has, and viaductd's may then be the last of its file. To close that of a socket takes as long as its owner
 //! has said (`SO_LINGER`), but no longer than to the next signal: while there is something to do one comes again and again. The server of a FUSE file is told when a descriptor is closed, and no signal ends the wait for
-//! its answer. So what may be such a file is not closed, and its user turned away once that has happened often enough.
+//! its answer. So what may be such a file is not closed, and its user turned away once that has happened often enough. Of a socket nothing is asked or changed: somebody may hold its lock.
 
 use anyhow::Context;
-use nix::sys::signal::{SigEvent, SigevNotify, Signal};
+use nix::sys::signal::{SigEvent, SigSet, SigevNotify, Signal};
 use nix::sys::timer::{Expiration, Timer, TimerSetTimeFlags};
 use nix::time::ClockId;
 use rustix::fs::{AtFlags, FileType, StatxFlags, fcntl_get_seals, statx};
-use rustix::net::sockopt::set_socket_linger;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -34,6 +33,8 @@ impl Closing {
     pub(crate) fn new() -> anyhow::Result<Self> {
         // A signal that is ignored interrupts nothing.
         signal_hook::flag::register(libc::SIGALRM, Arc::new(AtomicBool::new(false))).context("SIGALRM")?;
+        // Whoever started viaductd may have blocked it.
+        SigSet::from(Signal::SIGALRM).thread_unblock().context("SIGALRM")?;
         let signal = SigEvent::new(SigevNotify::SigevSignal {
             signal: Signal::SIGALRM,
             si_value: 0,
@@ -65,11 +66,16 @@ impl Closing {
     pub(crate) fn discard(&mut self, user: u32, sent: impl IntoIterator<Item = OwnedFd>) -> bool {
         let mut harmless = true;
         for descriptor in sent {
-            // It would not wait for long, but there may be many.
-            let _ = set_socket_linger(&descriptor, None);
             if !has_nobody_to_tell(descriptor.as_fd()) {
                 harmless = false;
-                self.kept.entry(user).or_default().push(descriptor);
+                let kept = self.kept.entry(user).or_default();
+                kept.push(descriptor);
+                if kept.len() == KEPT_PER_USER {
+                    tracing::warn!(
+                        user,
+                        "not served any more: has sent {KEPT_PER_USER} files that may not let go"
+                    );
+                }
             }
         }
         harmless

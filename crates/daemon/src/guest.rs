@@ -19,8 +19,8 @@ use viaduct_channel::Mapping;
 use viaduct_control::counters;
 use viaduct_control::message::{MAX_PACKET, Packet};
 
-/// Descriptors that one packet can bring (`SCM_MAX_FD`). The kernel would close those for which there is no room.
-const MAX_RECEIVED: usize = 253;
+/// Descriptors looked at in one packet; the kernel discards any more, without telling their files' servers.
+const MAX_RECEIVED: usize = 2;
 /// Descriptors sent with one: a segment, the peer's bell, the end's own outer bell.
 const MAX_SENT: usize = 3;
 

@@ -250,6 +250,12 @@ impl Server {
         }
         for _ in 0..TURN {
             let Some(guest) = self.guests.get(&id) else { return };
+            if self.closing.bars(guest.user) {
+                return self.dismiss(
+                    id,
+                    &Farewell::Violation("too many files of its user that nobody asked for"),
+                );
+            }
             match guest.receive() {
                 Ok(Some(mut received)) => {
                     let user = guest.user;

@@ -28,40 +28,38 @@ fn lingering() -> (OwnedFd, TcpStream) {
 #[test]
 fn nobody_waits_for_a_socket_that_somebody_else_has_sent() {
     let daemon = start();
+    let viaductd = Pid::from_child(&daemon.child);
+    // By the time it goes on nobody else has what was sent.
+    let unseen = |send_and_drop: &mut dyn FnMut()| {
+        kill_process(viaductd, Signal::STOP).unwrap();
+        send_and_drop();
+        kill_process(viaductd, Signal::CONT).unwrap();
+    };
     // A packet that ends the connection, and behind it what nobody reads any more.
     let (end, _other) = lingering();
-    let hostile = connect(daemon.dir()).unwrap();
-    let viaductd = Pid::from_child(&daemon.child);
-    kill_process(viaductd, Signal::STOP).unwrap();
-    send(&hostile, b"?", &[]).unwrap();
-    send(&hostile, b"?", &[end.as_fd()]).unwrap();
-    drop(end);
-    kill_process(viaductd, Signal::CONT).unwrap();
+    let (mut end, hostile) = (Some(end), connect(daemon.dir()).unwrap());
+    unseen(&mut || {
+        send(&hostile, b"?", &[]).unwrap();
+        send(&hostile, b"?", &[end.take().unwrap().as_fd()]).unwrap();
+    });
     // As the bell of an offer, and as what no packet has.
     let mut guest = Guest::hello(daemon.dir());
     let (opener, _accepter) = connection(&listener());
-    for as_bell in [true, false] {
+    let mut offer = guest.honest_offer(1, &opener);
+    (offer.bell, offer.flags) = (7, OFFER_HAS_BELL);
+    for packet in [Packet::new(&offer), Packet::new(&Withdraw { offer: 1 })] {
         let (end, _other) = lingering();
-        if as_bell {
-            let mut offer = guest.honest_offer(1, &opener);
-            (offer.bell, offer.flags) = (7, OFFER_HAS_BELL);
-            send(&guest.socket, Packet::new(&offer).as_bytes(), &[end.as_fd()]).unwrap();
-        } else {
-            send(
-                &guest.socket,
-                Packet::new(&Withdraw { offer: 1 }).as_bytes(),
-                &[end.as_fd()],
-            )
-            .unwrap();
-        }
-        drop(end);
+        let mut end = Some(end);
+        unseen(&mut || {
+            send(&guest.socket, packet.as_bytes(), &[end.take().unwrap().as_fd()]).unwrap();
+        });
         assert_eq!(daemon.stats().processes, 1);
     }
     // It is an odd guest, but does no harm.
     guest.expect_nothing();
 }
 
-/// Everything that one packet can bring comes to viaductd, and stays with it no longer than the packet.
+/// Of all that one packet can bring, nothing stays with viaductd.
 #[test]
 fn as_many_descriptors_as_a_packet_can_bring_are_closed() {
     let daemon = start();
@@ -100,17 +98,17 @@ fn who_sends_files_loses_viaductd_but_others_keep_it() {
         named.filter(|name| name.as_os_str() == "/proc/version").count()
     };
     let mut bystander = Driver::at(None, Some(65534));
-    for number in 0..16 {
-        assert!(is_served(&daemon), "after {number}");
-        let guest = Guest::hello(daemon.dir());
-        send(
+    // However many connections there are by then.
+    let guests: Vec<Guest> = (0..20).map(|_| Guest::hello(daemon.dir())).collect();
+    for (number, guest) in guests.iter().enumerate() {
+        assert_eq!(is_served(&daemon), number < 16, "after {number}");
+        let _ = send(
             &guest.socket,
             Packet::new(&Withdraw { offer: 1 }).as_bytes(),
             &[file.as_fd()],
-        )
-        .unwrap();
+        );
         guest.expect_hang_up();
-        assert_eq!(kept(), number + 1);
+        assert_eq!(kept(), 16.min(number + 1));
     }
     assert!(!is_served(&daemon));
     bystander.hello(daemon.dir());

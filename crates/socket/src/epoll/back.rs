@@ -38,7 +38,10 @@ pub(crate) fn nest(index: usize) {
             demote::ban(conn, Reason::UnseenWait);
         }
     }
-    set.give_up_bell();
+    // Who sleeps there may have been rung just now, and is to find out.
+    if !set.has_sleepers() {
+        set.give_up_bell();
+    }
 }
 
 /// The kernel has the program's registration again. The set is owned.

@@ -321,12 +321,17 @@ impl Set {
         if asleep.within.get().is_some_and(|set| core::ptr::eq(set, self)) {
             asleep.end();
         }
+        self.has_sleepers()
+    }
+
+    /// Whether threads sleep in the set.
+    pub(crate) fn has_sleepers(&self) -> bool {
         self.sleepers.load(Acquire) > 0
     }
 
     /// Makes whoever sleeps in the set look again.
     pub(crate) fn nudge(&self) {
-        if self.sleepers.load(Acquire) > 0
+        if self.has_sleepers()
             && let Some(bell) = bell::numbered(self.bell.load(Relaxed))
         {
             let _ = raw::eventfd_ring(bell.fd());

@@ -50,6 +50,8 @@ pub(crate) struct Bell {
     traffic: AtomicU64,
 }
 
+/// Connections that have been given a lane. They come and go, and each begins at nought.
+static PAIRS: AtomicU64 = AtomicU64::new(0);
 static GENERATIONS: AtomicU32 = AtomicU32::new(RUNG_BY_EVENTFD);
 
 static BELL: [Bell; BELLS] = [const {
@@ -203,17 +205,19 @@ pub(crate) fn claim() -> Option<&'static Bell> {
     None
 }
 
-/// How far the lanes have come, in both directions, of all connections whose peers ring bell `number`; `None`: one of them is in use just now.
+/// How far the lanes have come, in both directions, of all connections whose peers ring bell `number`, and how many connections there have been; `None`: one of them is in use just now.
 fn traffic_of(number: u32) -> Option<u64> {
     let rings = |conn: &&Conn| conn.own_bell() == number && conn.phase() == Phase::Attached;
-    records::all().filter(rings).try_fold(0_u64, |sum, conn| {
-        let guard = conn.try_own_send()?;
-        let sent = conn.segment(&guard).map_or(0, |segment| {
-            let (lane, own) = (segment.receiver(conn.side()), segment.sender(conn.side()));
-            lane.published().wrapping_add(own.tail())
-        });
-        Some(sum.wrapping_add(sent))
-    })
+    records::all()
+        .filter(rings)
+        .try_fold(PAIRS.load(Relaxed) << 48, |sum, conn| {
+            let guard = conn.try_own_send()?;
+            let sent = conn.segment(&guard).map_or(0, |segment| {
+                let (lane, own) = (segment.receiver(conn.side()), segment.sender(conn.side()));
+                lane.published().wrapping_add(own.tail())
+            });
+            Some(sum.wrapping_add(sent))
+        })
 }
 
 /// The bell numbered `number`.
@@ -253,6 +257,7 @@ pub(crate) fn hear(number: u64, fresh: Option<i32>) {
 
 /// By what the peer rings the end that rings with bell `own`, as viaductd says.
 pub(crate) fn rung_by(pair: &Pair, own: u32) -> u32 {
+    PAIRS.fetch_add(1, Relaxed);
     if pair.own_bell == 0 || pair.own_bell != own.into() {
         return RUNG_BY_NONE;
     }
@@ -453,6 +458,11 @@ pub(crate) mod tests {
         let own = segment.sender(conn.side());
         for _ in 0..4 * WAKES {
             own.append(b"!".as_slice().into()).unwrap();
+            ring();
+        }
+        // For connections that come and go, each of which is found to have come as far.
+        for _ in 0..4 * WAKES {
+            let _ = rung_by(&pair(bell, PAIR_IS_RUNG_OUTSIDE), bell.number());
             ring();
         }
         assert!(bell.outer_fd().is_some());

@@ -197,7 +197,7 @@ fn descriptor_of(name: u64, fresh: Option<i32>, owner: u32) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
     use std::os::fd::IntoRawFd;
 
     /// viaductd's numbers of processes say nothing here.
@@ -224,10 +224,11 @@ mod tests {
         let is_there = |ringer: &Ringer| ever_used().any(|bell| bell.fd() == ringer.fd());
         given.iter().copied().for_each(release);
         assert!(given.iter().all(is_there), "they may be rung again");
-        drop(kept.pop());
+        // As by closing, but a child of another test may have them, too.
+        shutdown(kept.pop().unwrap(), Shutdown::Both).unwrap();
         close_idle(false);
         assert!(is_there(&given[0]) && !is_there(&given[1]));
-        drop(kept);
+        shutdown(kept.pop().unwrap(), Shutdown::Both).unwrap();
         close_idle(false);
         assert!(!is_there(&given[0]));
     }
