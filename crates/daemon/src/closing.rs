@@ -1,4 +1,4 @@
-//! Closing what processes have sent, without waiting for anybody.
+//! Closing what processes have sent, without waiting for anybody; `docs/threat-model.md` has what this does not cover.
 //!
 //! A process may send any descriptor that it has, and viaductd's may then be the last of its file. To close that of a socket takes as long as its owner
 //! has said (`SO_LINGER`), but no longer than to the next signal: while there is something to do one comes again and again. The server of a FUSE file is told when a descriptor is closed, and no signal ends the wait for

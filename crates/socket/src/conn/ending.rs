@@ -92,7 +92,7 @@ impl Conn {
         let attached = self.phase() == Phase::Attached;
         let late = || sys::now_ns() + crate::path::demote::PATIENCE_NS;
         if attached && !stale && self.alone() && !crate::path::switch::finish(self, late()) {
-            crate::path::marks::reset_on_close(self);
+            crate::path::closing::reset_on_close(self);
         }
         {
             let used = attached || !self.is_nobody_elses();
@@ -109,7 +109,7 @@ impl Conn {
                     return;
                 };
                 if !stale {
-                    crate::path::marks::settle(self, receive);
+                    crate::path::closing::settle(self, receive);
                 }
                 self.segment.clear();
                 agent::detached(self.segment_name());

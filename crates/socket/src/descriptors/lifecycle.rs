@@ -4,7 +4,7 @@ use crate::agent::{self, policy};
 use crate::conn::{self, Conn, Phase, records};
 use crate::descriptors::table::{self, Entry};
 use crate::epoll::{self, back, shelf};
-use crate::path::{demote, marks, switch};
+use crate::path::{closing, demote, marks, switch};
 use crate::process::{self, lodgers};
 use crate::search::streams;
 use crate::sys::{self, raw};
@@ -329,11 +329,11 @@ pub fn shut_down(conn: &'static Conn, how: c_int, direct: impl FnOnce() -> c_int
         shutting_plain(conn);
     }
     if let Some(guard) = &guard {
-        marks::shutting(conn, how, guard);
+        closing::shutting(conn, how, guard);
     }
     let result = direct();
     if result == 0 {
-        marks::has_shut(conn, how, guard.as_ref());
+        closing::has_shut(conn, how, guard.as_ref());
         if guard.take().is_some() {
             epoll::shut_down(conn);
         }

@@ -1,6 +1,7 @@
 //! Which path the bytes of a direction travel, and how that changes: the marks on the kernel connection, and both ways back to TCP.
 
 pub(crate) mod announce;
+pub(crate) mod closing;
 pub(crate) mod demote;
 pub(crate) mod marks;
 pub(crate) mod recall;

@@ -11,7 +11,7 @@ use crate::agent::{self, counters, worth};
 use crate::conn::{Phase, records};
 use crate::epoll::{self, share, shelf};
 use crate::memory::group;
-use crate::path::{demote, marks, switch};
+use crate::path::{closing, demote, switch};
 use crate::sys::{self, raw};
 use crate::wait::{asleep, bell, direct};
 use crate::{lock, search};
@@ -159,10 +159,10 @@ pub fn exiting() {
         }
         if conn.phase() == Phase::Attached {
             if conn.alone() && !switch::finish(conn, until) {
-                marks::reset_on_close(conn);
+                closing::reset_on_close(conn);
             }
             if let Some(guard) = conn.own_receive(conn.id()) {
-                marks::settle(conn, &guard);
+                closing::settle(conn, &guard);
             }
         }
         conn.leave();
