@@ -201,6 +201,9 @@ pub const PAIR_IS_RUNG_OUTSIDE: u32 = 4;
 /// [`Pair::flags`]: the receiving end of this end's own outer bell accompanies the segment as last descriptor.
 pub const PAIR_HAS_OWN_OUTER: u32 = 8;
 
+/// `SO_PASSRIGHTS`, for which the C library's headers have no name yet: whether descriptors can be sent to a Unix socket. Off in the receiving end of an outer bell.
+pub const SO_PASSRIGHTS: core::ffi::c_int = 83;
+
 body! {
     /// Two ends have been matched. Descriptors: the segment, then the peer's bell if [`PAIR_HAS_BELL`], then the receiving end of the
     /// own outer bell if [`PAIR_HAS_OWN_OUTER`].

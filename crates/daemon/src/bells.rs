@@ -12,6 +12,7 @@ use rustix::net::sockopt::{set_socket_oobinline, set_socket_send_buffer_size};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
+use viaduct_control::message::SO_PASSRIGHTS;
 
 /// Bells kept for one process.
 const BELLS_PER_PROCESS: usize = 256;
@@ -113,9 +114,6 @@ impl Server {
         }
     }
 }
-
-/// `SO_PASSRIGHTS`, for which the C library's headers have no name yet: whether descriptors can be sent to a Unix socket.
-const SO_PASSRIGHTS: libc::c_int = 83;
 
 #[derive(Clone, Copy, Debug)]
 struct PassRights;

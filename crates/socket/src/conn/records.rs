@@ -144,3 +144,14 @@ pub(crate) fn on_the_heap() -> (&'static Conn, [std::net::TcpStream; 2]) {
     conn.segment.fill(segment);
     (conn, [own, peer])
 }
+
+/// For tests: what the peer sends comes on the lane from now on.
+#[cfg(test)]
+pub(crate) fn receive_on_the_lane(conn: &'static Conn) {
+    use viaduct_stream::{Incoming, Outgoing};
+    let segment = conn.segment(&conn).unwrap();
+    let incoming = Incoming::new(segment.receiver(conn.side()));
+    incoming.set_ready();
+    assert!(Outgoing::new(segment.sender(conn.side().other())).promote(0));
+    incoming.enter_lane();
+}

@@ -154,10 +154,7 @@ mod tests {
             let mut successor = own.try_clone().unwrap();
             let segment = conn.segment(&conn).unwrap();
             let sender = segment.sender(conn.side().other());
-            let incoming = Incoming::new(segment.receiver(conn.side()));
-            incoming.set_ready();
-            assert!(Outgoing::new(sender).promote(0));
-            incoming.enter_lane();
+            records::receive_on_the_lane(conn);
             if lost {
                 sender.append(b"bytes".as_slice().into()).unwrap();
             }

@@ -445,9 +445,7 @@ mod tests {
         let sender = segment.sender(conn.side().other());
         let (out, lane) = (Outgoing::new(sender), segment.receiver(conn.side()));
         let incoming = Incoming::new(lane);
-        incoming.set_ready();
-        assert!(out.promote(0));
-        incoming.enter_lane();
+        records::receive_on_the_lane(conn);
         sender.append(b"lane".as_slice().into()).unwrap();
         out.demote();
         // The bytes behind look like marks.

@@ -139,12 +139,7 @@ mod tests {
     fn who_sleeps_by_an_outer_bell_may_be_woken_by_marks() {
         let (conn, [_own, mut peer]) = records::on_the_heap();
         conn.set_phase(Phase::Attached);
-        let segment = conn.segment(&conn).unwrap();
-        let sender = segment.sender(conn.side().other());
-        let incoming = Incoming::new(segment.receiver(conn.side()));
-        incoming.set_ready();
-        assert!(Outgoing::new(sender).promote(0));
-        incoming.enter_lane();
+        records::receive_on_the_lane(conn);
         let thread = std::thread::spawn(move || {
             let bell = bell::of_thread().unwrap();
             let _sender = bell::tests::make_outer(bell);

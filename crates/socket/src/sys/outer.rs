@@ -2,6 +2,7 @@
 
 use super::{Errno, raw};
 use core::ffi::c_int;
+use viaduct_control::message::SO_PASSRIGHTS;
 
 /// Sends a byte, without waiting and without a signal.
 ///
@@ -33,9 +34,6 @@ pub(crate) fn end(fd: c_int) {
     let _ = unsafe { raw::call(libc::SYS_shutdown, [fd as usize, libc::SHUT_RDWR as usize, 0, 0, 0, 0]) };
 }
 
-/// The number of `SO_PASSRIGHTS`, for which the C library's headers have no name yet.
-pub(crate) const PASSRIGHTS: c_int = 83;
-
 /// Whether an end that has just come lets nothing but bytes in. viaductd makes it so before it gives the other end to anybody; who came later could not know what had been sent: a look ends before
 /// urgent bytes, and whoever takes the last descriptor of a file may have to wait for it (`SO_LINGER`).
 pub(crate) fn is_sealed(fd: c_int) -> bool {
@@ -43,7 +41,7 @@ pub(crate) fn is_sealed(fd: c_int) -> bool {
         let mut found: c_int = -1;
         raw::getsockopt(fd, libc::SOL_SOCKET, name, &mut found).is_ok() && found == expected
     };
-    is(PASSRIGHTS, 0) && is(libc::SO_OOBINLINE, 1)
+    is(SO_PASSRIGHTS, 0) && is(libc::SO_OOBINLINE, 1)
 }
 
 /// Closes an end that is not listened to, unless that might take long: then it stays until the process ends.

@@ -333,11 +333,12 @@ pub(crate) mod tests {
     };
     use std::io::IoSlice;
     use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
+    use viaduct_control::message::SO_PASSRIGHTS;
 
     /// What viaductd does for a bell whose connection goes to another user.
     pub(crate) fn make_outer(bell: &Bell) -> OwnedFd {
         let (receiver, sender) = sockets();
-        for (name, value) in [(outer::PASSRIGHTS, 0_i32), (libc::SO_OOBINLINE, 1)] {
+        for (name, value) in [(SO_PASSRIGHTS, 0_i32), (libc::SO_OOBINLINE, 1)] {
             raw::setsockopt(receiver.as_raw_fd(), libc::SOL_SOCKET, name, &value).unwrap();
         }
         hear(bell.number().into(), Some(receiver.into_raw_fd()));
