@@ -6,8 +6,9 @@ use crate::wait::from_timespec;
 use core::ffi::{c_int, c_uint, c_void};
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use viaduct_socket::descriptors::{lifecycle, table};
+use viaduct_socket::real::{self, bare};
 use viaduct_socket::search::{self, streams};
-use viaduct_socket::{Vector, by_kernel, is_nowhere, options, real, receive, send as send_on, send_with_control, sys};
+use viaduct_socket::{Vector, by_kernel, is_nowhere, options, receive, send as send_on, send_with_control, sys};
 
 /// The list of one buffer.
 pub(crate) fn one(buffer: *const c_void, len: size_t) -> [iovec; 1] {
@@ -35,13 +36,16 @@ unsafe fn list<'a>(parts: *const iovec, count: usize) -> Option<Vector<'a>> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
-    // SAFETY: the program's own call.
-    let direct = move || unsafe { real::read(fd, buffer, count) };
     let parts = one(buffer.cast_const(), count);
     match table::connection(fd) {
-        // SAFETY: the program's buffer.
-        Some(conn) if count.cast_signed() > 0 => receive(conn, unsafe { Vector::new(&parts) }, 0, direct),
-        _ => direct(),
+        Some(conn) if count.cast_signed() > 0 => {
+            // SAFETY: the program's own call.
+            let direct = move || unsafe { bare::read(conn.may_wait(0), fd, buffer, count) };
+            // SAFETY: the program's buffer.
+            receive(conn, unsafe { Vector::new(&parts) }, 0, direct)
+        }
+        // SAFETY: the program's own call.
+        _ => unsafe { real::read(fd, buffer, count) },
     }
 }
 
@@ -56,14 +60,18 @@ pub unsafe extern "C-unwind" fn __read_chk(fd: c_int, buffer: *mut c_void, count
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
-    // SAFETY: the program's own call.
-    let direct = move || unsafe { real::readv(fd, parts, count) };
     // SAFETY: the program's list.
     match (table::connection(fd), unsafe {
         list(parts, count.try_into().unwrap_or(usize::MAX))
     }) {
-        (Some(conn), Some(vector)) if !vector.is_empty() => receive(conn, vector, 0, direct),
-        _ => direct(),
+        (Some(conn), Some(vector)) if !vector.is_empty() => {
+            // SAFETY: the program's own call.
+            receive(conn, vector, 0, || unsafe {
+                bare::readv(conn.may_wait(0), fd, parts, count)
+            })
+        }
+        // SAFETY: the program's own call.
+        _ => unsafe { real::readv(fd, parts, count) },
     }
 }
 
@@ -148,13 +156,16 @@ pub unsafe extern "C-unwind" fn pwritev64v2(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: the program's own call.
-    let direct = move || unsafe { real::recv(fd, buffer, len, flags) };
     let parts = one(buffer.cast_const(), len);
     match table::connection(fd) {
-        // SAFETY: the program's buffer.
-        Some(conn) => receive(conn, unsafe { Vector::new(&parts) }, flags, direct),
-        None => direct(),
+        Some(conn) => {
+            // SAFETY: the program's own call.
+            let direct = move || unsafe { bare::recv(conn.may_wait(flags), fd, buffer, len, flags) };
+            // SAFETY: the program's buffer.
+            receive(conn, unsafe { Vector::new(&parts) }, flags, direct)
+        }
+        // SAFETY: the program's own call.
+        None => unsafe { real::recv(fd, buffer, len, flags) },
     }
 }
 
@@ -182,15 +193,16 @@ pub unsafe extern "C-unwind" fn recvfrom(
     address: *mut sockaddr,
     address_len: *mut socklen_t,
 ) -> ssize_t {
+    let parts = one(buffer.cast_const(), len);
+    let Some(conn) = table::connection(fd) else {
+        // SAFETY: the program's own call.
+        return unsafe { real::recvfrom(fd, buffer, len, flags, address, address_len) };
+    };
     let mut kernel = false;
     let mut direct = || {
         kernel = true;
         // SAFETY: the program's own call.
-        unsafe { real::recvfrom(fd, buffer, len, flags, address, address_len) }
-    };
-    let parts = one(buffer.cast_const(), len);
-    let Some(conn) = table::connection(fd) else {
-        return direct();
+        unsafe { bare::recvfrom(conn.may_wait(flags), fd, buffer, len, flags, address, address_len) }
     };
     // SAFETY: the program's buffer.
     let received = receive(conn, unsafe { Vector::new(&parts) }, flags, &mut direct);
@@ -221,17 +233,18 @@ pub unsafe extern "C-unwind" fn __recvfrom_chk(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    let conn = table::connection(fd);
     let mut kernel = false;
     let mut direct = || {
         kernel = true;
+        let waits = conn.is_none_or(|conn| conn.may_wait(flags));
         // SAFETY: the program's own call.
-        unsafe { real::recvmsg(fd, message, flags) }
+        unsafe { bare::recvmsg(waits, fd, message, flags) }
     };
     // The sign bit is MSG_CMSG_COMPAT, which the kernel refuses.
     if is_nowhere(message) || flags < 0 {
         return direct();
     }
-    let conn = table::connection(fd);
     // The header of a call on anything else is the kernel's to read, wherever it is.
     if conn.is_none() && !streams::is(fd) {
         let received = direct();
@@ -374,38 +387,48 @@ fn each_message(messages: *mut mmsghdr, count: c_uint, mut handle: impl FnMut(*m
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t {
-    // SAFETY: the program's own call.
-    let direct = move || unsafe { real::write(fd, buffer, count) };
     let parts = one(buffer, count);
     match table::connection(fd) {
-        // SAFETY: the program's buffer.
-        Some(conn) if count.cast_signed() > 0 => send_on(conn, unsafe { Vector::new(&parts) }, 0, direct),
-        _ => direct(),
+        Some(conn) if count.cast_signed() > 0 => {
+            // SAFETY: the program's own call.
+            let direct = move || unsafe { bare::write(conn.may_wait(0), fd, buffer, count) };
+            // SAFETY: the program's buffer.
+            send_on(conn, unsafe { Vector::new(&parts) }, 0, direct)
+        }
+        // SAFETY: the program's own call.
+        _ => unsafe { real::write(fd, buffer, count) },
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
-    // SAFETY: the program's own call.
-    let direct = move || unsafe { real::writev(fd, parts, count) };
     // SAFETY: the program's list.
     match (table::connection(fd), unsafe {
         list(parts, count.try_into().unwrap_or(usize::MAX))
     }) {
-        (Some(conn), Some(vector)) => send_on(conn, vector, 0, direct),
-        _ => direct(),
+        (Some(conn), Some(vector)) => {
+            // SAFETY: the program's own call.
+            send_on(conn, vector, 0, || unsafe {
+                bare::writev(conn.may_wait(0), fd, parts, count)
+            })
+        }
+        // SAFETY: the program's own call.
+        _ => unsafe { real::writev(fd, parts, count) },
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: the program's own call.
-    let direct = move || unsafe { real::send(fd, buffer, len, flags) };
     let parts = one(buffer, len);
     match table::connection(fd) {
-        // SAFETY: the program's buffer.
-        Some(conn) => send_on(conn, unsafe { Vector::new(&parts) }, flags, direct),
-        None => direct(),
+        Some(conn) => {
+            // SAFETY: the program's own call.
+            let direct = move || unsafe { bare::send(conn.may_wait(flags), fd, buffer, len, flags) };
+            // SAFETY: the program's buffer.
+            send_on(conn, unsafe { Vector::new(&parts) }, flags, direct)
+        }
+        // SAFETY: the program's own call.
+        None => unsafe { real::send(fd, buffer, len, flags) },
     }
 }
 
@@ -418,16 +441,22 @@ pub unsafe extern "C-unwind" fn sendto(
     address: *const sockaddr,
     address_len: socklen_t,
 ) -> ssize_t {
-    // SAFETY: the program's own call.
-    let direct = move || unsafe { real::sendto(fd, buffer, len, flags, address, address_len) };
     let parts = one(buffer, len);
     let opens = flags & libc::MSG_FASTOPEN != 0;
     match table::connection(fd) {
-        // SAFETY: the program's buffer.
-        Some(conn) if !(opens && conn.is_early()) => send_on(conn, unsafe { Vector::new(&parts) }, flags, direct),
+        Some(conn) if !(opens && conn.is_early()) => {
+            let waits = conn.may_wait(flags);
+            // SAFETY: the program's own call.
+            let direct = move || unsafe { bare::sendto(waits, fd, buffer, len, flags, address, address_len) };
+            // SAFETY: the program's buffer.
+            send_on(conn, unsafe { Vector::new(&parts) }, flags, direct)
+        }
+        // SAFETY: the program's own call.
+        None if !opens => unsafe { real::sendto(fd, buffer, len, flags, address, address_len) },
         _ => {
-            let sent = direct();
-            if opens && sent >= 0 {
+            // SAFETY: the program's own call.
+            let sent = unsafe { real::sendto(fd, buffer, len, flags, address, address_len) };
+            if sent >= 0 {
                 lifecycle::fast_opened(fd);
             }
             sent
@@ -437,13 +466,15 @@ pub unsafe extern "C-unwind" fn sendto(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: the program's own call.
-    let direct = move || unsafe { real::sendmsg(fd, message, flags) };
     let Some(conn) = table::connection(fd) else {
-        // SAFETY: the program's header.
-        unsafe { hand_over_passed(message) };
-        return direct();
+        // SAFETY: the program's own call, and its header.
+        return unsafe {
+            hand_over_passed(message);
+            real::sendmsg(fd, message, flags)
+        };
     };
+    // SAFETY: the program's own call.
+    let direct = move || unsafe { bare::sendmsg(conn.may_wait(flags), fd, message, flags) };
     if is_nowhere(message) {
         return direct();
     }

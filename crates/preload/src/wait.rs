@@ -6,8 +6,9 @@ use viaduct_socket::descriptors::table;
 use viaduct_socket::epoll::ctl::{self, Asked};
 use viaduct_socket::epoll::wait::{self as waiting, Timeout};
 use viaduct_socket::poll::{self, Wait};
+use viaduct_socket::real::{self, bare};
 use viaduct_socket::sys::{self, Events, raw};
-use viaduct_socket::{epoll, is_nowhere, real};
+use viaduct_socket::{epoll, is_nowhere};
 
 /// Nanoseconds of a timeout in milliseconds; negative: for ever.
 fn from_ms(ms: c_int) -> Option<u64> {
@@ -48,7 +49,7 @@ pub(crate) unsafe fn telling_what_is_left(time: *mut timespec, wait: impl FnOnce
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn poll(entries: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
     // SAFETY: the program's own call.
-    let direct = || unsafe { real::poll(entries, count, timeout_ms) };
+    let direct = || unsafe { bare::poll(timeout_ms != 0, entries, count, timeout_ms) };
     // SAFETY: the program vouches for its entries.
     unsafe { poll_with(entries, count, from_ms(timeout_ms), core::ptr::null(), direct) }
 }
@@ -184,11 +185,12 @@ pub unsafe extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    // SAFETY: the program's own call.
-    let direct = move || unsafe { real::epoll_ctl(set, operation, fd, event) };
     let Some(index) = table::epoll_set(set) else {
-        return direct();
+        // SAFETY: the program's own call.
+        return unsafe { real::epoll_ctl(set, operation, fd, event) };
     };
+    // SAFETY: the program's own call.
+    let direct = move || unsafe { bare::epoll_ctl(set, operation, fd, event) };
     // Now: when the kernel has taken it, the program may use its memory for something else, or another thread that has been told of the event may.
     let (events, data) = match operation {
         libc::EPOLL_CTL_DEL => (0, 0),
@@ -213,7 +215,7 @@ pub unsafe extern "C-unwind" fn epoll_ctl(set: c_int, operation: c_int, fd: c_in
 #[inline(never)]
 fn epoll_ctl_otherwise(asked: Asked, set: c_int, event: *mut epoll_event) -> c_int {
     // SAFETY: the program's own call.
-    let direct = move || unsafe { real::epoll_ctl(set, asked.operation, asked.fd, event) };
+    let direct = move || unsafe { bare::epoll_ctl(set, asked.operation, asked.fd, event) };
     ctl::control(asked, direct)
 }
 
@@ -257,7 +259,7 @@ pub unsafe extern "C-unwind" fn epoll_wait(
     // SAFETY: the program's own call.
     unsafe {
         wait_in_set(set, events, room, timeout, core::ptr::null(), || {
-            real::epoll_wait(set, events, room, timeout_ms)
+            bare::epoll_wait(timeout_ms != 0, set, events, room, timeout_ms)
         })
     }
 }

@@ -279,6 +279,12 @@ impl Conn {
         self.nonblocking.load(Relaxed) != 0
     }
 
+    /// Whether a call with these flags may wait.
+    #[inline]
+    pub fn may_wait(&self, flags: i32) -> bool {
+        flags & libc::MSG_DONTWAIT == 0 && !self.nonblocking()
+    }
+
     pub(crate) fn set_nonblocking(&self, on: bool) {
         self.nonblocking.store(on.into(), Relaxed);
     }

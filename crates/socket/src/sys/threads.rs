@@ -24,7 +24,7 @@ pub fn single_threaded() -> bool {
     unsafe { AtomicU8::from_ptr(SINGLE.load(Relaxed).cast()) }.load(Relaxed) != 0
 }
 
-/// There may be threads that the C library does not know of.
+/// There may be threads that the C library does not know of, or one that has cancelled itself.
 pub(crate) fn several() {
     SINGLE.store(SEVERAL.as_ptr().cast(), Relaxed);
 }

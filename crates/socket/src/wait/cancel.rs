@@ -4,13 +4,15 @@
 //! so they ask first, once the program has cancelled a thread at all.
 
 use crate::real;
+use crate::sys::threads;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
 
 static USED: AtomicBool = AtomicBool::new(false);
 
-/// The program is about to cancel a thread.
+/// The program is about to cancel a thread, which may be its only one: not every C library then says that there are several.
 pub fn requested() {
+    threads::several();
     USED.store(true, Relaxed);
 }
 

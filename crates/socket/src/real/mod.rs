@@ -4,6 +4,12 @@
 //! declared as able to unwind, because a cancelled thread unwinds through them.
 #![expect(non_snake_case, reason = "the C library's names")]
 
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "words pass the system-call boundary as they are"
+)]
+pub mod bare;
+
 use crate::sys::{Errno, Events, errno, next_symbol, set_errno, threads, timespec};
 use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::AtomicPtr;
@@ -195,6 +201,7 @@ pub fn prepare() {
         find();
     }
     threads::prepare();
+    bare::prepare();
     // What is missing is not the program's to hear of.
     // SAFETY: no arguments.
     unsafe { libc::dlerror() };
