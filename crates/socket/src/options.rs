@@ -373,14 +373,19 @@ pub fn at_mark(conn: &'static Conn) -> Option<c_int> {
     (first && lane.has_bytes()).then_some(0)
 }
 
-/// `SIOCOUTQ`: bytes on the lane that the peer has not received; `None`: the kernel's business.
+/// So many bytes a peer's kernel would have acknowledged on TCP before its program receives any: what the window of a new connection takes.
+const ACKNOWLEDGED: usize = 64 << 10;
+
+/// `SIOCOUTQ`: bytes on the lane that a peer's kernel would not have acknowledged, as far as can be told; `None`: the kernel's business. A program may
+/// wait for all to have been before it has its peer receive them.
 pub fn unsent_bytes(conn: &'static Conn) -> Option<c_int> {
     if conn.phase() != Phase::Attached {
         return None;
     }
     let guard = conn.own_send(conn.id())?;
     let lane = conn.segment(&guard)?.sender(conn.side());
-    (Outgoing::new(lane).mode() == Mode::Lane).then(|| c_int::try_from(lane.in_flight()).unwrap_or(c_int::MAX))
+    let unsent = lane.in_flight().saturating_sub(ACKNOWLEDGED);
+    (Outgoing::new(lane).mode() == Mode::Lane).then(|| c_int::try_from(unsent).unwrap_or(c_int::MAX))
 }
 
 #[cfg(test)]
