@@ -208,6 +208,17 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     unsafe { real::close(fd) }
 }
 
+/// The C library puts other files in place of the standard descriptors by calls of its own.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn daemon(stays: c_int, keeps_streams: c_int) -> c_int {
+    // SAFETY: no pointers.
+    let result = unsafe { real::daemon(stays, keeps_streams) };
+    if result == 0 && keeps_streams == 0 {
+        (0..=libc::STDERR_FILENO).for_each(lifecycle::fresh);
+    }
+    result
+}
+
 const CLOSE_RANGE_UNSHARE: c_int = 2;
 
 #[unsafe(no_mangle)]

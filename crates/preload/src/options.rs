@@ -19,7 +19,12 @@ pub unsafe extern "C-unwind" fn setsockopt(
     let Some(conn) = table::connection(fd) else {
         return direct();
     };
-    let len = if is_nowhere(value) { 0 } else { len as usize };
+    // The kernel refuses a negative length.
+    let len = if is_nowhere(value) {
+        0
+    } else {
+        usize::try_from(len.cast_signed()).unwrap_or(0)
+    };
     // SAFETY: the program vouches for `len` bytes.
     let number = (len >= size_of::<c_int>()).then(|| unsafe { value.cast::<c_int>().read_unaligned() });
     match options::setting(conn, level, name, number) {
@@ -51,7 +56,8 @@ pub unsafe extern "C-unwind" fn getsockopt(
     let Some(conn) = table::connection(fd) else {
         return direct();
     };
-    if is_nowhere(value) || is_nowhere(len) {
+    // SAFETY: the program vouches for the length, which the kernel refuses if it is negative.
+    if is_nowhere(value) || is_nowhere(len) || unsafe { (*len).cast_signed() } < 0 {
         return direct();
     }
     match options::getting(conn, level, name) {

@@ -75,15 +75,25 @@ pub unsafe extern "C-unwind" fn readv(fd: c_int, parts: *const iovec, count: c_i
     }
 }
 
-/// The flags with which a stream is moved as by `preadv2` or `pwritev2` with these; `None` if the kernel alone can answer: for
-/// a place in the stream, which a socket has not, and for flags it does not know.
-fn flags_of(offset: off_t, flags: c_int) -> Option<c_int> {
-    let known = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_NOWAIT;
-    (offset == -1 && flags & !known == 0).then_some(if flags & libc::RWF_NOWAIT == 0 {
-        0
-    } else {
-        libc::MSG_DONTWAIT
-    })
+/// What `preadv2` and `pwritev2` do on a stream.
+enum Moves {
+    /// As by other calls with these flags.
+    With(c_int),
+    /// What flags ask for that are not known here.
+    Unknown,
+    /// Nothing: the kernel refuses.
+    Nothing,
+}
+
+/// What is asked for by a place in the stream, which a socket has not, and flags.
+fn moves_by(offset: off_t, flags: c_int) -> Moves {
+    let known = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_NOWAIT | libc::RWF_APPEND;
+    match offset {
+        -1 if flags & !known != 0 => Moves::Unknown,
+        -1 if flags & libc::RWF_NOWAIT != 0 => Moves::With(libc::MSG_DONTWAIT),
+        -1 => Moves::With(0),
+        _ => Moves::Nothing,
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -100,10 +110,12 @@ pub unsafe extern "C-unwind" fn preadv2(
         return direct();
     };
     // SAFETY: the program's list.
-    match (flags_of(offset, flags), unsafe {
+    match (moves_by(offset, flags), unsafe {
         list(parts, count.try_into().unwrap_or(usize::MAX))
     }) {
-        (Some(flags), Some(vector)) if !vector.is_empty() => receive(conn, vector, flags, direct),
+        (Moves::With(flags), Some(vector)) if !vector.is_empty() => receive(conn, vector, flags, direct),
+        // On a lane as in a kernel that does not know them.
+        (Moves::Unknown, _) => by_kernel(conn, 0, direct).unwrap_or_else(|| sys::fail(libc::EOPNOTSUPP)),
         _ => direct(),
     }
 }
@@ -134,10 +146,11 @@ pub unsafe extern "C-unwind" fn pwritev2(
         return direct();
     };
     // SAFETY: the program's list.
-    match (flags_of(offset, flags), unsafe {
+    match (moves_by(offset, flags), unsafe {
         list(parts, count.try_into().unwrap_or(usize::MAX))
     }) {
-        (Some(flags), Some(vector)) => send_on(conn, vector, flags, direct),
+        (Moves::With(flags), Some(vector)) => send_on(conn, vector, flags, direct),
+        (Moves::Unknown, _) => send_with_control(conn, direct),
         _ => direct(),
     }
 }

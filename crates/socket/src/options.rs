@@ -7,6 +7,7 @@ use crate::lock::Guard;
 use crate::path::demote;
 use crate::sys::raw;
 use crate::{kernel, receive, search};
+use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_control::Reason;
@@ -105,15 +106,36 @@ fn recall_flag(conn: &Conn, name: c_int, flag: u32, when: bool) {
     conn.set_flag(flag, known && (on != 0) == when);
 }
 
+/// A time-out that was negative, which the kernel takes for none at all and tells as if it were unlimited.
+const AT_ONCE_NS: u64 = 1;
+
+fn recall_timeout(conn: &Conn, name: c_int, place: &AtomicU64) {
+    let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    if raw::getsockopt(conn.fd(), libc::SOL_SOCKET, name, &mut time).is_ok() {
+        place.store(nanoseconds(time), Relaxed);
+    }
+}
+
 fn recall_timeouts(conn: &Conn) {
     for (name, place) in [
         (libc::SO_RCVTIMEO, &conn.receive_timeout_ns),
         (libc::SO_SNDTIMEO, &conn.send_timeout_ns),
     ] {
-        let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
-        if raw::getsockopt(conn.fd(), libc::SOL_SOCKET, name, &mut time).is_ok() {
-            place.store(nanoseconds(time), Relaxed);
+        if place.load(Relaxed) != AT_ONCE_NS {
+            recall_timeout(conn, name, place);
         }
+    }
+}
+
+/// The program has set a time-out, to what begins with `seconds`.
+fn timeout_was_set(conn: &Conn, name: c_int, seconds: Option<c_int>) {
+    let (name, place) = match name {
+        libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW => (libc::SO_RCVTIMEO, &conn.receive_timeout_ns),
+        _ => (libc::SO_SNDTIMEO, &conn.send_timeout_ns),
+    };
+    recall_timeout(conn, name, place);
+    if seconds.is_some_and(|seconds| seconds < 0) && place.load(Relaxed) == 0 {
+        place.store(AT_ONCE_NS, Relaxed);
     }
 }
 
@@ -239,7 +261,7 @@ pub fn undisturbed(conn: &'static Conn, (level, name): (c_int, c_int), call: imp
 pub fn was_set(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_int>) {
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW) => {
-            recall_timeouts(conn);
+            timeout_was_set(conn, name, value);
         }
         (libc::IPPROTO_TCP, libc::TCP_NODELAY | libc::TCP_CORK) => hold_back(conn, name, value.unwrap_or(0) != 0),
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
@@ -351,14 +373,19 @@ pub fn at_mark(conn: &'static Conn) -> Option<c_int> {
     (first && lane.has_bytes()).then_some(0)
 }
 
-/// `SIOCOUTQ`: bytes on the lane that the peer has not received; `None`: the kernel's business.
+/// So many bytes a peer's kernel would have acknowledged on TCP before its program receives any: what the window of a new connection takes.
+const ACKNOWLEDGED: usize = 64 << 10;
+
+/// `SIOCOUTQ`: bytes on the lane that a peer's kernel would not have acknowledged, as far as can be told; `None`: the kernel's business. A program may
+/// wait for all to have been before it has its peer receive them.
 pub fn unsent_bytes(conn: &'static Conn) -> Option<c_int> {
     if conn.phase() != Phase::Attached {
         return None;
     }
     let guard = conn.own_send(conn.id())?;
     let lane = conn.segment(&guard)?.sender(conn.side());
-    (Outgoing::new(lane).mode() == Mode::Lane).then(|| c_int::try_from(lane.in_flight()).unwrap_or(c_int::MAX))
+    let unsent = lane.in_flight().saturating_sub(ACKNOWLEDGED);
+    (Outgoing::new(lane).mode() == Mode::Lane).then(|| c_int::try_from(unsent).unwrap_or(c_int::MAX))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use crate::conn::{Conn, records};
 use crate::process::forks;
 use crate::sys::listing;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicU32};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 
 /// Descriptors at or above this number are not looked after: they stay plain.
 const DESCRIPTORS: usize = 1 << 20;
@@ -18,6 +18,9 @@ const SOCKET: u32 = 4;
 
 /// One word a descriptor: the kind in the upper bits, an index in the lower, or of a socket the forks so far. Untouched pages cost nothing.
 static TABLE: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+
+/// The highest number of which anything has been noted. Not the limit that the process runs under: it may be lowered to less than what is open.
+static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether a descriptor of Viaduct's own has had a number beyond those of ordinary sets.
 static HIGH: AtomicBool = AtomicBool::new(false);
@@ -90,8 +93,17 @@ fn set(fd: i32, kind: u32, index: usize) -> bool {
     let (Some(word), Ok(index)) = (word(fd), u32::try_from(index)) else {
         return false;
     };
+    reaches(fd);
     word.store(kind << KIND_SHIFT | (index & INDEX), Release);
     true
+}
+
+/// Something is about to be noted of `fd`.
+fn reaches(fd: i32) {
+    let fd = usize::try_from(fd).unwrap_or(0);
+    if fd > HIGHEST.load(Relaxed) {
+        HIGHEST.fetch_max(fd, Relaxed);
+    }
 }
 
 /// Notes that `fd` is connection record `index`; false if the number is too high.
@@ -126,6 +138,7 @@ fn change(fd: i32, before: u32, kind: u32, index: usize) -> bool {
     let (Some(word), Ok(index)) = (word(fd), u32::try_from(index)) else {
         return false;
     };
+    reaches(fd);
     // Release pairs with the acquire in `lookup`.
     let now = kind << KIND_SHIFT | (index & INDEX);
     word.compare_exchange(before, now, AcqRel, Relaxed).is_ok()
@@ -157,7 +170,7 @@ pub(crate) fn take(fd: i32) -> Entry {
 /// The first known descriptor at or after `from` and not after `last`, for closing ranges.
 pub(crate) fn next_known(from: i32, last: i32) -> Option<i32> {
     let from = usize::try_from(from).ok()?;
-    let last = usize::try_from(last).unwrap_or(0).min(highest());
+    let last = usize::try_from(last).unwrap_or(0).min(HIGHEST.load(Relaxed));
     (from..=last)
         .find(|fd| TABLE.get(*fd).is_some_and(|word| word.load(Relaxed) != 0))
         .and_then(|fd| i32::try_from(fd).ok())
@@ -165,8 +178,7 @@ pub(crate) fn next_known(from: i32, last: i32) -> Option<i32> {
 
 /// Every known descriptor.
 fn known() -> impl Iterator<Item = i32> {
-    let last = highest().min(DESCRIPTORS - 1);
-    let words = TABLE.iter().take(last + 1).enumerate();
+    let words = TABLE.iter().take(HIGHEST.load(Relaxed) + 1).enumerate();
     words
         .filter(|(_, word)| word.load(Relaxed) != 0)
         .filter_map(|(fd, _)| i32::try_from(fd).ok())
@@ -180,12 +192,6 @@ pub(crate) fn sockets() -> impl Iterator<Item = i32> {
 /// Every descriptor that refers to a connection, with it.
 pub(crate) fn connections() -> impl Iterator<Item = (i32, &'static Conn)> {
     known().filter_map(|fd| Some((fd, connection(fd)?)))
-}
-
-/// No descriptor above this one is known: the limit the process runs under.
-fn highest() -> usize {
-    let limit = crate::sys::limit_of(libc::RLIMIT_NOFILE);
-    usize::try_from(limit).unwrap_or(DESCRIPTORS).min(DESCRIPTORS)
 }
 
 /// How many descriptors the kernel would look for in sets of `count` if there were none of ours: programs say more than their sets hold, and the

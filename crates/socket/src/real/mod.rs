@@ -152,6 +152,7 @@ real! {
     mkostemps64(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int;
     shm_open(name: *const c_char, flags: c_int, mode: c_uint) -> c_int;
     posix_openpt(flags: c_int) -> c_int;
+    daemon(stays: c_int, keeps_streams: c_int) -> c_int;
     fanotify_init(flags: c_uint, file_flags: c_uint) -> c_int;
     pidfd_open(process: c_int, flags: c_uint) -> c_int;
     pidfd_getfd(process: c_int, fd: c_int, flags: c_uint) -> c_int;

@@ -4,6 +4,7 @@
 #include <setjmp.h>
 #include <spawn.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 extern char **environ;
 
@@ -445,9 +446,62 @@ static void the_parent_leaves(void)
     close(p.near);
 }
 
+/* Descriptors above the limit stay open, and so do those of a library's own among them. */
+static void closed_above_a_lowered_limit(void)
+{
+    struct pair p = make_pair();
+    struct rlimit usual, low;
+    int near = fcntl(p.near, F_DUPFD, 300), far = fcntl(p.far, F_DUPFD, 500);
+    char bytes[4];
+
+    EXPECT(getrlimit(RLIMIT_NOFILE, &usual) == 0 && near >= 0 && far >= 0);
+    low = (struct rlimit){64, usual.rlim_max};
+    EXPECT(setrlimit(RLIMIT_NOFILE, &low) == 0);
+    close_pair(p);
+    for (int round = 0; round < 3; round++) {
+        EXPECT(send_all(near, "to", 2) && receive_all(far, bytes, 2));
+        EXPECT(send_all(far, "fro", 3) && receive_all(near, bytes, 3) && !memcmp(bytes, "fro", 3));
+    }
+    EXPECT(close_range(400, 880, 0) == 0);
+    EXPECT(recv(near, bytes, 1, 0) == 0);
+    EXPECT(close_range(200, 880, 0) == 0);
+    EXPECT_ERROR(recv(near, bytes, 1, 0), EBADF);
+    EXPECT(setrlimit(RLIMIT_NOFILE, &usual) == 0);
+    p = make_pair();
+    EXPECT(send_all(p.near, "to", 2) && receive_all(p.far, bytes, 2));
+    close_pair(p);
+}
+
+static void becomes_a_daemon(void)
+{
+    struct pair p = make_pair();
+    int told[2], result = -2;
+    char byte;
+    pid_t child;
+
+    EXPECT(pipe(told) == 0 && (child = fork()) >= 0);
+    if (child == 0) {
+        dup2(p.far, 0);
+        close_pair(p);
+        if (daemon(1, 0) == 0) {
+            result = (int)read(0, &byte, 1);
+            write(told[1], &result, sizeof result);
+        }
+        _exit(0);
+    }
+    close(told[1]);
+    close(p.far);
+    EXPECT(exited_well(child));
+    EXPECT(read(told[0], &result, sizeof result) == sizeof result && result == 0);
+    EXPECT(recv(p.near, &byte, 1, 0) == 0);
+    close(told[0]);
+    close(p.near);
+}
+
 MAIN(ALONE(copies_of_a_descriptor), ALONE(a_copy_onto_a_socket_closes_it), ALONE(nonblocking_by_every_way),
      ALONE(a_child_takes_over), ALONE(killed_while_lingering_zero), ALONE(a_child_that_only_exits), ALONE(parent_and_child_share),
      ALONE(two_processes_read_one_end), ALONE(closed_by_range), ALONE(streams_of_the_c_library),
      ALONE(calls_by_number), ALONE(a_life_by_number), ALONE(interrupted_as_asked),
      ALONE(cancelled_threads_leave_nothing_locked), ALONE(jumps_leave_nothing_locked),
-     ALONE(shell_commands_meanwhile), ALONE(the_parent_leaves))
+     ALONE(shell_commands_meanwhile), ALONE(the_parent_leaves),
+     ALONE(closed_above_a_lowered_limit), ALONE(becomes_a_daemon))

@@ -256,5 +256,19 @@ static void parts_of_files(void)
     step();
 }
 
+/* Flags for files, which sockets take as well, and some that no kernel knows. */
+static void flags_of_vectors(void)
+{
+    char bytes[8] = "append";
+    struct iovec part = {bytes, 6};
+
+    NEAR(R(pwritev2(s, &part, 1, -1, RWF_APPEND)); R(pwritev2(s, &part, 1, -1, RWF_APPEND | RWF_HIPRI | RWF_SYNC | RWF_DSYNC)));
+    FAR(arrive(s, POLLIN); R(preadv2(s, &part, 1, -1, RWF_APPEND)); ALL(s, 6); R(preadv2(s, &part, 1, -1, RWF_APPEND | RWF_NOWAIT)));
+    NEAR(R(pwritev2(s, &part, 1, -1, 0x4000000)); R(preadv2(s, &part, 1, -1, 0x4000000)); R(pwritev2(s, &part, 1, 7, RWF_APPEND)));
+    FAR(R(preadv2(s, &part, 1, -1, 0x4000000)); R(send(s, "back", 4, 0)));
+    NEAR(ALL(s, 4); R(pwritev2(s, &part, 1, -1, 0)));
+    FAR(ALL(s, 6));
+}
+
 MAIN(JOINED(every_flag_of_sends), JOINED(every_flag_of_receives), JOINED(flags_of_receives_together), JOINED(parts_of_vectors),
-     BARE(parts_of_blocked_sends), JOINED(parts_of_several_messages), JOINED(parts_of_files))
+     BARE(parts_of_blocked_sends), JOINED(parts_of_several_messages), JOINED(parts_of_files), JOINED(flags_of_vectors))

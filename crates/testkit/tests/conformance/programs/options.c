@@ -24,11 +24,33 @@ static void options_that_are_wrong(void)
     socklen_t length = 1;
     char byte;
 
-    BOTH(R(setsockopt(s, 12345, 1, &on, sizeof on)); R(setsockopt(s, SOL_SOCKET, 12345, &on, sizeof on));
+    BOTH(R(setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &on, (socklen_t)-1));
+         length = (socklen_t)-1; R(getsockopt(s, IPPROTO_TCP, TCP_NODELAY, &on, &length)); length = 1;
+         R(setsockopt(s, 12345, 1, &on, sizeof on)); R(setsockopt(s, SOL_SOCKET, 12345, &on, sizeof on));
          R(setsockopt(s, IPPROTO_TCP, 12345, &on, sizeof on)); R(setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &on, 1));
          R(setsockopt(s, IPPROTO_TCP, TCP_NODELAY, (void *)8, sizeof on)); R(getsockopt(s, SOL_SOCKET, SO_ERROR, (void *)8, &length));
          R(getsockopt(s, IPPROTO_TCP, TCP_NODELAY, &byte, &length)); say("%u", length);
          R(getsockopt(s, IPPROTO_TCP, 12345, &on, &length)); R(setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, (void *)8, sizeof(struct timeval))));
+}
+
+/* The kernel takes them for none at all, and tells of them as if they were unlimited. */
+static void time_outs_below_zero(void)
+{
+    struct timeval below = {-1, 0}, second = {1, 0}, unlimited = {0, 0};
+    char byte;
+
+    NEAR(R(setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &below, sizeof below)); R(recv(s, &byte, 1, 0));
+         R(setsockopt(s, SOL_SOCKET, SO_SNDTIMEO, &second, sizeof second)); R(recv(s, &byte, 1, 0));
+         R(setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &second, sizeof second)));
+    FAR(send_all(s, "a", 1));
+    NEAR(GET(s, 1, 0); R(setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &unlimited, sizeof unlimited)));
+    if (is_near)
+        GET(s, 1, 0);
+    else {
+        sleep_ms(20);
+        send_all(s, "b", 1);
+    }
+    step();
 }
 
 static void buffers_set(void)
@@ -111,4 +133,4 @@ static void not_stream_sockets(void)
 }
 
 MAIN(JOINED(options_of_a_connection), JOINED(options_that_are_wrong), JOINED(buffers_set), JOINED(state_by_option),
-     JOINED(what_is_left_is_told), BARE(not_stream_sockets))
+     JOINED(what_is_left_is_told), BARE(not_stream_sockets), JOINED(time_outs_below_zero))
