@@ -243,7 +243,7 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
             let asked = entries.iter().filter(|entry| entry.events & OUT != 0);
             asked
                 .filter_map(|entry| attached(entry.fd))
-                .for_each(|conn| ready::mind_bell(conn, wait::bit_for(conn), rang));
+                .for_each(|conn| ready::mind_bell(conn, wait::bit_for(conn), rang, bell::rings_for_thread));
         }
         if bound != Bound::Program {
             entries

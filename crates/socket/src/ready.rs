@@ -246,10 +246,10 @@ pub(crate) fn bound_of_room(conn: &Conn, segment: &Segment, bit: u32) -> Bound {
     }
 }
 
-/// After a sleep for room that might not last for ever; it `rang` unless nothing else than that has ended it. Whoever makes room takes the wait `bit` and rings. A bell that has not rung for it twice
-/// running is one that the peer cannot ring, having no place for it or a sending end that is full, and is not to be counted on for this connection.
-pub(crate) fn mind_bell(conn: &'static Conn, bit: u32, rang: bool) {
-    if rang && !conn.flag(conn::UNRUNG) {
+/// After a sleep for room that might not last for ever; it `rang` unless nothing else than that has ended it, and `rings` where somebody has rung since. Whoever makes room takes the wait `bit` and rings.
+/// A bell that has not rung for it twice running is one that the peer cannot ring, having no place for it or a sending end that is full, and is not to be counted on for this connection, for a while.
+pub(crate) fn mind_bell(conn: &'static Conn, bit: u32, rang: bool, rings: impl Fn() -> bool) {
+    if rang && !conn.rung.is_doubted() {
         return;
     }
     if let Some(guard) = conn.own_send(conn.id())
@@ -257,21 +257,21 @@ pub(crate) fn mind_bell(conn: &'static Conn, bit: u32, rang: bool) {
         && let lane = segment.sender(conn.side())
         && Outgoing::new(lane).mode() == Mode::Lane
     {
-        mind_bell_of(conn, &lane, bit, rang);
+        mind_bell_of(conn, &lane, bit, rang, rings);
     }
 }
 
 /// The same for who owns the sending direction.
-pub(crate) fn mind_bell_of(conn: &Conn, lane: &Sender<'_>, bit: u32, rang: bool) {
+pub(crate) fn mind_bell_of(conn: &Conn, lane: &Sender<'_>, bit: u32, rang: bool, rings: impl Fn() -> bool) {
     if bit != bell::BY_BELL || lane.awaits_credit(bit) {
         return;
     }
-    // It may have been rung since the sleep ended: on a busy machine that is a while ago.
-    let rang = rang || bell::numbered(conn.known_bell()).is_some_and(bell::Bell::rings);
-    if !rang && conn.flag(conn::UNRUNG) {
-        conn.rung_by.store(bell::RUNG_BY_NONE, Relaxed);
+    // On a busy machine it is a while ago that the sleep ended.
+    if rang || rings() {
+        conn.rung.rang();
+    } else {
+        conn.rung.went_unrung();
     }
-    conn.set_flag(conn::UNRUNG, !rang);
 }
 
 /// Whether it is to be woken by room.

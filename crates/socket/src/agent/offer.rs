@@ -160,7 +160,7 @@ impl Conn {
         self.segment.fill(segment);
         self.segment_name.store(pair.segment, Relaxed);
         self.set_peer_bell(peer_bell);
-        self.rung_by.store(bell::rung_by(pair, self.own_bell()), Relaxed);
+        self.rung.begin(bell::rung_by(pair, self.own_bell()));
         self.set_flag(READY_OWED, true);
         let (offered, attached) = (Phase::Offered as u8, Phase::Attached as u8);
         if self.phase.compare_exchange(offered, attached, SeqCst, SeqCst).is_err() {

@@ -55,8 +55,6 @@ pub(crate) const TELLS_REST: u32 = 1 << 24;
 pub(crate) const STREAM: u32 = 1 << 25;
 /// The kernel has met RST where TCP would have met FIN: of a peer that was killed when nothing but marks was unread. Until the program sends.
 pub(crate) const QUIET_END: u32 = 1 << 26;
-/// A sleep for room has run out though the peer had made some: it did not ring.
-pub(crate) const UNRUNG: u32 = 1 << 29;
 /// Its offer waits for a wait that is seen.
 pub(crate) const HELD_BACK: u32 = 1 << 28;
 /// The program wants to hear of no fewer bytes than it has said (`SO_RCVLOWAT`).

@@ -9,14 +9,16 @@ pub(crate) mod flags;
 mod owning;
 pub(crate) mod pace;
 pub(crate) mod records;
+mod rung;
 
 use crate::agent::{self, counters};
 pub(crate) use crate::conn::flags::{
     ACTIVE, ASKED, BANNED, CORK, COUNTED, DEAD, EARLY, FIN_PROBED, FORKED, GIVEN_AWAY, HANDED_OVER, HELD_BACK,
     IN_WANTED, LEFT, LOW_WATER, NAGLE, OPTIONS_OWED, OUT_WANTED, PEER_FIN, QUIET_END, READY_OWED, SEARCHED, SHUT_READ,
-    SHUT_WRITE, UNRUNG,
+    SHUT_WRITE,
 };
 use crate::conn::records::{id_of, index_of};
+use crate::conn::rung::Rung;
 use crate::epoll::lone::Lone;
 use crate::lock::Locks;
 use crate::path::wish;
@@ -100,7 +102,7 @@ pub struct Conn {
     /// The peer's bell, a [`Ringer`].
     peer_bell: AtomicI32,
     /// By what the peer rings the bell of this end, see [`Conn::known_bell`].
-    pub(crate) rung_by: AtomicU32,
+    pub(crate) rung: Rung,
     /// One more than the index of the bell the peer was told to ring; 0 for none.
     pub(crate) own_bell: AtomicU32,
     pending_error: AtomicI32,
@@ -153,7 +155,7 @@ impl Conn {
             segment: SegmentCell::empty(),
             segment_name: AtomicU64::new(0),
             peer_bell: AtomicI32::new(0),
-            rung_by: AtomicU32::new(0),
+            rung: Rung::none(),
             own_bell: AtomicU32::new(0),
             pending_error: AtomicI32::new(0),
             receive_timeout_ns: AtomicU64::new(0),
@@ -173,6 +175,7 @@ impl Conn {
         self.references.store(1, Relaxed);
         self.fd.store(fd, Relaxed);
         self.rest.reset();
+        self.rung.begin(bell::RUNG_BY_NONE);
         self.stores.reset();
         self.idle_at.store(u64::MAX, Relaxed);
         for word in [
@@ -182,7 +185,6 @@ impl Conn {
             &self.messages,
             &self.offered_in,
             &self.own_bell,
-            &self.rung_by,
             &self.announcer,
             &self.unchecked,
             &self.streak,
@@ -372,7 +374,7 @@ impl Conn {
     /// The same, if the peer has it: the eventfd, or the outer bell that is there now.
     #[inline]
     pub(crate) fn known_bell(&self) -> u32 {
-        match self.rung_by.load(Relaxed) {
+        match self.rung.by() {
             bell::RUNG_BY_NONE => 0,
             bell::RUNG_BY_EVENTFD => self.own_bell(),
             outer if bell::numbered(self.own_bell()).is_some_and(|bell| bell.outer_is(outer)) => self.own_bell(),

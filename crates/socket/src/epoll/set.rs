@@ -99,6 +99,8 @@ pub(crate) struct Set {
     pub(crate) kernel_looked: AtomicU64,
     pub(crate) members: List,
     pub(crate) hot: List,
+    /// How often its bell has been heard, by whichever thread.
+    pub(crate) rings: AtomicU32,
 }
 
 pub(crate) static SET: [Set; SETS] = [const {
@@ -121,6 +123,7 @@ pub(crate) static SET: [Set; SETS] = [const {
         crowded: AtomicBool::new(false),
         kernel_looked: AtomicU64::new(0),
         waits: AtomicU32::new(0),
+        rings: AtomicU32::new(0),
     }
 }; SETS];
 
@@ -336,6 +339,11 @@ impl Set {
         {
             let _ = raw::eventfd_ring(bell.fd());
         }
+    }
+
+    /// Whether the kernel has something to tell of the set, perhaps that its bell has been rung.
+    pub(crate) fn has_tidings(&self) -> bool {
+        raw::poll_now(self.fd(), libc::POLLIN) != 0
     }
 
     /// The hot members, in order.

@@ -282,9 +282,8 @@ fn sleep(
     let left = deadline.map(|deadline| deadline.saturating_sub(sys::now_ns()));
     let for_room = bound != Bound::Program;
     let from = events.used();
+    let rings = set.rings.load(Relaxed);
     let result = real::epoll_sleep(set.fd(), events, naps.next(bound, left), fine || for_room, mask);
-    // Of several threads another may have heard the bell.
-    let minds_bell = bound == Bound::Room && sys::single_threaded();
     {
         let owner = set.own();
         // Read while the set is owned: who arms it next is still counted.
@@ -292,13 +291,13 @@ fn sleep(
         let Some(owner) = owner else {
             return Err(libc::EINTR);
         };
+        if bound == Bound::Room {
+            mind_bell(set, result != Ok(0), rings);
+        }
         for (_, member) in set.hot_members() {
             let Some(conn) = member.conn() else { continue };
             if !others {
                 ready::disarm(set, &owner, conn);
-            }
-            if minds_bell && ready::asks_for_room(member) {
-                ready::mind_bell(conn, set.bit_for(conn), result != Ok(0));
             }
             if for_room {
                 ready::relieve(conn);
@@ -314,6 +313,15 @@ fn sleep(
     Ok(if is_over(deadline) { Slept::TimeUp } else { Slept::Woken })
 }
 
+/// After a sleep for room, that something `ended` or that has run out, in a set whose bell had been heard `rings` times: of several threads another may have heard it. The set is owned.
+fn mind_bell(set: &'static Set, ended: bool, rings: u32) {
+    let rang = ended || set.rings.load(Relaxed) != rings;
+    let waiting = set.hot_members().filter(|(_, member)| ready::asks_for_room(member));
+    for conn in waiting.filter_map(|(_, member)| member.conn()) {
+        ready::mind_bell(conn, set.bit_for(conn), rang, || set.has_tidings());
+    }
+}
+
 /// Takes our own registrations' events out of what the kernel wrote from `from` on; true if there were any. `owned`: the caller owns the set.
 fn translate(set: &'static Set, owned: Option<&Guard<'_>>, events: &mut Events, from: usize) -> bool {
     let mut ours = false;
@@ -322,10 +330,12 @@ fn translate(set: &'static Set, owned: Option<&Guard<'_>>, events: &mut Events, 
         Tagged::Foreign => true,
         Tagged::Bell => {
             ours = true;
+            set.rings.fetch_add(1, Relaxed);
             false
         }
         Tagged::OuterBell => {
             ours = true;
+            set.rings.fetch_add(1, Relaxed);
             if let Some(bell) = bell::numbered(set.bell_number()) {
                 bell.heard_outside(told & !EPOLLIN.cast_unsigned() != 0);
             }
@@ -343,4 +353,85 @@ fn translate(set: &'static Set, owned: Option<&Guard<'_>>, events: &mut Events, 
         }
     });
     ours
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conn::{Phase, records};
+    use crate::epoll::set::{SET, SETS};
+    use core::time::Duration;
+    use libc::{EPOLLET, EPOLLOUT};
+    use rustix::event::{Timespec, epoll as kernel};
+    use std::os::fd::AsRawFd;
+    use viaduct_stream::{Incoming, Outgoing};
+
+    /// By a far end that has no place for it, say: whatever others have rung before, and however many threads may wait.
+    #[test]
+    fn the_bell_of_a_set_that_is_not_rung_for_room_is_not_counted_on() {
+        let (conn, _sockets) = records::on_the_heap();
+        conn.set_phase(Phase::Attached);
+        // No other test uses it.
+        let index = SETS - 11;
+        let set = &SET[index];
+        let file = kernel::create(kernel::CreateFlags::empty()).unwrap();
+        set.fd.store(file.as_raw_fd(), Relaxed);
+        set.used.store(true, Relaxed);
+        set.waited.store(true, Relaxed);
+        raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_ADD, conn.fd(), 0, 0).unwrap();
+        let (number, member) = epoll::record(set, index, conn, conn.fd()).unwrap();
+        epoll::added(set, number, member, conn, (EPOLLOUT | EPOLLET).cast_unsigned(), 7);
+        let bell = bell::numbered(set.bell_number()).unwrap();
+        conn.set_own_bell(bell.number());
+        conn.rung.begin(bell::RUNG_BY_EVENTFD);
+        let segment = conn.segment(&conn).unwrap();
+        let (own, far) = (segment.sender(conn.side()), segment.receiver(conn.side().other()));
+        Incoming::new(far).set_ready();
+        assert!(Outgoing::new(own).promote(0));
+        let hear = || {
+            let mut told = Vec::with_capacity(8);
+            kernel::wait(
+                &file,
+                rustix::buffer::spare_capacity(&mut told),
+                Some(&Timespec::default()),
+            )
+            .unwrap();
+        };
+        // As others do, whose rings a set leaves in the bell.
+        raw::eventfd_ring(bell.fd()).unwrap();
+        hear();
+        // Room is made for who sleeps; `heard`: another thread hears the bell meanwhile.
+        let sleep_for_room = |rings: bool, heard: bool| {
+            let bytes = [0; 4096];
+            while own.append(bytes.as_slice().into()).is_ok_and(|sent| sent > 0) || own.grant() {}
+            let owner = set.own().unwrap();
+            let mut bound = Bound::Program;
+            assert!(!arm::arm(set, &owner, &mut bound));
+            assert_eq!((bound, set.bit_for(conn)), (Bound::Room, bell::BY_BELL));
+            let before = set.rings.load(Relaxed);
+            while far.readable().is_ok_and(|bytes| bytes > 0) {
+                far.consume(far.readable().unwrap());
+            }
+            assert_eq!(far.take_credit_wait(), bell::BY_BELL);
+            if rings {
+                raw::eventfd_ring(bell.fd()).unwrap();
+            }
+            if heard {
+                set.rings.fetch_add(1, Relaxed);
+            }
+            mind_bell(set, false, before);
+            hear();
+            // As long as such sleeps are.
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        sleep_for_room(false, false);
+        sleep_for_room(true, false);
+        sleep_for_room(false, false);
+        sleep_for_room(false, true);
+        sleep_for_room(false, false);
+        assert_eq!(conn.known_bell(), bell.number());
+        sleep_for_room(false, false);
+        assert_eq!((conn.known_bell(), set.bit_for(conn)), (0, bell::BY_SOCKET));
+        set.used.store(false, Relaxed);
+    }
 }

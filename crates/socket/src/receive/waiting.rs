@@ -131,7 +131,6 @@ mod tests {
     use super::*;
     use crate::conn::{Phase, records};
     use crate::wait::bell::RUNG_BY_EVENTFD;
-    use core::sync::atomic::Ordering::Relaxed;
     use std::io::Write;
 
     /// Who takes a mark must know, if there are others whom it may have been for.
@@ -146,7 +145,7 @@ mod tests {
             // Another test may have had it.
             bell.heard(bell.fd());
             conn.set_own_bell(bell.number());
-            conn.rung_by.store(bell::tests::generation(bell), Relaxed);
+            conn.rung.begin(bell::tests::generation(bell));
             assert_eq!(wait::bit_for(conn), bell::BY_BELL);
             wait_for_bytes(conn, conn.id(), Deadline::after(0), None, true, &mut false)
         });
@@ -155,7 +154,7 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(conn.has_sleepers() && !thread.is_finished());
-        assert!(conn.rung_by.load(Relaxed) > RUNG_BY_EVENTFD);
+        assert!(conn.rung.by() > RUNG_BY_EVENTFD);
         peer.write_all(&[viaduct_stream::MARK_BELL]).unwrap();
         assert_eq!(thread.join().unwrap(), Ok(Woken::Look));
     }

@@ -87,7 +87,7 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline, asked: &m
         let lane = segment.sender(conn.side());
         let out = Outgoing::new(lane);
         if out.mode() == Mode::Lane {
-            ready::mind_bell_of(conn, &lane, bit, woken.is_some());
+            ready::mind_bell_of(conn, &lane, bit, woken.is_some(), bell::rings_for_thread);
             probe_peer(conn, &send)?;
         }
         if lane.has_space() {
@@ -107,7 +107,6 @@ mod tests {
     use super::*;
     use crate::conn::{Phase, records};
     use crate::sys::raw;
-    use core::sync::atomic::Ordering::Relaxed;
     use viaduct_stream::Incoming;
 
     /// The far end has found no place for it, say.
@@ -117,7 +116,7 @@ mod tests {
         conn.set_phase(Phase::Attached);
         let bell = bell::of_thread().unwrap();
         conn.set_own_bell(bell.number());
-        conn.rung_by.store(bell::RUNG_BY_EVENTFD, Relaxed);
+        conn.rung.begin(bell::RUNG_BY_EVENTFD);
         let segment = conn.segment(&conn).unwrap();
         let own = segment.sender(conn.side());
         Incoming::new(segment.receiver(conn.side().other())).set_ready();

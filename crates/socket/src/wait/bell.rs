@@ -20,9 +20,9 @@ pub(crate) const BY_SOCKET: u32 = 2;
 /// Wait bit: likewise, for a program that may wait where it is not seen, see `crate::path::announce`.
 pub(crate) const ANNOUNCED: u32 = 4;
 
-/// [`Conn::rung_by`](crate::conn::Conn::rung_by): the peer has no bell of this end.
+/// [`Conn::rung`](crate::conn::Conn::rung): the peer has no bell of this end.
 pub(crate) const RUNG_BY_NONE: u32 = 0;
-/// [`Conn::rung_by`](crate::conn::Conn::rung_by): it has the eventfd. Larger numbers: the outer bell of that generation.
+/// [`Conn::rung`](crate::conn::Conn::rung): it has the eventfd. Larger numbers: the outer bell of that generation.
 pub(crate) const RUNG_BY_EVENTFD: u32 = 1;
 
 /// Bells in one process. Waiters beyond them are woken by marks.
@@ -101,8 +101,8 @@ impl Bell {
         [self.fd(), self.outer_fd().unwrap_or(-1)]
     }
 
-    /// Whether it has been rung and nobody has heard it yet.
-    pub(crate) fn rings(&self) -> bool {
+    /// Whether it has been rung and nobody has heard it yet. Of a thread's bell: a set hears edges, and leaves what has rung there.
+    fn rings(&self) -> bool {
         self.descriptors()
             .iter()
             .any(|fd| raw::poll_now(*fd, libc::POLLIN) != 0)
@@ -270,6 +270,11 @@ pub(crate) fn rung_by(pair: &Pair, own: u32) -> u32 {
 /// The calling thread's bell, if it has one.
 pub(crate) fn known_of_thread() -> Option<&'static Bell> {
     numbered(OWN.get())
+}
+
+/// Whether the calling thread's bell has been rung and nobody has heard it yet.
+pub(crate) fn rings_for_thread() -> bool {
+    known_of_thread().is_some_and(Bell::rings)
 }
 
 /// The calling thread's bell.

@@ -12,7 +12,6 @@ use crate::conn::Conn;
 use crate::memory::idle;
 use crate::real;
 use crate::sys::{self, Errno};
-use core::sync::atomic::Ordering::Relaxed;
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, pollfd};
 
 /// Why a sleep ended.
@@ -66,7 +65,7 @@ pub(crate) fn bit_for(conn: &Conn) -> u32 {
 
 /// Whether who sleeps for bytes of `conn`, armed with `bit`, may be woken by a mark: an outer bell may be broken, or have no room, and a mark comes instead.
 pub(crate) fn may_be_marked(conn: &Conn, bit: u32) -> bool {
-    bit == bell::BY_SOCKET || conn.rung_by.load(Relaxed) > bell::RUNG_BY_EVENTFD
+    bit == bell::BY_SOCKET || conn.rung.by() > bell::RUNG_BY_EVENTFD
 }
 
 /// Sleeps until the kernel connection shows one of `events` (or is broken), the thread's bell rings, or time is up. `bit` is the wait bit that
