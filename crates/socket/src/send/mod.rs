@@ -279,6 +279,10 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
             break;
         }
     }
+    if sent == 0 && conn.due_for_check(CHECK_US) {
+        // Waits may have told of an error already: a program that only sends must hear which.
+        marks::check_peer(conn, guard)?;
+    }
     if sent > 0 && (closes || conn.flag(conn::PEER_FIN)) {
         // The peer has closed at least one direction, or is about to. If both, the kernel answers this mark with RST, as it would
         // have answered the bytes.
