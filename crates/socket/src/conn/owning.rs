@@ -1,10 +1,13 @@
 //! Who uses a direction of a connection now: see `crate::lock`.
 
 use crate::conn::Conn;
-use crate::lock::{self, Guard};
+use crate::lock::{self, Guard, Locks};
 use crate::receive::needs;
 use crate::send;
+use crate::sys::raw;
 use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::Relaxed;
+use libc::c_int;
 
 impl Conn {
     /// Owns the sending direction; `None` if this thread owns it already, or the connection is closed.
@@ -43,9 +46,33 @@ impl Conn {
         id: u64,
         take: impl FnOnce(&'static AtomicU32) -> Option<Guard<'static>>,
     ) -> Option<Guard<'static>> {
-        let word = &self.locks()?.receive;
+        let locks = self.locks()?;
+        let word = &locks.receive;
         let guard = take(word).or_else(|| self.await_word(id, word, needs::ring_for_killed))?;
-        (self.id() == id && id != 0).then_some(guard)
+        if self.id() != id || id == 0 {
+            return None;
+        }
+        if locks.peeks_behind.load(Relaxed) != 0 {
+            // Who owned it before was killed in its peek, or has jumped out of it.
+            self.peek_from(locks, -1);
+        }
+        Some(guard)
+    }
+
+    /// Has the next peek begin so many bytes behind the kernel's first, or at the front (-1), and notes it for who owns the receiving direction next;
+    /// false where the kernel cannot. The direction is owned.
+    #[cold]
+    pub(crate) fn peek_from(&self, locks: &Locks, at: c_int) -> bool {
+        let behind = at >= 0;
+        if behind {
+            // First: who is killed in between leaves it to others to set the option back.
+            locks.peeks_behind.store(1, Relaxed);
+        }
+        let done = raw::setsockopt(self.fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF, &at).is_ok();
+        if done != behind {
+            locks.peeks_behind.store(0, Relaxed);
+        }
+        done
     }
 
     /// Owns a direction that was not free at once. An owner that was killed may have taken the peer's wait bits and rung for none, so

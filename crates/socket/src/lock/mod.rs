@@ -34,7 +34,9 @@ pub(crate) struct Locks {
     pub(crate) more_sleepers: AtomicU32,
     /// The reference of the [`Area`](crate::search::area::Area) with the holes of the receiving direction; 0 for none.
     pub(crate) area: AtomicU32,
-    /// See [`crate::conn::Conn::position`].
+    /// 1: `SO_PEEK_OFF` of the socket is set, for the one peek of who owns the receiving direction.
+    pub(crate) peeks_behind: AtomicU32,
+    /// See `Conn::position` in `crate::receive::plain`.
     pub(crate) position: AtomicU64,
     /// See `Conn::surely_raw` in `crate::receive::plain`.
     pub(crate) surely_raw: AtomicU64,
@@ -412,6 +414,7 @@ pub(crate) fn claim(count: usize) -> Option<&'static Locks> {
     let locks = at(TURNS.claim(all, |place| free(&at(place).holders))?);
     // The words are free already, or held for a moment by a thread that came too late for the last connection.
     crate::search::area::release(&locks.area);
+    locks.peeks_behind.store(0, Relaxed);
     locks.forget_sleepers();
     if locks.receive.load(Relaxed) == SEARCHED {
         let _ = locks.receive.compare_exchange(SEARCHED, 0, Relaxed, Relaxed);

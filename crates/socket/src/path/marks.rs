@@ -185,12 +185,9 @@ pub(crate) fn take(conn: &Conn, count: usize) -> Result<(), Errno> {
 /// would be taken for data later.
 pub(crate) fn take_into(conn: &Conn, mut room: &mut [u8]) -> Result<(), Errno> {
     while !room.is_empty() {
-        match raw::recv(conn.fd(), room, libc::MSG_DONTWAIT) {
+        match conn.take_counted(|| raw::recv(conn.fd(), room, libc::MSG_DONTWAIT)) {
             Ok(0) => return Ok(()),
-            Ok(taken) => {
-                conn.advance(taken);
-                room = room.get_mut(taken..).unwrap_or_default();
-            }
+            Ok(taken) => room = room.get_mut(taken..).unwrap_or_default(),
             Err(libc::EINTR) => {}
             // Another process took them, which knows no better.
             Err(libc::EAGAIN) => return Ok(()),

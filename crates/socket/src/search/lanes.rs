@@ -321,8 +321,7 @@ impl<'a> Stretches<'a> {
 
     /// Throws raw bytes away.
     fn discard(&self, bytes: usize) -> Result<usize, Errno> {
-        let gone = discard(self.conn.fd(), bytes)?;
-        self.conn.advance(gone);
+        let gone = self.conn.take_counted(|| discard(self.conn.fd(), bytes))?;
         if gone > 0
             && let Source::RawUntil(_) = self.incoming.source()
         {
