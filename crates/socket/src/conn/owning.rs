@@ -1,7 +1,8 @@
 //! Who uses a direction of a connection now: see `crate::lock`.
 
 use crate::conn::Conn;
-use crate::lock::{self, Guard, Locks};
+use crate::lock::{self, ENDS_STRETCH, Guard, Locks, PEEKS_BEHIND};
+use crate::path::marks;
 use crate::receive::needs;
 use crate::send;
 use crate::sys::raw;
@@ -52,11 +53,22 @@ impl Conn {
         if self.id() != id || id == 0 {
             return None;
         }
-        if locks.peeks_behind.load(Relaxed) != 0 {
-            // Who owned it before was killed in its peek, or has jumped out of it.
-            self.peek_from(locks, -1);
+        if locks.amid.load(Relaxed) != 0 {
+            self.finish(locks, &guard);
         }
         Some(guard)
+    }
+
+    /// Who owned the receiving direction before was killed amid what it did, or has jumped away.
+    #[cold]
+    fn finish(&self, locks: &Locks, guard: &Guard<'static>) {
+        let amid = locks.amid.load(Relaxed);
+        if amid & PEEKS_BEHIND != 0 {
+            self.peek_from(locks, -1);
+        }
+        if amid & ENDS_STRETCH != 0 {
+            marks::finish_stretch(self, locks, guard);
+        }
     }
 
     /// Has the next peek begin so many bytes behind the kernel's first, or at the front (-1), and notes it for who owns the receiving direction next;
@@ -66,11 +78,11 @@ impl Conn {
         let behind = at >= 0;
         if behind {
             // First: who is killed in between leaves it to others to set the option back.
-            locks.peeks_behind.store(1, Relaxed);
+            locks.amid.fetch_or(PEEKS_BEHIND, Relaxed);
         }
         let done = raw::setsockopt(self.fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF, &at).is_ok();
         if done != behind {
-            locks.peeks_behind.store(0, Relaxed);
+            locks.amid.fetch_and(!PEEKS_BEHIND, Relaxed);
         }
         done
     }

@@ -415,6 +415,39 @@ static void jumps_out_of_peeks(void)
     end_peeks(1);
 }
 
+static int receives_all(int fd, const struct work *work)
+{
+    size_t got = 0;
+
+    (void)work;
+    for (ssize_t more; got < all && (more = recv(fd, bytes, all, MSG_DONTWAIT)) > 0;)
+        got += (size_t)more;
+    return got == all;
+}
+
+/* Ends receives over several stretches after each of their system calls: what is left is the end of the stream. */
+static void killed_between_stretches(void)
+{
+    alarm(30);
+    for (long after = 0, whole = LONG_MAX; after < whole && !failure[0]; after++) {
+        struct pair p = pair_of_stretches(1);
+        pid_t child = traced(p.far, receives_all, NULL);
+        long made = child < 0 ? -1 : go_on(child, PTRACE_SYSCALL, after);
+        size_t got = 0;
+
+        EXPECT(made >= 0 && shared->done >= 0);
+        if (shared->done)
+            whole = made;
+        finish(child);
+        for (ssize_t more; (more = recv(p.far, bytes + got, sizeof bytes - got, MSG_DONTWAIT)) > 0;)
+            got += (size_t)more;
+        EXPECT(got <= all);
+        for (size_t at = 0; at < got; at++)
+            EXPECT(bytes[at] == pattern(all - got + at + 1));
+        close_pair(p);
+    }
+}
+
 /* Ends a receive of raw bytes after each of its system calls. The sender resets the connection then, so that the kernel no longer tells where in the
  * stream it is: the other bytes come, or ECONNRESET, and none that nobody has sent. */
 static void killed_before_a_reset(void)
@@ -457,6 +490,7 @@ int main(int argc, char **argv)
         {"succeeded_after_searches", succeeded_after_searches},
         {"killed_amid_peeks", killed_amid_peeks},
         {"jumps_out_of_peeks", jumps_out_of_peeks},
+        {"killed_between_stretches", killed_between_stretches},
         {"killed_before_a_reset", killed_before_a_reset},
     };
 
