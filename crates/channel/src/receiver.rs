@@ -280,11 +280,20 @@ impl<'a> Receiver<'a> {
         if blocks <= self.geometry.blocks() as u64 {
             return true;
         }
-        if blocks > self.geometry.logical() as u64 || self.lane.released.is_empty() {
-            return false;
-        }
-        let kept = (first..first.wrapping_add(blocks)).filter(|logical| !self.lane.released.contains(*logical));
-        kept.count() <= self.geometry.blocks()
+        !self.lane.released.is_empty() && to <= self.reach()
+    }
+
+    /// Up to which stream position the lane can ever hold bytes while the head stays where it is and no more blocks are released.
+    pub fn reach(&self) -> u64 {
+        let first = self.geometry.block_of(self.head());
+        let mut kept = 0;
+        let has_room = |logical: &u64| {
+            kept += usize::from(!self.lane.released.contains(*logical));
+            kept <= self.geometry.blocks()
+        };
+        let all = first..first.saturating_add(self.geometry.logical() as u64);
+        let blocks = all.take_while(has_room).count() as u64;
+        first.saturating_add(blocks).saturating_mul(self.block_size() as u64)
     }
 
     /// Says that the bytes before stream position `until` are needed before any more is consumed: the lane has room for them at

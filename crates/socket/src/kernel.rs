@@ -233,6 +233,12 @@ pub(crate) fn receive_position(fd: c_int, queued: fn(c_int) -> usize) -> Option<
     None
 }
 
+/// The same whatever stands in the queue, and however fast bytes arrive; `None` after a reset.
+#[cold]
+pub(crate) fn receive_position_surely(fd: c_int) -> Option<u64> {
+    (0..16).find_map(|_| receive_position(fd, queued_in_all))
+}
+
 /// Bytes of the stream for which the program has made room with `SO_RCVBUF`; 0 if it has not. What the kernel has enlarged for an earlier wait
 /// is nobody's wish.
 pub(crate) fn room_set(fd: c_int) -> u64 {

@@ -513,10 +513,12 @@ fn a_receiver_knows_what_a_lane_can_never_hold() {
     let (tx, rx) = (a.sender(Side::First), b.receiver(Side::Second));
     let (block, capacity) = (rx.block_size() as u64, tiny().capacity() as u64);
     assert!(rx.can_hold(0) && rx.can_hold(capacity) && !rx.can_hold(capacity + 1) && !rx.can_hold(u64::MAX));
+    assert_eq!(rx.reach(), capacity);
     assert_eq!(append(tx, &vec![7; tiny().capacity()]), tiny().capacity());
     assert!(rx.readable().is_ok());
     assert_eq!(rx.release(block, 2 * block), 1);
     assert!(rx.can_hold(capacity + block) && !rx.can_hold(capacity + block + 1));
+    assert_eq!(rx.reach(), capacity + block);
     // A block that the head is in counts until it is left.
     rx.consume(1);
     assert!(!rx.can_hold(capacity + block + 1));

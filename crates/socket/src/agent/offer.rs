@@ -189,10 +189,9 @@ impl Conn {
             && self.direct_receives.load(SeqCst) == 0
             && self.peeks.load(SeqCst) == 0
             && let Some(segment) = self.segment(receive)
-            && let Some(locks) = self.locks()
             && let Some(position) = kernel::receive_position(self.fd(), kernel::queued_surely)
         {
-            locks.position.store(position, Relaxed);
+            self.set_position(position);
             self.know_raw(0);
             self.set_flag(READY_OWED, false);
             Incoming::new(segment.receiver(self.side())).set_ready();

@@ -445,20 +445,6 @@ impl Conn {
         self.phase() == Phase::Offered && !self.flag(BANNED | EARLY) && self.alone()
     }
 
-    /// Kernel position of the next byte to be received, counted since the pair stood. The receiving direction is owned.
-    pub(crate) fn position(&self) -> u64 {
-        self.locks().map_or(0, |locks| locks.position.load(Relaxed))
-    }
-
-    /// So many bytes, of the stream or marks, have been taken from the kernel connection. The receiving direction is owned.
-    pub(crate) fn advance(&self, bytes: usize) {
-        if let Some(locks) = self.locks() {
-            locks
-                .position
-                .store(self.position().wrapping_add(bytes as u64), Relaxed);
-        }
-    }
-
     /// Notes in the counters what carries which direction, and why.
     pub(crate) fn show(&self) {
         let Some(words) = counters::slot_of(self) else { return };

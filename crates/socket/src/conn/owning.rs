@@ -1,10 +1,14 @@
 //! Who uses a direction of a connection now: see `crate::lock`.
 
 use crate::conn::Conn;
-use crate::lock::{self, Guard};
+use crate::lock::{self, ENDS_STRETCH, Guard, Locks, PEEKS_BEHIND};
+use crate::path::marks;
 use crate::receive::needs;
 use crate::send;
+use crate::sys::raw;
 use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::Relaxed;
+use libc::c_int;
 
 impl Conn {
     /// Owns the sending direction; `None` if this thread owns it already, or the connection is closed.
@@ -43,9 +47,44 @@ impl Conn {
         id: u64,
         take: impl FnOnce(&'static AtomicU32) -> Option<Guard<'static>>,
     ) -> Option<Guard<'static>> {
-        let word = &self.locks()?.receive;
+        let locks = self.locks()?;
+        let word = &locks.receive;
         let guard = take(word).or_else(|| self.await_word(id, word, needs::ring_for_killed))?;
-        (self.id() == id && id != 0).then_some(guard)
+        if self.id() != id || id == 0 {
+            return None;
+        }
+        if locks.amid.load(Relaxed) != 0 {
+            self.finish(locks, &guard);
+        }
+        Some(guard)
+    }
+
+    /// Who owned the receiving direction before was killed amid what it did, or has jumped away.
+    #[cold]
+    fn finish(&self, locks: &Locks, guard: &Guard<'static>) {
+        let amid = locks.amid.load(Relaxed);
+        if amid & PEEKS_BEHIND != 0 {
+            self.peek_from(locks, -1);
+        }
+        if amid & ENDS_STRETCH != 0 {
+            marks::finish_stretch(self, locks, guard);
+        }
+    }
+
+    /// Has the next peek begin so many bytes behind the kernel's first, or at the front (-1), and notes it for who owns the receiving direction next;
+    /// false where the kernel cannot. The direction is owned.
+    #[cold]
+    pub(crate) fn peek_from(&self, locks: &Locks, at: c_int) -> bool {
+        let behind = at >= 0;
+        if behind {
+            // First: who is killed in between leaves it to others to set the option back.
+            locks.amid.fetch_or(PEEKS_BEHIND, Relaxed);
+        }
+        let done = raw::setsockopt(self.fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF, &at).is_ok();
+        if done != behind {
+            locks.amid.fetch_and(!PEEKS_BEHIND, Relaxed);
+        }
+        done
     }
 
     /// Owns a direction that was not free at once. An owner that was killed may have taken the peer's wait bits and rung for none, so

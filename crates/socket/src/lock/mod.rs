@@ -34,11 +34,20 @@ pub(crate) struct Locks {
     pub(crate) more_sleepers: AtomicU32,
     /// The reference of the [`Area`](crate::search::area::Area) with the holes of the receiving direction; 0 for none.
     pub(crate) area: AtomicU32,
-    /// See [`crate::conn::Conn::position`].
+    /// What who owns the receiving direction is amid: [`PEEKS_BEHIND`], [`ENDS_STRETCH`].
+    pub(crate) amid: AtomicU32,
+    /// See `Conn::position` in `crate::receive::plain`.
     pub(crate) position: AtomicU64,
     /// See `Conn::surely_raw` in `crate::receive::plain`.
     pub(crate) surely_raw: AtomicU64,
+    /// Kernel position behind the mark of [`ENDS_STRETCH`].
+    pub(crate) behind_mark: AtomicU64,
 }
+
+/// In [`Locks::amid`]: `SO_PEEK_OFF` of the socket is set, for one peek.
+pub(crate) const PEEKS_BEHIND: u32 = 1;
+/// In [`Locks::amid`]: a lane stretch is noted as ended, and its mark taken, in two steps.
+pub(crate) const ENDS_STRETCH: u32 = 2;
 
 /// Bits of a word with the number of its thread: none is larger (`PID_MAX_LIMIT`, linux/threads.h).
 const NUMBER: u32 = (1 << 22) - 1;
@@ -412,6 +421,7 @@ pub(crate) fn claim(count: usize) -> Option<&'static Locks> {
     let locks = at(TURNS.claim(all, |place| free(&at(place).holders))?);
     // The words are free already, or held for a moment by a thread that came too late for the last connection.
     crate::search::area::release(&locks.area);
+    locks.amid.store(0, Relaxed);
     locks.forget_sleepers();
     if locks.receive.load(Relaxed) == SEARCHED {
         let _ = locks.receive.compare_exchange(SEARCHED, 0, Relaxed, Relaxed);

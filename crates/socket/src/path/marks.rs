@@ -1,11 +1,12 @@
 //! The marks on the kernel connection of a direction that is on the lane, and what becomes of the peer.
 
 use crate::conn::{self, Conn};
-use crate::lock::{self, Guard};
+use crate::lock::{self, ENDS_STRETCH, Guard, Locks};
+use crate::receive::plain;
 use crate::sys::{Errno, raw};
 use crate::wait::bell;
 use crate::{epoll, kernel, send};
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Relaxed, Release};
 use viaduct_channel::{Receiver, Segment};
 use viaduct_stream::{Incoming, MARK_BACK, MARK_BELL, Mode, Outgoing, Source};
 
@@ -101,8 +102,7 @@ fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leave: Leave,
                 if stay && lane.published() != lane.head() {
                     return Ok(Marks::Changed);
                 }
-                let taken = incoming.marks(marks);
-                take(conn, taken)?;
+                take_seen(conn, incoming, marks)?;
                 if incoming.source() != Source::Lane {
                     return Ok(Marks::Changed);
                 }
@@ -168,6 +168,39 @@ pub(crate) fn hide_bytes(conn: &Conn) -> bool {
         }
 }
 
+/// Takes these marks, which have been seen, off the kernel connection, up to one that ends the stretch.
+fn take_seen(conn: &Conn, incoming: &Incoming<'_>, marks: &[u8]) -> Result<(), Errno> {
+    let Some(bells) = marks.iter().position(|mark| *mark == MARK_BACK) else {
+        return take(conn, marks.len());
+    };
+    take(conn, bells)?;
+    let Some(locks) = conn.locks() else { return Ok(()) };
+    // Who is killed in between leaves it to others to tell by this whether the mark is still there: what follows is data.
+    let position = plain::position(conn).ok_or(libc::ECONNRESET)?;
+    locks.behind_mark.store(position.wrapping_add(1), Relaxed);
+    locks.amid.fetch_or(ENDS_STRETCH, Release);
+    incoming.marks(&[MARK_BACK]);
+    let taken = take(conn, 1);
+    locks.amid.fetch_and(!ENDS_STRETCH, Release);
+    taken
+}
+
+/// Does what is left of that. Where a reset hides how far it has come, nothing is received but that.
+#[cold]
+pub(crate) fn finish_stretch(conn: &Conn, locks: &Locks, guard: &Guard<'_>) {
+    if let Some(segment) = conn.segment(guard) {
+        Incoming::new(segment.receiver(conn.side())).marks(&[MARK_BACK]);
+    }
+    let left = match plain::position(conn) {
+        Some(position) => locks.behind_mark.load(Relaxed).saturating_sub(position).min(1),
+        None => kernel::queued(conn.fd()) as u64,
+    };
+    if let Err(errno) = take(conn, usize::try_from(left).unwrap_or(usize::MAX)) {
+        conn.set_error(errno);
+    }
+    locks.amid.fetch_and(!ENDS_STRETCH, Release);
+}
+
 /// Takes `count` marks that have been seen off the kernel connection.
 pub(crate) fn take(conn: &Conn, count: usize) -> Result<(), Errno> {
     let mut bytes = [0; 64];
@@ -185,12 +218,9 @@ pub(crate) fn take(conn: &Conn, count: usize) -> Result<(), Errno> {
 /// would be taken for data later.
 pub(crate) fn take_into(conn: &Conn, mut room: &mut [u8]) -> Result<(), Errno> {
     while !room.is_empty() {
-        match raw::recv(conn.fd(), room, libc::MSG_DONTWAIT) {
+        match conn.take_counted(|| raw::recv(conn.fd(), room, libc::MSG_DONTWAIT)) {
             Ok(0) => return Ok(()),
-            Ok(taken) => {
-                conn.advance(taken);
-                room = room.get_mut(taken..).unwrap_or_default();
-            }
+            Ok(taken) => room = room.get_mut(taken..).unwrap_or_default(),
             Err(libc::EINTR) => {}
             // Another process took them, which knows no better.
             Err(libc::EAGAIN) => return Ok(()),

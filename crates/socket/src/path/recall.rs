@@ -98,7 +98,7 @@ pub(crate) fn begin(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>) {
 
 /// Whether there is room for all that would have to be given back, as far as can be told now: part of it would only put the rest out of order.
 fn fits(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>) -> bool {
-    has_room(segment, incoming, incoming.to_give_back(|| plain::position(conn)))
+    has_room(segment, incoming, incoming.to_give_back(|| position_or_end(conn)))
 }
 
 /// Whether the peer has begun with its part.
@@ -132,6 +132,11 @@ pub(crate) fn give_up(conn: &Conn, id: u64) {
     conn.ring_peer();
 }
 
+/// Kernel position of the next byte. Where that cannot be told the connection has been reset, and nothing is given back.
+fn position_or_end(conn: &Conn) -> u64 {
+    plain::position(conn).unwrap_or(u64::MAX)
+}
+
 /// Gives back raw bytes before kernel position `until`; false if there are none yet, or no room for all of them.
 fn give_back_raw(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>, until: u64) -> bool {
     let Some(room) = segment.returns(conn.side().other()) else {
@@ -140,7 +145,7 @@ fn give_back_raw(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>, until:
     let mut bytes = [0; PART];
     let mut moved = false;
     loop {
-        let left = until.saturating_sub(plain::position(conn));
+        let left = until.saturating_sub(position_or_end(conn));
         let Some(part) = bytes.get_mut(..usize::try_from(left).unwrap_or(PART).min(PART)) else {
             return moved;
         };

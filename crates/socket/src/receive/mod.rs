@@ -457,7 +457,9 @@ pub(crate) fn clear_marks(conn: &Conn, id: u64) {
 /// entered.
 pub(crate) fn approach(conn: &Conn, incoming: &Incoming<'_>, until: u64) -> Result<u64, Errno> {
     // Beyond X there are only marks, which are never received before X is reached.
-    let left = until.checked_sub(position(conn)).ok_or_else(|| send::violated(conn))?;
+    // Who cannot tell takes no mark for data.
+    let position = position(conn).ok_or(libc::ECONNRESET)?;
+    let left = until.checked_sub(position).ok_or_else(|| send::violated(conn))?;
     if left == 0 {
         incoming.enter_lane();
         conn.receives_on(Path::Shm);

@@ -187,15 +187,15 @@ impl<'a> Peek<'a> {
     /// Makes a call that peeks `from` bytes behind the kernel's first; `None` where the kernel cannot, direct search has it do so already, or a
     /// sleeper may be about to peek: it would wait for what is behind.
     fn peek_behind<T>(&self, from: usize, call: impl FnOnce() -> T) -> Option<T> {
-        let begin_at = |at: c_int| raw::setsockopt(self.conn.fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF, &at).is_ok();
         if from == 0 {
             return Some(call());
         }
         let disturbs = self.guard.searched() || self.conn.has_sleepers();
         let at = c_int::try_from(from).ok().filter(|_| !disturbs)?;
-        let done = begin_at(at).then(call);
+        let locks = self.conn.locks()?;
+        let done = self.conn.peek_from(locks, at).then(call);
         // Whoever peeks for marks begins at the front.
-        begin_at(-1);
+        self.conn.peek_from(locks, -1);
         done
     }
 }

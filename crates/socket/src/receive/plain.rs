@@ -6,7 +6,8 @@ use crate::kernel;
 use crate::receive::{Found, approach, needs};
 use crate::sys::{Errno, raw};
 use crate::vector::Vector;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use core::sync::atomic::compiler_fence;
 use libc::c_int;
 use viaduct_control::Reason;
 use viaduct_control::counters::slot;
@@ -41,17 +42,13 @@ pub(crate) fn raw_receive(
     limit: usize,
     flags: c_int,
 ) -> Result<Found, Errno> {
-    match kernel::receive(
-        conn.fd(),
-        vector,
-        skip,
-        limit,
-        flags & (libc::MSG_PEEK | libc::MSG_TRUNC),
-    ) {
+    let takes = flags & libc::MSG_PEEK == 0;
+    let heeded = flags & (libc::MSG_PEEK | libc::MSG_TRUNC);
+    let receive = || kernel::receive(conn.fd(), vector, skip, limit, heeded);
+    match if takes { conn.take_counted(receive) } else { receive() } {
         Ok(0) => Ok(Found::End),
         Ok(bytes) => {
-            if flags & libc::MSG_PEEK == 0 {
-                conn.advance(bytes);
+            if takes {
                 counters::add(conn, slot::BYTES_RECEIVED, bytes as u64);
             }
             Ok(Found::Bytes(bytes))
@@ -104,14 +101,27 @@ pub(crate) fn pass_urgent_data_before(conn: &Conn, flags: c_int) {
     }
 }
 
-/// Kernel position of the next byte: the kernel's word while the connection is up, our own count once a reset hides it.
-pub(crate) fn position(conn: &Conn) -> u64 {
+/// In a count of taken bytes: whoever took some last was killed before it had counted them, or has jumped away.
+const UNSURE: u64 = 1 << 63;
+
+/// Kernel position of the next byte: the kernel's word while the connection is up, our own count once a reset hides it. `None` if that is unsure.
+pub(crate) fn position(conn: &Conn) -> Option<u64> {
     let own = conn.position();
-    match kernel::receive_position(conn.fd(), kernel::queued) {
+    if own & UNSURE != 0 {
+        return count_anew(conn);
+    }
+    Some(match kernel::receive_position(conn.fd(), kernel::queued) {
         // There may be urgent data, which hides what stands behind it.
         Some(position) if position != own => kernel::receive_position(conn.fd(), kernel::queued_in_all).unwrap_or(own),
         _ => own,
-    }
+    })
+}
+
+#[cold]
+fn count_anew(conn: &Conn) -> Option<u64> {
+    let position = kernel::receive_position_surely(conn.fd())?;
+    conn.set_position(position);
+    Some(position)
 }
 
 /// Receives raw bytes before a promotion at `until`; `None` once there are none left.
@@ -146,6 +156,31 @@ pub(crate) fn before_lane(
 }
 
 impl Conn {
+    /// Kernel position of the next byte to be received, counted since the pair stood; perhaps [`UNSURE`].
+    fn position(&self) -> u64 {
+        self.locks().map_or(0, |locks| locks.position.load(Relaxed))
+    }
+
+    /// The kernel's next byte is at this position. The receiving direction is owned.
+    pub(crate) fn set_position(&self, position: u64) {
+        if let Some(locks) = self.locks() {
+            locks.position.store(position, Relaxed);
+        }
+    }
+
+    /// Has `take` take bytes, of the stream or marks, off the kernel connection, and counts them. Whoever is killed in between, or jumps away, leaves the
+    /// count unsure. The receiving direction is owned.
+    #[inline]
+    pub(crate) fn take_counted(&self, take: impl FnOnce() -> Result<usize, Errno>) -> Result<usize, Errno> {
+        let before = self.position();
+        self.set_position(before | UNSURE);
+        compiler_fence(SeqCst);
+        let taken = take();
+        compiler_fence(SeqCst);
+        self.set_position(before.wrapping_add(taken.unwrap_or(0) as u64));
+        taken
+    }
+
     /// So many of the next bytes are raw, as the kernel's word was not long ago. The receiving direction is owned.
     fn surely_raw(&self) -> u64 {
         if !self.alone() {
@@ -159,7 +194,8 @@ impl Conn {
     /// So many of the next bytes are. The receiving direction is owned.
     pub(crate) fn know_raw(&self, bytes: u64) {
         if let Some(locks) = self.locks() {
-            locks.surely_raw.store(self.position().saturating_add(bytes), Relaxed);
+            let position = self.position() & !UNSURE;
+            locks.surely_raw.store(position.saturating_add(bytes), Relaxed);
         }
     }
 }

@@ -33,6 +33,8 @@ pub(crate) struct Area {
     pub(super) holders: Holders,
     /// Stream position of the first byte that the kernel or the lane still has.
     pub(crate) base: AtomicU64,
+    /// Kernel position at which stream position 0 stands, noted before anything is thrown away; [`UNKNOWN`].
+    pub(crate) origin: AtomicU64,
     /// Stream position up to which the kernel was last found to hold bytes.
     pub(crate) there: AtomicU64,
     /// The socket's buffer has been made as large as it may be for so many bytes.
@@ -85,6 +87,8 @@ pub(crate) struct Peeked {
 /// Bits of a reference with the number of its area, from 1; those above tell who has it from others that have had it.
 const NUMBER: u32 = (1 << 12) - 1;
 const _: () = assert!(AREAS <= NUMBER as usize);
+/// In [`Area::origin`].
+pub(super) const UNKNOWN: u64 = u64::MAX;
 /// In [`Area::used`].
 const TAKEN: u32 = u32::MAX;
 
@@ -197,6 +201,7 @@ fn take(shared: &'static Shared, own: Member) -> Option<u32> {
     area.generation.store(generation, Relaxed);
     area.holes.clear(seed(shared) ^ generation);
     area.base.store(0, Relaxed);
+    area.origin.store(UNKNOWN, Relaxed);
     area.identity.store(0, Relaxed);
     area.holders.begin(own);
     area.there.store(0, Relaxed);

@@ -6,7 +6,7 @@
 //! **the kernel holds unread bytes exactly if there are any**: bytes that have been received are thrown away at the latest when
 //! nothing unread is known to stand behind them. So readiness, as the kernel tells it, is right without anybody's help.
 
-use super::area::{Area, Peeked};
+use super::area::{Area, Peeked, UNKNOWN};
 use super::waiting::lift_mark;
 use super::{Ask, Step};
 use crate::kernel;
@@ -355,6 +355,7 @@ impl Front<'_> {
             if owed == 0 {
                 return Ok(());
             }
+            self.note_origin();
             match self.area.consume(|| discard(self.fd, owed)) {
                 Ok(0) | Err(libc::EAGAIN | libc::EINTR) => return Ok(()),
                 // Whoever waits for others counts from another place now.
@@ -363,6 +364,33 @@ impl Front<'_> {
             }
         }
         Ok(())
+    }
+}
+
+impl Front<'_> {
+    /// Before the first bytes are thrown away: no call takes any but those that mind holes by then. Without a record of the connection nobody will ask.
+    fn note_origin(&self) {
+        let area = self.area;
+        if area.origin.load(Relaxed) == UNKNOWN && area.identity.load(Relaxed) == 0 {
+            let position = kernel::receive_position_surely(self.fd);
+            let origin = position.map_or(UNKNOWN, |position| position.wrapping_sub(self.base()));
+            area.origin.store(origin, Relaxed);
+        }
+    }
+
+    /// Throws away what has been received at the front where the holes are damaged, for somebody who knows of none. The head is as before the call that
+    /// nobody has ended, or as after it; how many bytes have gone the kernel tells. Where a reset hides that, no byte is handed over, but the reset.
+    pub(crate) fn settle_damaged(&self) {
+        let (head, origin) = (self.area.holes.head(), self.area.origin.load(Relaxed));
+        let owed = match kernel::receive_position_surely(self.fd) {
+            // As yet nothing has been thrown away.
+            Some(_) if origin == UNKNOWN => narrow(head.saturating_sub(self.base())),
+            Some(position) => narrow(head.saturating_sub(position.wrapping_sub(origin))),
+            None => kernel::queued(self.fd),
+        };
+        if owed > 0 {
+            let _ = discard(self.fd, owed);
+        }
     }
 }
 

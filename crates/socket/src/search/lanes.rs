@@ -186,7 +186,11 @@ impl<'a> Stretches<'a> {
             return Err(libc::ENOBUFS);
         }
         if ask.whole && !self.reaches(&parts, from, end) {
-            return self.lacking(&parts, ask, end, last);
+            let most = self.most_held(&parts, ask, end);
+            if most < end && self.reaches(&parts, from, most) {
+                return Err(libc::ENOBUFS);
+            }
+            return self.lacking(&parts, ask, most, last);
         }
         let mut done = 0;
         while done < want {
@@ -317,8 +321,7 @@ impl<'a> Stretches<'a> {
 
     /// Throws raw bytes away.
     fn discard(&self, bytes: usize) -> Result<usize, Errno> {
-        let gone = discard(self.conn.fd(), bytes)?;
-        self.conn.advance(gone);
+        let gone = self.conn.take_counted(|| discard(self.conn.fd(), bytes))?;
         if gone > 0
             && let Source::RawUntil(_) = self.incoming.source()
         {
@@ -371,6 +374,18 @@ impl<'a> Stretches<'a> {
             needs::want(self.conn, &self.lane, until);
         }
         false
+    }
+
+    /// Up to where a call waits for bytes that end at `end`: a peek at the head, which shows what can be held, for no more than that.
+    fn most_held(&self, parts: &Parts, ask: &Ask<'_>, end: u64) -> u64 {
+        match self.behind(parts, end) {
+            Some(until)
+                if !ask.takes() && ask.offset == 0 && !self.lane.can_hold(until) && !self.ask_for_kernel(end) =>
+            {
+                end.saturating_sub(until.wrapping_sub(self.lane.reach()))
+            }
+            _ => end,
+        }
     }
 
     /// A peek found bytes up to position `next` only, and not up to `end`. Whoever waits for the others sees no more of this socket

@@ -350,8 +350,12 @@ pub(crate) fn hand_over(conn: &Conn) {
     if let Some(_guard) = conn.own_receive(conn.id())
         && conn.phase() != Phase::Attached
     {
-        // What a reset has taken the successor is told.
-        let _ = front.settle(true);
+        if front.area.holes.is_intact() {
+            // What a reset has taken the successor is told.
+            let _ = front.settle(true);
+        } else {
+            front.settle_damaged();
+        }
         kernel::peek_from(front.fd, front.area, 0);
         waiting::lift_mark(front.fd, front.area);
     }

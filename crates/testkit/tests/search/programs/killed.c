@@ -52,8 +52,13 @@ static ssize_t take(int fd, size_t offset, size_t count)
     return offset ? viaduct_seek_recv(fd, bytes, count, MSG_DONTWAIT, offset) : in_order(fd, bytes, count, MSG_DONTWAIT);
 }
 
+static int makes_call(int fd, const struct work *work)
+{
+    return take(fd, work->call.offset, work->call.count) == (ssize_t)work->call.count;
+}
+
 /* A child that is about to make the call. */
-static pid_t traced(int fd, const struct work *work)
+static pid_t traced(int fd, int (*call)(int fd, const struct work *work), const struct work *work)
 {
     int status;
     pid_t child;
@@ -70,7 +75,7 @@ static pid_t traced(int fd, const struct work *work)
                 _exit(1);
             if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) == 0)
                 raise(SIGSTOP);
-            shared->done = take(fd, work->call.offset, work->call.count) == (ssize_t)work->call.count ? 1 : -1;
+            shared->done = call(fd, work) ? 1 : -1;
             raise(SIGSTOP);
         }
         shared->jumped = 1;
@@ -164,7 +169,7 @@ static int end_amid(const struct work *work, enum __ptrace_request step, int jum
         for (size_t index = 0; index < 2; index++)
             if (work->before[index].count)
                 take(p.far, work->before[index].offset, work->before[index].count);
-        child = traced(p.far, work);
+        child = traced(p.far, makes_call, work);
         made = child < 0 ? -1 : go_on(child, step, after);
         if (made < 0 || shared->done < 0) {
             snprintf(failure, sizeof failure, "the call was not made: %ld steps, %d", made, shared->done);
@@ -246,6 +251,233 @@ static void jumps_out_of_system_calls(void)
     EXPECT(end_amid_system_calls(1) > 0 || on_lane() || old || failure[0]);
 }
 
+/* A program that knows of no holes: writes all that it receives from its descriptor. */
+static int succeed(int fd)
+{
+    ssize_t got;
+
+    while ((got = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT)) > 0)
+        for (ssize_t done = 0, more; done < got; done += more)
+            if ((more = write(1, bytes + done, (size_t)(got - done))) <= 0)
+                return 1;
+    return 0;
+}
+
+/* What such a program receives from `fd`. */
+static size_t receive_by_successor(int fd)
+{
+    size_t count = 0;
+    int out[2];
+    pid_t child;
+
+    if (pipe(out))
+        return 0;
+    child = fork();
+    if (child == 0) {
+        char number[16];
+
+        snprintf(number, sizeof number, "%d", fd);
+        unsetenv("LD_PRELOAD");
+        dup2(out[1], 1);
+        close(out[1]);
+        execl("/proc/self/exe", "killed", "--successor", number, NULL);
+        _exit(1);
+    }
+    close(out[1]);
+    for (ssize_t got; (got = read(out[0], bytes + count, sizeof bytes - count)) > 0;)
+        count += (size_t)got;
+    close(out[0]);
+    waitpid(child, NULL, 0);
+    return count;
+}
+
+/* Who received what comes before all that is unread was killed as it was thrown away. The successor finds all that is unread, and none of it twice. */
+static void succeeded_after_searches(void)
+{
+    const struct work *work = &works[4];
+    size_t taken = work->before[0].count + work->before[1].count + work->call.count;
+
+    /* As above. */
+    alarm(30);
+    /* The library alone sees no program come. */
+    for (long after = 0, whole = LONG_MAX; after < whole && under_viaduct() && !on_lane(); after++) {
+        struct pair p = connect_pair();
+        int room = 1 << 20;
+        size_t got, from;
+        pid_t child;
+        long made;
+
+        for (size_t at = 0; at < work->sent; at++)
+            bytes[at] = pattern(at);
+        EXPECT(setsockopt(p.far, SOL_SOCKET, SO_RCVBUF, &room, sizeof room) == 0 && send_all(p.near, bytes, work->sent));
+        while (waiting(p.far) != (long)work->sent)
+            sched_yield();
+        for (size_t index = 0; index < 2; index++)
+            take(p.far, work->before[index].offset, work->before[index].count);
+        child = traced(p.far, makes_call, work);
+        made = child < 0 ? -1 : go_on(child, PTRACE_SYSCALL, after);
+        EXPECT(made >= 0 && shared->done >= 0);
+        if (shared->done)
+            whole = made;
+        finish(child);
+        got = receive_by_successor(p.far);
+        /* The bytes of holes come too where nothing before them has been received. */
+        from = work->sent - got;
+        EXPECT(from == taken || (from == 0 && !shared->done));
+        for (size_t at = 0; at < got; at++)
+            EXPECT(bytes[at] == pattern(from + at));
+        close_pair(p);
+    }
+}
+
+/* Unread bytes of a connection that is never searched: raw ones, the lane's, and where the sender has left it raw ones again. */
+enum { before = 100, in_lane = 200, behind = 300, all = before + in_lane + behind, received = 30 };
+
+static struct pair pair_of_stretches(int leaves)
+{
+    struct pair p = connect_quickly();
+    unsigned char sent[all], echo[100] = {0};
+    int least = 2, on = 1;
+
+    for (size_t at = 0; at < all; at++)
+        sent[at] = pattern(at + 1);
+    if (setsockopt(p.near, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) || !send_all(p.near, sent, before))
+        snprintf(failure, sizeof failure, "could not send");
+    /* Both ends get the lane. */
+    for (int round = 0; round < 30; round++) {
+        if (!send_all(p.far, echo, sizeof echo) || !receive_all(p.near, echo, sizeof echo))
+            snprintf(failure, sizeof failure, "no echo");
+        sleep_ms(1);
+    }
+    if (!send_all(p.near, sent + before, in_lane))
+        snprintf(failure, sizeof failure, "could not send on the lane");
+    if (leaves && (setsockopt(p.near, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least) ||
+                   !send_all(p.near, sent + before + in_lane, behind)))
+        snprintf(failure, sizeof failure, "could not send behind the lane");
+    settle();
+    return p;
+}
+
+static int peeks_at_all(int fd, const struct work *work)
+{
+    ssize_t got = recv(fd, bytes, all, MSG_PEEK | MSG_DONTWAIT);
+
+    (void)work;
+    return got == all || (old && got > 0);
+}
+
+static int receives_some(int fd, const struct work *work)
+{
+    (void)work;
+    return recv(fd, bytes, received, MSG_DONTWAIT) == received;
+}
+
+/* Ends a peek by the ordinary call after each of its system calls: nothing is received by it. */
+static void end_peeks(int jumps)
+{
+    /* As above. */
+    alarm(30);
+    for (long after = 0, whole = LONG_MAX; after < whole && !failure[0]; after++) {
+        struct pair p = pair_of_stretches(1);
+        pid_t child = traced(p.far, peeks_at_all, NULL);
+        long made = child < 0 ? -1 : go_on(child, PTRACE_SYSCALL, after);
+
+        EXPECT(made >= 0 && shared->done >= 0);
+        if (shared->done)
+            whole = made;
+        if (jumps && !shared->done) {
+            kill(child, SIGUSR1);
+            ptrace(PTRACE_DETACH, child, NULL, NULL);
+            while (!shared->jumped)
+                sched_yield();
+        } else {
+            finish(child);
+        }
+        /* What is found first tells of what has come by the lane. */
+        for (size_t got = 0; got < all; got++) {
+            EXPECT(recv(p.far, bytes, 1, MSG_DONTWAIT) == 1);
+            EXPECT(bytes[0] == pattern(got + 1));
+        }
+        EXPECT_ERROR(recv(p.far, bytes, 1, MSG_DONTWAIT), EAGAIN);
+        if (jumps && !shared->done)
+            finish(child);
+        close_pair(p);
+    }
+}
+
+static void killed_amid_peeks(void)
+{
+    end_peeks(0);
+}
+
+static void jumps_out_of_peeks(void)
+{
+    end_peeks(1);
+}
+
+static int receives_all(int fd, const struct work *work)
+{
+    size_t got = 0;
+
+    (void)work;
+    for (ssize_t more; got < all && (more = recv(fd, bytes, all, MSG_DONTWAIT)) > 0;)
+        got += (size_t)more;
+    return got == all;
+}
+
+/* Ends receives over several stretches after each of their system calls: what is left is the end of the stream. */
+static void killed_between_stretches(void)
+{
+    alarm(30);
+    for (long after = 0, whole = LONG_MAX; after < whole && !failure[0]; after++) {
+        struct pair p = pair_of_stretches(1);
+        pid_t child = traced(p.far, receives_all, NULL);
+        long made = child < 0 ? -1 : go_on(child, PTRACE_SYSCALL, after);
+        size_t got = 0;
+
+        EXPECT(made >= 0 && shared->done >= 0);
+        if (shared->done)
+            whole = made;
+        finish(child);
+        for (ssize_t more; (more = recv(p.far, bytes + got, sizeof bytes - got, MSG_DONTWAIT)) > 0;)
+            got += (size_t)more;
+        EXPECT(got <= all);
+        for (size_t at = 0; at < got; at++)
+            EXPECT(bytes[at] == pattern(all - got + at + 1));
+        close_pair(p);
+    }
+}
+
+/* Ends a receive of raw bytes after each of its system calls. The sender resets the connection then, so that the kernel no longer tells where in the
+ * stream it is: the other bytes come, or ECONNRESET, and none that nobody has sent. */
+static void killed_before_a_reset(void)
+{
+    /* As above. */
+    alarm(30);
+    for (long after = 0, whole = LONG_MAX; after < whole && !failure[0]; after++) {
+        struct pair p = pair_of_stretches(0);
+        pid_t child = traced(p.far, receives_some, NULL);
+        long made = child < 0 ? -1 : go_on(child, PTRACE_SYSCALL, after);
+        size_t got = 0, taken;
+        ssize_t more;
+
+        EXPECT(made >= 0 && shared->done >= 0);
+        if (shared->done)
+            whole = made;
+        finish(child);
+        reset(p.near);
+        settle();
+        while ((more = recv(p.far, bytes + got, sizeof bytes - got, MSG_DONTWAIT)) > 0)
+            got += (size_t)more;
+        EXPECT(more == -1 && got <= all);
+        taken = got && bytes[0] == pattern(received + 1) ? received : 0;
+        EXPECT(got <= before + in_lane - taken);
+        for (size_t at = 0; at < got; at++)
+            EXPECT(bytes[at] == pattern(taken + at + 1));
+        close(p.far);
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const struct check checks[] = {
@@ -255,8 +487,15 @@ int main(int argc, char **argv)
         {"jumps_out_of_searches", jumps_out_of_searches},
         {"jumps_out_of_receives", jumps_out_of_receives},
         {"jumps_out_of_system_calls", jumps_out_of_system_calls},
+        {"succeeded_after_searches", succeeded_after_searches},
+        {"killed_amid_peeks", killed_amid_peeks},
+        {"jumps_out_of_peeks", jumps_out_of_peeks},
+        {"killed_between_stretches", killed_between_stretches},
+        {"killed_before_a_reset", killed_before_a_reset},
     };
 
+    if (argc == 3 && !strcmp(argv[1], "--successor"))
+        return succeed(atoi(argv[2]));
     other = connect_pair();
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     return run_checks(checks, sizeof checks / sizeof *checks, argc, argv);

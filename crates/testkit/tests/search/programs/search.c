@@ -221,6 +221,12 @@ static void *flood(void *fd)
     return NULL;
 }
 
+static void *flood_after_a_while(void *fd)
+{
+    sleep_ms(20);
+    return flood(fd);
+}
+
 static void holes_let_the_sender_go_on(void)
 {
     /* The first KiB stays unread while ten MiB behind it are taken away, as far as the sender may go on: of a lane of 4 MiB twice as far. */
@@ -265,14 +271,15 @@ static void a_peek_may_ask_for_more_than_can_be_held(void)
 {
     struct pair p = connect_pair();
     static unsigned char bytes[160 * 65536];
-    int small = 256 << 10;
+    /* What the kernel's buffer holds beside what surrounds the bytes, or a lane. */
+    int small = 256 << 10, least = on_lane() ? 4000 << 10 : 100 << 10;
     pthread_t thread;
     ssize_t got;
 
     EXPECT(setsockopt(p.far, SOL_SOCKET, SO_RCVBUF, &small, sizeof small) == 0);
-    thread = in_thread(flood, &p.near);
+    thread = in_thread(flood_after_a_while, &p.near);
     got = viaduct_seek_recv(p.far, bytes, sizeof bytes, MSG_WAITALL | MSG_PEEK, 0);
-    EXPECT(got > 0 && (size_t)got < sizeof bytes);
+    EXPECT(got >= least && (size_t)got < sizeof bytes);
     for (ssize_t at = 0; at < got; at++)
         EXPECT(bytes[at] == pattern((size_t)at));
     EXPECT(in_order(p.far, bytes, sizeof bytes, MSG_WAITALL) == sizeof bytes);
