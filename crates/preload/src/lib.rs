@@ -18,6 +18,7 @@ mod exec;
 mod files;
 mod formats;
 mod imports;
+mod messages;
 mod numbers;
 mod options;
 mod process;

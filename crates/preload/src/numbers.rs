@@ -1,6 +1,6 @@
 //! System calls by number.
 
-use crate::{descriptors, exec, files, options, process, raw_rings, select, transfer, wait};
+use crate::{descriptors, exec, files, messages, options, process, raw_rings, select, transfer, wait};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_long, c_ulong, c_void};
 use viaduct_socket::descriptors::lifecycle;
@@ -65,10 +65,10 @@ unsafe extern "C-unwind" fn by_number(
             libc::SYS_writev => transfer::writev(fd, at.cast(), c as c_int) as c_long,
             libc::SYS_recvfrom => transfer::recvfrom(fd, at, c as usize, d as c_int, place(e), place(f)) as c_long,
             libc::SYS_sendto => transfer::sendto(fd, at, c as usize, d as c_int, place(e), f as u32) as c_long,
-            libc::SYS_recvmsg => transfer::recvmsg(fd, at.cast(), c as c_int) as c_long,
-            libc::SYS_sendmsg => transfer::sendmsg(fd, at.cast(), c as c_int) as c_long,
-            libc::SYS_recvmmsg => transfer::recvmmsg(fd, at.cast(), c as u32, d as c_int, place(e)).into(),
-            libc::SYS_sendmmsg => transfer::sendmmsg(fd, at.cast(), c as u32, d as c_int).into(),
+            libc::SYS_recvmsg => messages::recvmsg(fd, at.cast(), c as c_int) as c_long,
+            libc::SYS_sendmsg => messages::sendmsg(fd, at.cast(), c as c_int) as c_long,
+            libc::SYS_recvmmsg => messages::recvmmsg(fd, at.cast(), c as u32, d as c_int, place(e)).into(),
+            libc::SYS_sendmmsg => messages::sendmmsg(fd, at.cast(), c as u32, d as c_int).into(),
             // The offset comes in two halves, of which a 64-bit machine uses the first.
             libc::SYS_preadv2 => transfer::preadv2(fd, at.cast(), c as c_int, d, f as c_int) as c_long,
             libc::SYS_pwritev2 => transfer::pwritev2(fd, at.cast(), c as c_int, d, f as c_int) as c_long,
