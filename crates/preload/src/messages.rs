@@ -17,7 +17,7 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     let mut kernel = false;
     let mut direct = || {
         kernel = true;
-        let waits = conn.is_none_or(|conn| conn.may_wait(flags));
+        let waits = || conn.is_none_or(|conn| conn.may_wait(flags));
         // SAFETY: the program's own call.
         unsafe { bare::recvmsg(waits, fd, message, flags) }
     };
@@ -175,7 +175,7 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
         };
     };
     // SAFETY: the program's own call.
-    let direct = move || unsafe { bare::sendmsg(conn.may_wait(flags), fd, message, flags) };
+    let direct = move || unsafe { bare::sendmsg(|| conn.may_wait(flags), fd, message, flags) };
     if is_nowhere(message) {
         return direct();
     }

@@ -27,6 +27,8 @@ pub unsafe extern "C-unwind" fn setsockopt(
     };
     // SAFETY: the program vouches for `len` bytes.
     let number = (len >= size_of::<c_int>()).then(|| unsafe { value.cast::<c_int>().read_unaligned() });
+    // SAFETY: as above.
+    let long = (len >= size_of::<i64>()).then(|| unsafe { value.cast::<i64>().read_unaligned() });
     match options::setting(conn, level, name, number) {
         Verdict::Done => 0,
         Verdict::Refuse(errno) => {
@@ -36,7 +38,7 @@ pub unsafe extern "C-unwind" fn setsockopt(
         _ => {
             let result = options::undisturbed(conn, (level, name), direct);
             if result == 0 {
-                options::was_set(conn, level, name, number);
+                options::was_set(conn, level, name, number, long);
             }
             result
         }

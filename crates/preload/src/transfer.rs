@@ -36,7 +36,7 @@ pub unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, count: size
     match table::connection(fd) {
         Some(conn) if count.cast_signed() > 0 => {
             // SAFETY: the program's own call.
-            let direct = move || unsafe { bare::read(conn.may_wait(0), fd, buffer, count) };
+            let direct = move || unsafe { bare::read(|| conn.may_wait(0), fd, buffer, count) };
             // SAFETY: the program's buffer.
             receive(conn, unsafe { Vector::new(&parts) }, 0, direct)
         }
@@ -63,7 +63,7 @@ pub unsafe extern "C-unwind" fn readv(fd: c_int, parts: *const iovec, count: c_i
         (Some(conn), Some(vector)) if !vector.is_empty() => {
             // SAFETY: the program's own call.
             receive(conn, vector, 0, || unsafe {
-                bare::readv(conn.may_wait(0), fd, parts, count)
+                bare::readv(|| conn.may_wait(0), fd, parts, count)
             })
         }
         // SAFETY: the program's own call.
@@ -111,7 +111,9 @@ pub unsafe extern "C-unwind" fn preadv2(
     }) {
         (Moves::With(flags), Some(vector)) if !vector.is_empty() => receive(conn, vector, flags, direct),
         // On a lane as in a kernel that does not know them.
-        (Moves::Unknown, _) => by_kernel(conn, 0, direct).unwrap_or_else(|| sys::fail(libc::EOPNOTSUPP)),
+        (Moves::Unknown, Some(vector)) if !vector.is_empty() => {
+            by_kernel(conn, 0, direct).unwrap_or_else(|| sys::fail(libc::EOPNOTSUPP))
+        }
         _ => direct(),
     }
 }
@@ -146,7 +148,7 @@ pub unsafe extern "C-unwind" fn pwritev2(
         list(parts, count.try_into().unwrap_or(usize::MAX))
     }) {
         (Moves::With(flags), Some(vector)) => send_on(conn, vector, flags, direct),
-        (Moves::Unknown, _) => send_with_control(conn, direct),
+        (Moves::Unknown, Some(vector)) if !vector.is_empty() => send_with_control(conn, direct),
         _ => direct(),
     }
 }
@@ -169,7 +171,7 @@ pub unsafe extern "C-unwind" fn recv(fd: c_int, buffer: *mut c_void, len: size_t
     match table::connection(fd) {
         Some(conn) => {
             // SAFETY: the program's own call.
-            let direct = move || unsafe { bare::recv(conn.may_wait(flags), fd, buffer, len, flags) };
+            let direct = move || unsafe { bare::recv(|| conn.may_wait(flags), fd, buffer, len, flags) };
             // SAFETY: the program's buffer.
             receive(conn, unsafe { Vector::new(&parts) }, flags, direct)
         }
@@ -211,7 +213,7 @@ pub unsafe extern "C-unwind" fn recvfrom(
     let mut direct = || {
         kernel = true;
         // SAFETY: the program's own call.
-        unsafe { bare::recvfrom(conn.may_wait(flags), fd, buffer, len, flags, address, address_len) }
+        unsafe { bare::recvfrom(|| conn.may_wait(flags), fd, buffer, len, flags, address, address_len) }
     };
     // SAFETY: the program's buffer.
     let received = receive(conn, unsafe { Vector::new(&parts) }, flags, &mut direct);
@@ -246,7 +248,7 @@ pub unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, count: s
     match table::connection(fd) {
         Some(conn) if count.cast_signed() > 0 => {
             // SAFETY: the program's own call.
-            let direct = move || unsafe { bare::write(conn.may_wait(0), fd, buffer, count) };
+            let direct = move || unsafe { bare::write(|| conn.may_wait(0), fd, buffer, count) };
             // SAFETY: the program's buffer.
             send_on(conn, unsafe { Vector::new(&parts) }, 0, direct)
         }
@@ -264,7 +266,7 @@ pub unsafe extern "C-unwind" fn writev(fd: c_int, parts: *const iovec, count: c_
         (Some(conn), Some(vector)) => {
             // SAFETY: the program's own call.
             send_on(conn, vector, 0, || unsafe {
-                bare::writev(conn.may_wait(0), fd, parts, count)
+                bare::writev(|| conn.may_wait(0), fd, parts, count)
             })
         }
         // SAFETY: the program's own call.
@@ -278,7 +280,7 @@ pub unsafe extern "C-unwind" fn send(fd: c_int, buffer: *const c_void, len: size
     match table::connection(fd) {
         Some(conn) => {
             // SAFETY: the program's own call.
-            let direct = move || unsafe { bare::send(conn.may_wait(flags), fd, buffer, len, flags) };
+            let direct = move || unsafe { bare::send(|| conn.may_wait(flags), fd, buffer, len, flags) };
             // SAFETY: the program's buffer.
             send_on(conn, unsafe { Vector::new(&parts) }, flags, direct)
         }
@@ -300,7 +302,7 @@ pub unsafe extern "C-unwind" fn sendto(
     let opens = flags & libc::MSG_FASTOPEN != 0;
     match table::connection(fd) {
         Some(conn) if !(opens && conn.is_early()) => {
-            let waits = conn.may_wait(flags);
+            let waits = move || conn.may_wait(flags);
             // SAFETY: the program's own call.
             let direct = move || unsafe { bare::sendto(waits, fd, buffer, len, flags, address, address_len) };
             // SAFETY: the program's buffer.

@@ -49,7 +49,7 @@ pub(crate) unsafe fn telling_what_is_left(time: *mut timespec, wait: impl FnOnce
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn poll(entries: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
     // SAFETY: the program's own call.
-    let direct = || unsafe { bare::poll(timeout_ms != 0, entries, count, timeout_ms) };
+    let direct = || unsafe { bare::poll(|| timeout_ms != 0, entries, count, timeout_ms) };
     // SAFETY: the program vouches for its entries.
     unsafe { poll_with(entries, count, from_ms(timeout_ms), core::ptr::null(), direct) }
 }
@@ -259,7 +259,7 @@ pub unsafe extern "C-unwind" fn epoll_wait(
     // SAFETY: the program's own call.
     unsafe {
         wait_in_set(set, events, room, timeout, core::ptr::null(), || {
-            bare::epoll_wait(timeout_ms != 0, set, events, room, timeout_ms)
+            bare::epoll_wait(|| timeout_ms != 0, set, events, room, timeout_ms)
         })
     }
 }

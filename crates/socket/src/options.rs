@@ -127,8 +127,8 @@ fn recall_timeouts(conn: &Conn) {
     }
 }
 
-/// The program has set a time-out, to what begins with `seconds`.
-fn timeout_was_set(conn: &Conn, name: c_int, seconds: Option<c_int>) {
+/// The program has set a time-out of so many seconds and more.
+fn timeout_was_set(conn: &Conn, name: c_int, seconds: Option<i64>) {
     let (name, place) = match name {
         libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW => (libc::SO_RCVTIMEO, &conn.receive_timeout_ns),
         _ => (libc::SO_SNDTIMEO, &conn.send_timeout_ns),
@@ -257,11 +257,11 @@ pub fn undisturbed(conn: &'static Conn, (level, name): (c_int, c_int), call: imp
     call()
 }
 
-/// The kernel has taken an option, whose first integer is `value`.
-pub fn was_set(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_int>) {
+/// The kernel has taken an option, whose first integer is `value`, and `long` its first of twice the length.
+pub fn was_set(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_int>, long: Option<i64>) {
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW) => {
-            timeout_was_set(conn, name, value);
+            timeout_was_set(conn, name, long);
         }
         (libc::IPPROTO_TCP, libc::TCP_NODELAY | libc::TCP_CORK) => hold_back(conn, name, value.unwrap_or(0) != 0),
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {

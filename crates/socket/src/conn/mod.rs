@@ -281,10 +281,10 @@ impl Conn {
         self.nonblocking.load(Relaxed) != 0
     }
 
-    /// Whether a call with these flags may wait.
+    /// Whether a call with these flags may wait. Another process that has the socket may have changed that.
     #[inline]
     pub fn may_wait(&self, flags: i32) -> bool {
-        flags & libc::MSG_DONTWAIT == 0 && !self.nonblocking()
+        flags & libc::MSG_DONTWAIT == 0 && !(self.nonblocking() && self.alone())
     }
 
     pub(crate) fn set_nonblocking(&self, on: bool) {

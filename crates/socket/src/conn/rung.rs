@@ -62,7 +62,11 @@ impl Rung {
         let rest = REST_NS << self.times.load(Relaxed).saturating_sub(1).min(DOUBLED);
         if now.saturating_sub(self.since.load(Relaxed)) >= rest {
             self.since.store(now, Relaxed);
-            self.by.store(self.foregone.swap(RUNG_BY_NONE, Relaxed), Relaxed);
+            // Of several threads that come here at once one finds it.
+            let by = self.foregone.swap(RUNG_BY_NONE, Relaxed);
+            if by != RUNG_BY_NONE {
+                self.by.store(by, Relaxed);
+            }
         }
     }
 

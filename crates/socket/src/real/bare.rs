@@ -1,4 +1,5 @@
-//! The same calls without the C library's frame: the hook enters the kernel itself.
+//! The same calls without the C library's frame: the hook enters the kernel itself. For hooks that have something to do afterwards; the others
+//! jump to the C library's function and leave nothing open.
 //!
 //! Kernels that guard their own returns leave the processor without our callers' addresses, so each function that is open during a system call
 //! returns by a misprediction. A hook that has something to do afterwards stays open as well, beside the C library's function; without that one
@@ -17,19 +18,21 @@ use libc::{epoll_event, iovec, msghdr, nfds_t, pollfd, size_t, sockaddr, socklen
 /// Whether the functions behind ours are the C library's.
 static ARE_ITS_OWN: AtomicBool = AtomicBool::new(false);
 
-/// Whether a call that waits as told may do without the C library. A point of cancellation if so.
+/// Whether a call that waits as told may do without the C library. Of several threads each ends here if it has been cancelled; one that is alone and
+/// has cancelled itself counts as several (`cancel::requested`).
 #[inline(always)]
-fn may_be_bare(waits: bool) -> bool {
+fn may_be_bare(waits: impl FnOnce() -> bool) -> bool {
     if !ARE_ITS_OWN.load(Relaxed) {
         return false;
     }
     if threads::single_threaded() {
         return true;
     }
-    if !waits {
-        cancel::point();
+    if waits() {
+        return false;
     }
-    !waits
+    cancel::point();
+    true
 }
 
 /// An argument as the kernel takes it.
@@ -94,7 +97,7 @@ macro_rules! bare {
             /// # Safety
             /// As for the function.
             #[inline(always)]
-            pub unsafe fn $name(waits: bool, $($argument: $type),*) -> $result {
+            pub unsafe fn $name(waits: impl FnOnce() -> bool, $($argument: $type),*) -> $result {
                 if may_be_bare(waits) {
                     // SAFETY: the function's system call with its arguments, for which the caller vouches.
                     unsafe { ask(libc::$number, [$($argument.word(),)* $($rest),*]) as $result }
@@ -173,10 +176,10 @@ mod tests {
         let mut byte = 0_u8;
         for waits in [false, true] {
             // SAFETY: no such descriptor, a valid place.
-            let read = unsafe { read(waits, -1, (&raw mut byte).cast(), 1) };
+            let read = unsafe { read(|| waits, -1, (&raw mut byte).cast(), 1) };
             assert_eq!((read, errno()), (-1, libc::EBADF));
             // SAFETY: no entries.
-            assert_eq!(unsafe { poll(waits, core::ptr::null_mut(), 0, 0) }, 0);
+            assert_eq!(unsafe { poll(|| waits, core::ptr::null_mut(), 0, 0) }, 0);
         }
         // SAFETY: no such set, no event.
         let changed = unsafe { epoll_ctl(-1, libc::EPOLL_CTL_DEL, -1, core::ptr::null_mut()) };

@@ -123,7 +123,7 @@ impl End {
         // SAFETY: the value is of the option's type, which the callers see to.
         let done = unsafe { libc::setsockopt(self.fd, libc::SOL_SOCKET, name, (&raw const value).cast(), len) };
         assert_eq!(done, 0);
-        options::was_set(self.conn(), libc::SOL_SOCKET, name, None);
+        options::was_set(self.conn(), libc::SOL_SOCKET, name, None, None);
     }
 
     /// How long its receives wait from now on.

@@ -188,6 +188,31 @@ static void sent_in_any_way(void)
     FAR(ALL(s, 5));
 }
 
-MAIN(JOINED(much_one_way), JOINED(much_both_ways_at_once), JOINED(one_call_sends_it_all), JOINED(part_of_it_goes_in),
+/* How many they are depends on buffers. */
+static void unsent_bytes_of_a_full_connection(void)
+{
+    static char bytes[100000];
+    long sent = 0, got;
+    int count = 0;
+
+    if (is_near) {
+        for (fcntl(s, F_SETFL, O_NONBLOCK); (got = send(s, bytes, sizeof bytes, 0)) > 0;)
+            sent += got;
+        R(ioctl(s, TIOCOUTQ, &count));
+        say("some unsent: %d", count > 0 && count <= sent);
+        shutdown(s, SHUT_WR);
+    }
+    step();
+    if (!is_near)
+        while (recv(s, bytes, sizeof bytes, 0) > 0)
+            ;
+    step();
+    if (is_near)
+        for (int wait = 0; wait < 2000 && ioctl(s, TIOCOUTQ, &count) == 0 && count > 0; wait++)
+            sleep_ms(1);
+    NEAR(say("unsent: %d", count));
+}
+
+MAIN(JOINED(unsent_bytes_of_a_full_connection), JOINED(much_one_way), JOINED(much_both_ways_at_once), JOINED(one_call_sends_it_all), JOINED(part_of_it_goes_in),
      JOINED(threads_share_a_sender), JOINED(threads_share_a_receiver), JOINED(fortified_calls),
      JOINED(calls_with_large_offsets), JOINED(names_resolved_between_connections), JOINED(sent_in_any_way))

@@ -1,5 +1,6 @@
 /* Options of connections, and sockets that are none. */
 #include "play.h"
+#include <limits.h>
 #include <net/if.h>
 #include <sys/epoll.h>
 
@@ -36,7 +37,7 @@ static void options_that_are_wrong(void)
 /* The kernel takes them for none at all, and tells of them as if they were unlimited. */
 static void time_outs_below_zero(void)
 {
-    struct timeval below = {-1, 0}, second = {1, 0}, unlimited = {0, 0};
+    struct timeval below = {-1, 0}, far_below = {-(1L << 32), 0}, second = {1, 0}, unlimited = {0, 0}, longest = {LONG_MAX, 0};
     char byte;
 
     NEAR(R(setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &below, sizeof below)); R(recv(s, &byte, 1, 0));
@@ -44,13 +45,17 @@ static void time_outs_below_zero(void)
          R(setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &second, sizeof second)));
     FAR(send_all(s, "a", 1));
     NEAR(GET(s, 1, 0); R(setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &unlimited, sizeof unlimited)));
-    if (is_near)
-        GET(s, 1, 0);
-    else {
-        sleep_ms(20);
-        send_all(s, "b", 1);
+    for (int round = 0; round < 2; round++) {
+        if (is_near) {
+            GET(s, 1, 0);
+            R(setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &longest, sizeof longest));
+        } else {
+            sleep_ms(20);
+            send_all(s, "b", 1);
+        }
+        step();
     }
-    step();
+    NEAR(R(setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &far_below, sizeof far_below)); R(recv(s, &byte, 1, 0)));
 }
 
 static void buffers_set(void)
