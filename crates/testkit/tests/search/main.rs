@@ -149,6 +149,7 @@ fn searches_without_viaductd() {
         let program = compile(&instance, name);
         let outcome = Launch::new(Mode::Accelerated(&instance), &program, [] as [&str; 0])
             .variable("VIADUCT_DAEMON", "/nonexistent/viaductd")
+            .variable("WITHOUT_VIADUCTD", "1")
             .run(PATIENCE);
         assert!(outcome.errors.contains("runs as plain TCP"), "{}", outcome.errors);
         let lines = |start: &str| outcome.output.lines().filter(|line| line.starts_with(start)).count();
