@@ -291,22 +291,17 @@ fn sleep(
         let Some(owner) = owner else {
             return Err(libc::EINTR);
         };
+        if bound == Bound::Room {
+            mind_bell(set, result != Ok(0), rings);
+        }
         for (_, member) in set.hot_members() {
             let Some(conn) = member.conn() else { continue };
             if !others {
                 ready::disarm(set, &owner, conn);
             }
-        }
-        // Not before: what it finds changes by what members are armed next.
-        if bound == Bound::Room {
-            mind_bell(set, result != Ok(0), rings);
-        }
-        for conn in set
-            .hot_members()
-            .filter_map(|(_, member)| member.conn())
-            .filter(|_| for_room)
-        {
-            ready::relieve(conn);
+            if for_room {
+                ready::relieve(conn);
+            }
         }
     }
     let count = result?;
