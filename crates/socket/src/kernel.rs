@@ -233,10 +233,13 @@ pub(crate) fn receive_position(fd: c_int, queued: fn(c_int) -> usize) -> Option<
     None
 }
 
-/// The same whatever stands in the queue, and however fast bytes arrive; `None` after a reset.
+/// The same whatever stands in the queue, and though bytes arrive fast; `None` once the connection is closed.
 #[cold]
 pub(crate) fn receive_position_surely(fd: c_int) -> Option<u64> {
-    (0..16).find_map(|_| receive_position(fd, queued_in_all))
+    let is_up = |_: &u32| tcp_info(fd).is_some_and(|info| info.state != CLOSE);
+    (0..16)
+        .take_while(is_up)
+        .find_map(|_| receive_position(fd, queued_in_all))
 }
 
 /// Bytes of the stream for which the program has made room with `SO_RCVBUF`; 0 if it has not. What the kernel has enlarged for an earlier wait

@@ -365,9 +365,7 @@ impl Front<'_> {
         }
         Ok(())
     }
-}
 
-impl Front<'_> {
     /// Before the first bytes are thrown away: no call takes any but those that mind holes by then. Without a record of the connection nobody will ask.
     fn note_origin(&self) {
         let area = self.area;
@@ -381,12 +379,12 @@ impl Front<'_> {
     /// Throws away what has been received at the front where the holes are damaged, for somebody who knows of none. The head is as before the call that
     /// nobody has ended, or as after it; how many bytes have gone the kernel tells. Where a reset hides that, no byte is handed over, but the reset.
     pub(crate) fn settle_damaged(&self) {
+        // Where nothing has been thrown away yet. This may be asked more than once.
+        self.note_origin();
         let (head, origin) = (self.area.holes.head(), self.area.origin.load(Relaxed));
         let owed = match kernel::receive_position_surely(self.fd) {
-            // As yet nothing has been thrown away.
-            Some(_) if origin == UNKNOWN => narrow(head.saturating_sub(self.base())),
-            Some(position) => narrow(head.saturating_sub(position.wrapping_sub(origin))),
-            None => kernel::queued(self.fd),
+            Some(position) if origin != UNKNOWN => narrow(head.saturating_sub(position.wrapping_sub(origin))),
+            _ => kernel::queued(self.fd),
         };
         if owed > 0 {
             let _ = discard(self.fd, owed);

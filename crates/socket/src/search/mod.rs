@@ -488,4 +488,28 @@ mod tests {
         search.end();
         assert_eq!(conn.peeks.load(SeqCst), 1);
     }
+
+    /// Of bytes that a killed call has received, and not thrown away, some that nobody has received must not go with them however often it is asked.
+    #[test]
+    fn handed_over_damaged_more_than_once() {
+        use std::io::{Read, Write};
+        let (conn, [mut own, mut peer]) = records::on_the_heap();
+        let bytes: Vec<u8> = (0..100).collect();
+        peer.write_all(&bytes).unwrap();
+        while crate::kernel::queued(conn.fd()) < bytes.len() {
+            std::thread::yield_now();
+        }
+        let mut guard = conn.own_receive(conn.id()).unwrap();
+        let area = begin(conn, &mut guard).unwrap();
+        drop(guard);
+        area.holes.begin_change();
+        area.holes.take(0, 16).unwrap();
+        for _ in 0..3 {
+            hand_over(conn);
+        }
+        own.set_nonblocking(true).unwrap();
+        let mut rest = [0; 84];
+        own.read_exact(&mut rest).unwrap();
+        assert_eq!(rest, bytes[16..]);
+    }
 }
