@@ -78,11 +78,11 @@ impl Conn {
         let behind = at >= 0;
         if behind {
             // First: who is killed in between leaves it to others to set the option back.
-            locks.amid.fetch_or(PEEKS_BEHIND, Relaxed);
+            locks.begin(PEEKS_BEHIND);
         }
         let done = raw::setsockopt(self.fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF, &at).is_ok();
         if done != behind {
-            locks.amid.fetch_and(!PEEKS_BEHIND, Relaxed);
+            locks.end(PEEKS_BEHIND);
         }
         done
     }

@@ -44,6 +44,21 @@ pub(crate) struct Locks {
     pub(crate) behind_mark: AtomicU64,
 }
 
+impl Locks {
+    /// Notes, before it is begun, what is done next; see [`Locks::amid`]. The receiving direction is owned.
+    pub(crate) fn begin(&self, what: u32) {
+        compiler_fence(SeqCst);
+        self.amid.store(self.amid.load(Relaxed) | what, Relaxed);
+        compiler_fence(SeqCst);
+    }
+
+    /// It has been done.
+    pub(crate) fn end(&self, what: u32) {
+        compiler_fence(SeqCst);
+        self.amid.store(self.amid.load(Relaxed) & !what, Relaxed);
+    }
+}
+
 /// In [`Locks::amid`]: `SO_PEEK_OFF` of the socket is set, for one peek.
 pub(crate) const PEEKS_BEHIND: u32 = 1;
 /// In [`Locks::amid`]: a lane stretch is noted as ended, and its mark taken, in two steps.

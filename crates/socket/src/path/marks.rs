@@ -6,7 +6,7 @@ use crate::receive::plain;
 use crate::sys::{Errno, raw};
 use crate::wait::bell;
 use crate::{epoll, kernel, send};
-use core::sync::atomic::Ordering::{Relaxed, Release};
+use core::sync::atomic::Ordering::Relaxed;
 use viaduct_channel::{Receiver, Segment};
 use viaduct_stream::{Incoming, MARK_BACK, MARK_BELL, Mode, Outgoing, Source};
 
@@ -178,10 +178,10 @@ fn take_seen(conn: &Conn, incoming: &Incoming<'_>, marks: &[u8]) -> Result<(), E
     // Who is killed in between leaves it to others to tell by this whether the mark is still there: what follows is data.
     let position = plain::position(conn).ok_or(libc::ECONNRESET)?;
     locks.behind_mark.store(position.wrapping_add(1), Relaxed);
-    locks.amid.fetch_or(ENDS_STRETCH, Release);
+    locks.begin(ENDS_STRETCH);
     incoming.marks(&[MARK_BACK]);
     let taken = take(conn, 1);
-    locks.amid.fetch_and(!ENDS_STRETCH, Release);
+    locks.end(ENDS_STRETCH);
     taken
 }
 
@@ -198,7 +198,7 @@ pub(crate) fn finish_stretch(conn: &Conn, locks: &Locks, guard: &Guard<'_>) {
     if let Err(errno) = take(conn, usize::try_from(left).unwrap_or(usize::MAX)) {
         conn.set_error(errno);
     }
-    locks.amid.fetch_and(!ENDS_STRETCH, Release);
+    locks.end(ENDS_STRETCH);
 }
 
 /// Takes `count` marks that have been seen off the kernel connection.

@@ -8,11 +8,11 @@
 //! What that function does beside entering the kernel is to act on the cancellation of a thread. So whoever may wait, and may be cancelled meanwhile,
 //! goes through it, and so does everybody if it is not the C library's, but another preloaded library's.
 
-use crate::sys::{next_symbol, raw, set_errno, threads};
+use crate::sys::{raw, set_errno, threads};
 use crate::wait::cancel;
 use core::ffi::{CStr, c_int, c_long, c_void};
+use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicBool, AtomicPtr};
 use libc::{epoll_event, iovec, msghdr, nfds_t, pollfd, size_t, sockaddr, socklen_t, ssize_t};
 
 /// Whether the functions behind ours are the C library's.
@@ -85,11 +85,8 @@ unsafe fn ask(number: c_long, words: [usize; 6]) -> isize {
 
 macro_rules! bare {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty = $number:ident + [$($rest:literal),*];)*) => {
-        /// Points of cancellation all.
-        const NAMES: &[&CStr] = &[$(match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-            Ok(name) => name,
-            Err(_) => c"",
-        }),*];
+        /// Points of cancellation all: their names, and the functions behind ours.
+        const POINTS: &[(&CStr, fn() -> *mut c_void)] = &[$((super::$name::NAME, super::$name::find)),*];
 
         $(
             /// The C library's function of this name, or what it asks of the kernel; `waits`: whether it may wait.
@@ -148,13 +145,12 @@ pub(super) fn prepare() {
     if library.is_null() {
         return;
     }
-    let is_its_own = |name: &&'static CStr| {
+    let others = [(super::epoll_ctl::NAME, super::epoll_ctl::find as fn() -> *mut c_void)];
+    let are_its_own = POINTS.iter().chain(&others).all(|(name, behind_ours)| {
         // SAFETY: an open library and a valid name.
-        let own = unsafe { libc::dlsym(library, name.as_ptr()) };
-        next_symbol(&AtomicPtr::new(core::ptr::null_mut()), name) == own
-    };
-    let mut all = NAMES.iter().chain(&[c"epoll_ctl"]);
-    ARE_ITS_OWN.store(all.all(is_its_own), Relaxed);
+        behind_ours() == unsafe { libc::dlsym(library, name.as_ptr()) }
+    });
+    ARE_ITS_OWN.store(are_its_own, Relaxed);
     // SAFETY: opened above, and in use by this library.
     unsafe { libc::dlclose(library) };
 }

@@ -29,12 +29,14 @@ macro_rules! real {
                 #[inline]
                 pub(super) fn find() -> *mut c_void {
                     static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-                    const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    next_symbol(&SLOT, NAME)
+                }
+
+                pub(super) const NAME: &CStr =
+                    match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                         Ok(name) => name,
                         Err(_) => c"",
                     };
-                    next_symbol(&SLOT, NAME)
-                }
             }
 
             /// The C library's function of this name; fails with `ENOSYS` where it has none.
