@@ -302,7 +302,7 @@ pub(crate) fn emulate(set: &Set, number: u32, member: &'static Member) {
 /// The kernel registration is ours. The set is owned.
 pub(crate) fn taken_over(set: &Set, number: u32, member: &'static Member) {
     if member.change(BYTES, EMULATED | FRESH | KERNEL) & EMULATED == 0 {
-        set.emulated.fetch_add(1, Relaxed);
+        set.emulates_one_more();
     }
     set.heat(number, member);
     set.nudge();

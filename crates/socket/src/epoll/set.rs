@@ -10,7 +10,7 @@ use crate::sys::{self, raw};
 use crate::wait::bell::{self, BY_BELL, BY_SOCKET, Bell};
 use crate::{kernel, ready};
 use core::cell::Cell;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use libc::{EPOLLET, EPOLLIN, EPOLLPRI, EPOLLRDHUP};
 
@@ -313,7 +313,7 @@ impl Set {
         let thread = thread::this();
         thread.asleep.end();
         thread.watch();
-        self.sleepers.fetch_add(1, AcqRel);
+        self.sleepers.fetch_add(1, SeqCst);
         thread.asleep.frame.set(sys::stack_pointer());
         thread.asleep.within.set(Some(self));
     }
@@ -329,7 +329,18 @@ impl Set {
 
     /// Whether threads sleep in the set.
     pub(crate) fn has_sleepers(&self) -> bool {
-        self.sleepers.load(Acquire) > 0
+        self.sleepers.load(SeqCst) > 0
+    }
+
+    /// One more registration is ours: whoever falls asleep without having seen that is seen by [`Set::nudge`].
+    pub(crate) fn emulates_one_more(&self) {
+        // SeqCst, here and below, pairs with `fall_asleep` and `is_emulated_now`: a store and then a look at what the other has stored.
+        self.emulated.fetch_add(1, SeqCst);
+    }
+
+    /// Whether registrations are ours, for who has fallen asleep.
+    pub(crate) fn is_emulated_now(&self) -> bool {
+        self.emulated.load(SeqCst) != 0
     }
 
     /// Makes whoever sleeps in the set look again.

@@ -8,7 +8,7 @@ use crate::sys::{self, Events, raw};
 use crate::wait::spin::{self, Spinner};
 use crate::wait::{bell, cancel};
 use crate::{agent, ready, real};
-use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
 use libc::EPOLLIN;
 
 /// While lanes keep a set busy, the kernel's own events are fetched at least this often, in microseconds.
@@ -64,6 +64,12 @@ pub fn begin(index: usize) -> Wait {
     // Of interest to other threads only. What a handler of this one brings onto a lane it registers anew, of which the kernel tells.
     if !sys::single_threaded() {
         set.fall_asleep();
+        // Since the look above, a thread's first sleep taking a while: whoever took the first registration over has not seen this one sleep.
+        if set.is_emulated_now() {
+            set.wake_up();
+            cancel::point();
+            return Wait::Ours(OurWait(set));
+        }
     }
     Wait::Plain(PlainWait(set))
 }
@@ -106,7 +112,7 @@ impl OurWait {
 /// A wait in the set has ended: whoever else sleeps there is to be told of what comes next.
 #[inline]
 fn wake_others(set: &'static Set) {
-    if set.sleepers.load(Acquire) > 0
+    if set.has_sleepers()
         && set.emulated.load(Relaxed) > 0
         && let Some(owner) = set.own()
         && arm::arm_for_others(set, &owner)
@@ -360,11 +366,49 @@ mod tests {
     use super::*;
     use crate::conn::{Phase, records};
     use crate::epoll::set::{SET, SETS};
+    use core::sync::atomic::AtomicU32;
     use core::time::Duration;
     use libc::{EPOLLET, EPOLLOUT};
     use rustix::event::{Timespec, epoll as kernel};
     use std::os::fd::AsRawFd;
+    use std::sync::Barrier;
     use viaduct_stream::{Incoming, Outgoing};
+
+    /// The registration is taken over at any moment of a thread's way to its sleep.
+    #[test]
+    fn who_falls_asleep_sees_the_first_registration_that_is_ours_or_is_seen() {
+        // No other test uses it.
+        let index = SETS - 12;
+        let set = &SET[index];
+        set.used.store(true, Relaxed);
+        let (both, go) = (Barrier::new(2), AtomicU32::new(0));
+        for round in 1..=4_000_u32 {
+            set.emulated.store(0, Relaxed);
+            // In a thread of its own, whose first sleep takes longest.
+            let (sleeps, seen) = std::thread::scope(|scope| {
+                let sleeper = scope.spawn(|| {
+                    both.wait();
+                    while go.load(Relaxed) != round {
+                        core::hint::spin_loop();
+                    }
+                    let sleeps = matches!(begin(index), Wait::Plain(_));
+                    both.wait();
+                    sleeps
+                });
+                both.wait();
+                go.store(round, Relaxed);
+                for _ in 0..round % 128 {
+                    core::hint::spin_loop();
+                }
+                set.emulates_one_more();
+                let seen = set.has_sleepers();
+                both.wait();
+                (sleeper.join().unwrap(), seen)
+            });
+            assert!(seen || !sleeps, "round {round}");
+        }
+        set.used.store(false, Relaxed);
+    }
 
     /// By a far end that has no place for it, say: whatever others have rung before, and however many threads may wait.
     #[test]

@@ -148,7 +148,8 @@ fn accelerated(sources: &[&str], run: Run, options: &str, lives: Lives) {
             lives,
         );
         // Without lanes there would have been nothing to find.
-        assert!(instance.stats().pairs > 0);
+        let stats = instance.stats();
+        assert!(stats.pairs > 0, "{stats:?}");
     }
 }
 
