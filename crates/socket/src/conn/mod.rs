@@ -96,6 +96,8 @@ pub struct Conn {
     /// Since when, in nanoseconds, and when the peer was asked last whether it is there.
     pub(crate) stuck_since: AtomicU64,
     pub(crate) probed_at: AtomicU64,
+    /// When a mark was put behind the peer's FIN, in ticks.
+    pub(crate) marked_at: AtomicU64,
     /// Since when, in nanoseconds, a sender has waited for what a peer gives back.
     pub(crate) rest_awaited_since: AtomicU64,
     pub(crate) segment_name: AtomicU64,
@@ -151,6 +153,7 @@ impl Conn {
             stuck_at: AtomicU64::new(0),
             stuck_since: AtomicU64::new(0),
             probed_at: AtomicU64::new(0),
+            marked_at: AtomicU64::new(0),
             rest_awaited_since: AtomicU64::new(0),
             segment: SegmentCell::empty(),
             segment_name: AtomicU64::new(0),
@@ -200,6 +203,7 @@ impl Conn {
             &self.stuck_at,
             &self.stuck_since,
             &self.probed_at,
+            &self.marked_at,
             &self.rest_awaited_since,
             &self.segment_name,
             &self.receive_timeout_ns,

@@ -70,6 +70,16 @@ impl Conn {
         due
     }
 
+    /// Whether the last mark behind the peer's FIN was put longer than `us` microseconds ago; if so, one is now.
+    pub(crate) fn is_due_for_mark(&self, us: u64) -> bool {
+        let now = sys::ticks();
+        let due = now.wrapping_sub(self.marked_at.load(Relaxed)) > us * sys::ticks_per_us();
+        if due {
+            self.marked_at.store(now, Relaxed);
+        }
+        due
+    }
+
     /// The kernel has just said that there are bytes or room, and nothing of an end.
     pub(crate) fn heard(&self) {
         self.heard_at.store(sys::ticks(), Relaxed);

@@ -326,6 +326,12 @@ fn peer_took_all(conn: &Conn) -> bool {
     })
 }
 
+/// Whether the peer has shut both directions down or is about to, as its words say. It says nothing if it is killed.
+pub(crate) fn peer_closes(conn: &Conn, out: &Outgoing<'_>) -> bool {
+    conn.segment(&conn)
+        .is_some_and(|segment| out.peer_closes(|| Incoming::new(segment.receiver(conn.side()))))
+}
+
 /// Bytes are about to be sent, on whatever path. Answers whether the peer has shut both directions down, whose kernel answers them with RST: it tells the
 /// peer's program of that, too, who is not to take it for one of marks that nobody took.
 pub(crate) fn will_be_refused(conn: &Conn) -> bool {

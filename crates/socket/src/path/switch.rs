@@ -12,7 +12,7 @@ use viaduct_stream::{MARK_BACK, MARK_BELL, Mode, Outgoing};
 /// Moves the direction onto the lane if that is possible now.
 #[cold]
 pub(crate) fn promote(conn: &Conn, out: &Outgoing<'_>) -> bool {
-    if conn.flag(conn::PEER_FIN) || !out.may_promote() || !conn.stall_over() {
+    if !out.may_promote() || !conn.stall_over() || conn.flag(conn::PEER_FIN) && marks::peer_closes(conn, out) {
         return false;
     }
     let first = !conn.flag(conn::COUNTED);

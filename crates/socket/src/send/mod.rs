@@ -279,9 +279,9 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
             break;
         }
     }
-    if sent > 0 && (closes || conn.flag(conn::PEER_FIN)) {
+    if sent > 0 && (closes || conn.flag(conn::PEER_FIN) && conn.is_due_for_mark(CHECK_US)) {
         // The peer has closed at least one direction, or is about to. If both, the kernel answers this mark with RST, as it would
-        // have answered the bytes.
+        // have answered the bytes. One that goes on receiving says so, unless it is killed, which is found out soon.
         mark(conn, MARK_BELL)?;
     }
     Ok(sent)
@@ -376,5 +376,56 @@ fn raw_send(conn: &Conn, vector: Vector<'_>, skip: usize, flags: c_int) -> Resul
         }
         Err(libc::EAGAIN) => Ok(0),
         Err(errno) => Err(errno),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conn::records;
+    use std::io::Read;
+    use std::net::Shutdown;
+
+    /// And its kernel is asked now and then whether it is there, not with every message.
+    #[test]
+    fn a_peer_that_sends_no_more_is_sent_to_by_the_lane() {
+        const MESSAGES: usize = 1000;
+        let (conn, [_own, mut peer]) = records::on_the_heap();
+        conn.set_flag(conn::ACTIVE, true);
+        conn.set_phase(Phase::Attached);
+        peer.shutdown(Shutdown::Write).unwrap();
+        while raw::poll_now(conn.fd(), libc::POLLRDHUP) == 0 {}
+        conn.set_flag(conn::PEER_FIN, true);
+        let segment = conn.segment(&conn).unwrap();
+        let far = segment.receiver(conn.side().other());
+        Incoming::new(far).set_ready();
+        let mut bytes = [7; 8];
+        let parts = [libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        }];
+        let send_all = |conn| {
+            for _ in 0..MESSAGES {
+                assert_eq!(
+                    send(conn, Vector::own(&parts), libc::MSG_DONTWAIT, || unreachable!()),
+                    8
+                );
+            }
+        };
+        send_all(conn);
+        assert_eq!(Outgoing::new(segment.sender(conn.side())).mode(), Mode::Lane);
+        assert_eq!(far.published(), 8 * MESSAGES as u64);
+        let mut room = [0; 4 * MESSAGES];
+        let put = peer.read(&mut room).unwrap();
+        assert!((2..MESSAGES / 2).contains(&put), "{put} marks");
+        // One that says that it closes is to answer each as it would the bytes.
+        Outgoing::new(segment.sender(conn.side().other())).set_closing();
+        Incoming::new(far).set_unready();
+        send_all(conn);
+        let mut put = 0;
+        while put < MESSAGES {
+            put += peer.read(&mut room).unwrap();
+        }
+        assert_eq!((put, far.published()), (MESSAGES, 16 * MESSAGES as u64));
     }
 }

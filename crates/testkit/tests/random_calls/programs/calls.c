@@ -154,17 +154,21 @@ static bool knows_end(int end)
     return state == TCP_CLOSE || state == TCP_TIME_WAIT || (state == TCP_CLOSE_WAIT && !has_sent);
 }
 
-/* Whether an end's FIN is still to be acknowledged, which is an event to it: by the kernel's timer, or together with bytes. */
+/* Whether an end's FIN is still to be acknowledged, which is an event to it: by the kernel's timer, or together with bytes. One that is the second has
+ * not even come as long as that, where as many segments as may be are on their way unacknowledged. */
 static bool awaits_acknowledgement(void)
 {
     int one = 1;
 
-    for (int end = 0; end < 2; end++)
-        if (ends[0].fd >= 0 && ends[1].fd >= 0 && told_by_kernel(end).state == TCP_FIN_WAIT1) {
+    for (int end = 0; end < 2; end++) {
+        unsigned char state = told_by_kernel(end).state;
+        if (ends[0].fd >= 0 && ends[1].fd >= 0 &&
+            (state == TCP_FIN_WAIT1 || state == TCP_CLOSING || state == TCP_LAST_ACK)) {
             /* At once, if the other end has nothing unread. */
             setsockopt(ends[!end].fd, IPPROTO_TCP, TCP_QUICKACK, &one, sizeof one);
             return true;
         }
+    }
     return false;
 }
 
