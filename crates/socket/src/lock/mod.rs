@@ -34,7 +34,7 @@ pub(crate) struct Locks {
     pub(crate) more_sleepers: AtomicU32,
     /// The reference of the [`Area`](crate::search::area::Area) with the holes of the receiving direction; 0 for none.
     pub(crate) area: AtomicU32,
-    /// What who owns the receiving direction is amid: [`PEEKS_BEHIND`], [`ENDS_STRETCH`].
+    /// What who owns the receiving direction is amid: [`PEEKS_BEHIND`], [`ENDS_STRETCH`], [`COUNTS`], [`IN_LINE`], [`TELLS_REST`].
     pub(crate) amid: AtomicU32,
     /// See `Conn::position` in `crate::receive::plain`.
     pub(crate) position: AtomicU64,
@@ -63,6 +63,12 @@ impl Locks {
 pub(crate) const PEEKS_BEHIND: u32 = 1;
 /// In [`Locks::amid`]: a lane stretch is noted as ended, and its mark taken, in two steps.
 pub(crate) const ENDS_STRETCH: u32 = 2;
+/// In [`Locks::amid`]: bytes are taken off the kernel connection, and counted in [`Locks::position`].
+pub(crate) const COUNTS: u32 = 4;
+/// In [`Locks::amid`]: `SO_OOBINLINE` of the socket is set, for one count.
+pub(crate) const IN_LINE: u32 = 8;
+/// In [`Locks::amid`]: `TCP_INQ` of the socket is set, for one count.
+pub(crate) const TELLS_REST: u32 = 16;
 
 /// Bits of a word with the number of its thread: none is larger (`PID_MAX_LIMIT`, linux/threads.h).
 const NUMBER: u32 = (1 << 22) - 1;
