@@ -1,6 +1,6 @@
 //! Who uses a direction of a connection now: see `crate::lock`.
 
-use crate::conn::Conn;
+use crate::conn::{Conn, records};
 use crate::kernel;
 use crate::lock::{self, COUNTS, ENDS_STRETCH, Guard, Locks, PEEKS_BEHIND};
 use crate::path::marks;
@@ -8,6 +8,7 @@ use crate::receive::{needs, plain};
 use crate::search;
 use crate::send;
 use crate::sys::raw;
+use core::ptr;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
@@ -125,10 +126,28 @@ impl Conn {
     }
 }
 
+/// The owner of this word has jumped away. If it is one of a connection's, it may have taken the peer's wait bits and rung for none.
+#[cold]
+pub(crate) fn ring_for_left(word: &AtomicU32) {
+    for conn in records::all() {
+        let Some(locks) = conn.locks() else { continue };
+        let id = conn.id();
+        if ptr::eq(word, &raw const locks.send)
+            && let Some(guard) = conn.own_send(id)
+        {
+            send::ring_for_killed(conn, &guard);
+        } else if ptr::eq(word, &raw const locks.receive)
+            && let Some(guard) = conn.own_receive(id)
+        {
+            needs::ring_for_killed(conn, &guard);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conn::{Phase, records};
+    use crate::conn::Phase;
     use crate::lock::{IN_LINE, TELLS_REST};
     use crate::path::switch;
     use crate::sys::raw;

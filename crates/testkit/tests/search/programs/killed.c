@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/syscall.h>
 
 /* `budget`: instructions that a check steps through, at some 10 us each, so that it ends few calls at each. `last`: but those that take bytes off
  * the front, which comes last, at each of so many. */
@@ -41,9 +42,23 @@ static unsigned char bytes[most + 1];
 static struct pair other;
 static sigjmp_buf outside;
 
+/* What the handler does: it ends its thread, of which there is another then, or jumps. */
+static int ends_thread;
+
+static void *wait_for_ever(void *argument)
+{
+    for (;;)
+        pause();
+    return argument;
+}
+
 static void jump(int signal)
 {
     (void)signal;
+    if (ends_thread) {
+        shared->jumped = 1;
+        pthread_exit(NULL);
+    }
     siglongjmp(outside, 1);
 }
 
@@ -73,6 +88,8 @@ static pid_t traced(int fd, int (*call)(int fd, const struct work *work), const 
             signal(SIGUSR1, jump);
             if (in_order(other.far, bytes, 1, 0) != 1)
                 _exit(1);
+            if (ends_thread)
+                in_thread(wait_for_ever, NULL);
             if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) == 0)
                 raise(SIGSTOP);
             shared->done = call(fd, work) ? 1 : -1;
@@ -520,6 +537,75 @@ static void killed_before_a_reset(void)
     }
 }
 
+static int sends_a_byte(int fd, const struct work *work)
+{
+    (void)work;
+    return send(fd, "", 1, MSG_DONTWAIT) == 1;
+}
+
+struct sleeper {
+    int fd;
+    volatile int woken;
+};
+
+static void *sleep_until_there(void *argument)
+{
+    struct sleeper *sleeper = argument;
+    char byte;
+
+    recv(sleeper->fd, &byte, 1, 0);
+    sleeper->woken = 1;
+    return NULL;
+}
+
+/* A handler leaves a send, by a jump or the end of its thread, at many of its instructions from the middle on: a receiver that sleeps does not do so
+ * beside what has been sent. */
+static void leave_sends(void)
+{
+    struct pair p = connect_pair();
+
+    alarm(30);
+    for (long after = LONG_MAX, whole = 0; after == LONG_MAX || after < whole; after = after == LONG_MAX ? whole / 2 : after + 5) {
+        struct sleeper sleeper = {p.far, 0};
+        pid_t tid, child = traced(p.near, sends_a_byte, NULL);
+        pthread_t thread;
+        long made;
+
+        EXPECT(child > 0);
+        thread = in_sleeping_thread(sleep_until_there, &sleeper, &tid);
+        made = go_on(child, PTRACE_SINGLESTEP, after);
+        EXPECT(made >= 0);
+        if (shared->done) {
+            whole = made;
+        } else {
+            syscall(SYS_tgkill, child, child, SIGUSR1);
+            ptrace(PTRACE_DETACH, child, NULL, NULL);
+            while (!shared->jumped)
+                sched_yield();
+        }
+        for (double until = now() + 2; waiting(p.far) > 0 && !sleeper.woken && now() < until;)
+            sleep_ms(1);
+        EXPECT(sleeper.woken || waiting(p.far) == 0);
+        /* Where nothing has been sent. */
+        EXPECT(sleeper.woken || send_all(p.near, "", 1));
+        pthread_join(thread, NULL);
+        finish(child);
+    }
+    close_pair(p);
+}
+
+static void jumps_out_of_sends(void)
+{
+    leave_sends();
+}
+
+static void ends_amid_sends(void)
+{
+    ends_thread = 1;
+    leave_sends();
+    ends_thread = 0;
+}
+
 int main(int argc, char **argv)
 {
     static const struct check checks[] = {
@@ -534,6 +620,8 @@ int main(int argc, char **argv)
         {"jumps_out_of_peeks", jumps_out_of_peeks},
         {"killed_between_stretches", killed_between_stretches},
         {"killed_before_a_reset", killed_before_a_reset},
+        {"jumps_out_of_sends", jumps_out_of_sends},
+        {"ends_amid_sends", ends_amid_sends},
     };
 
     if (argc == 4 && !strcmp(argv[1], "--successor"))
