@@ -95,6 +95,7 @@ macro_rules! exits {
             #[unsafe(no_mangle)]
             pub unsafe extern "C-unwind" fn $name(value: $value) {
                 unwind::prepare();
+                viaduct_socket::ending();
                 // SAFETY: the program's own call, which does not return.
                 unsafe { real::$name(value) }
             }

@@ -1,7 +1,10 @@
 //! What the kernel says of a connection: its byte counts, and raw calls on its stream.
 
+use crate::lock::{IN_LINE, Locks, TELLS_REST};
+use crate::sys::memory::discard;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
+use core::sync::atomic::Ordering::Relaxed;
 use libc::{c_int, iovec};
 
 /// The start of `struct tcp_info` (linux/tcp.h), up to the last field used here.
@@ -191,55 +194,121 @@ pub(crate) fn take_error(fd: c_int) -> Result<(), Errno> {
     }
 }
 
-/// The same with those behind urgent data, up to which the kernel counts unless that is taken in line. The caller owns the receiving direction.
-pub(crate) fn queued_in_all(fd: c_int) -> usize {
-    let in_line = |on: c_int| raw::setsockopt(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE, &on).is_ok();
-    let mut is_in_line: c_int = 0;
-    let known = raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE, &mut is_in_line).is_ok();
-    if !known || is_in_line != 0 || !in_line(1) {
-        return queued(fd);
+/// Options that are on for a count of ours, with the bits of [`Locks::amid`] that say so. They are off for the program.
+const COUNTING: [(u32, c_int, c_int); 2] = [
+    (IN_LINE, libc::SOL_SOCKET, libc::SO_OOBINLINE),
+    (TELLS_REST, libc::IPPROTO_TCP, libc::TCP_INQ),
+];
+
+/// Has `count` count while an option is on. The receiving direction, whose words these are, is owned.
+fn with_option<T>(fd: c_int, locks: &Locks, (note, level, name): (u32, c_int, c_int), count: impl FnOnce() -> T) -> T {
+    let mut is_on: c_int = 0;
+    let known = raw::getsockopt(fd, level, name, &mut is_on).is_ok();
+    if !known || is_on != 0 {
+        return count();
     }
-    let queued = queued(fd);
-    in_line(0);
-    queued
+    let set = |on: c_int| raw::setsockopt(fd, level, name, &on).is_ok();
+    locks.begin(note);
+    set(1);
+    let counted = count();
+    set(0);
+    locks.end(note);
+    counted
+}
+
+/// Who has counted was killed, or has jumped away: the options are as the program has them. The receiving direction is owned.
+pub(crate) fn end_counts(fd: c_int, locks: &Locks) {
+    for (note, level, name) in COUNTING {
+        if locks.amid.load(Relaxed) & note != 0 {
+            let _ = raw::setsockopt(fd, level, name, &0);
+            locks.end(note);
+        }
+    }
+}
+
+/// The same as [`queued`] with those behind urgent data, up to which the kernel counts unless that is taken in line. The receiving direction is owned.
+pub(crate) fn queued_in_all(fd: c_int, locks: &Locks) -> usize {
+    with_option(fd, locks, COUNTING[0], || queued(fd))
 }
 
 /// The same at less cost where no urgent data is told of.
-pub(crate) fn queued_surely(fd: c_int) -> usize {
+pub(crate) fn queued_surely(fd: c_int, locks: &Locks) -> usize {
     if raw::poll_now(fd, libc::POLLPRI) == 0 {
         queued(fd)
     } else {
-        queued_in_all(fd)
+        queued_in_all(fd, locks)
     }
 }
 
-/// Kernel position of the next byte to be received, with `queued` bytes before the last that came. Only right while the connection is up: a reset
-/// hides whether a FIN was counted. The caller owns the receiving direction. `None` while bytes arrive faster than they can be counted.
-pub(crate) fn receive_position(fd: c_int, queued: fn(c_int) -> usize) -> Option<u64> {
+/// Why the kernel does not tell where the next byte to be received stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Untold {
+    /// Bytes arrive faster than they can be counted.
+    Busy,
+    /// The connection has ended, and how is no longer known; or there are no counts at all.
+    Ended,
+}
+
+/// Kernel position of the next byte to be received, with `queued` bytes before the last that came, while the connection is up: its end
+/// hides whether a FIN was counted. The caller owns the receiving direction.
+pub(crate) fn receive_position(fd: c_int, queued: impl Fn() -> usize) -> Result<u64, Untold> {
     for _ in 0..16 {
-        let before = tcp_info(fd)?;
-        let waiting = queued(fd) as u64;
-        let after = tcp_info(fd)?;
+        let before = tcp_info(fd).ok_or(Untold::Ended)?;
+        let waiting = queued() as u64;
+        let after = tcp_info(fd).ok_or(Untold::Ended)?;
         if before.bytes_received == after.bytes_received && before.state == after.state {
             // A FIN counts one in `bytes_received`, but never waits among the bytes.
             let fin = match after.state {
                 ESTABLISHED | FIN_WAIT1 | FIN_WAIT2 => 0,
-                CLOSE => return None,
+                CLOSE => return Err(Untold::Ended),
                 _ => 1,
             };
-            return Some(after.bytes_received.wrapping_sub(fin).wrapping_sub(waiting));
+            return Ok(after.bytes_received.wrapping_sub(fin).wrapping_sub(waiting));
         }
     }
-    None
+    Err(Untold::Busy)
 }
 
-/// The same whatever stands in the queue, and though bytes arrive fast; `None` once the connection is closed.
+/// The same whatever stands in the queue, though bytes arrive fast, and after the end, as far as that can be told.
 #[cold]
-pub(crate) fn receive_position_surely(fd: c_int) -> Option<u64> {
-    let is_up = |_: &u32| tcp_info(fd).is_some_and(|info| info.state != CLOSE);
-    (0..16)
-        .take_while(is_up)
-        .find_map(|_| receive_position(fd, queued_in_all))
+pub(crate) fn receive_position_surely(fd: c_int, locks: &Locks) -> Result<u64, Untold> {
+    with_option(fd, locks, COUNTING[0], || {
+        // Nobody else takes bytes off the queue, so that the sender soon finds no more room.
+        for _ in 0..256 {
+            match receive_position(fd, || queued(fd)) {
+                Err(Untold::Busy) => {}
+                Err(Untold::Ended) => return end_position(fd, locks).ok_or(Untold::Ended),
+                told => return told,
+            }
+        }
+        Err(Untold::Busy)
+    })
+}
+
+/// The same on a connection that has ended.
+fn end_position(fd: c_int, locks: &Locks) -> Option<u64> {
+    let (received, waiting) = (tcp_info(fd)?.bytes_received, queued(fd) as u64);
+    // Where nothing is left, the look would take an error, which the kernel tells once.
+    if waiting == 0 && raw::poll_now(fd, 0) & libc::POLLERR != 0 {
+        return None;
+    }
+    // The count beside a receive has the FIN in it.
+    let rest = with_option(fd, locks, COUNTING[1], || sys::peek_at_rest(fd))?;
+    let fin = u64::from(u64::from(rest) > waiting);
+    Some(received.wrapping_sub(fin).wrapping_sub(waiting))
+}
+
+/// Nobody can tell how far the stream has been received. What is left of it is not, by whoever holds the socket: an error is.
+#[cold]
+pub(crate) fn give_up(fd: c_int) {
+    if raw::poll_now(fd, 0) & libc::POLLERR == 0 {
+        let _ = raw::disconnect(fd);
+        return;
+    }
+    let left = queued(fd);
+    if left > 0 {
+        let _ = discard(fd, left);
+    }
 }
 
 /// Bytes of the stream for which the program has made room with `SO_RCVBUF`; 0 if it has not. What the kernel has enlarged for an earlier wait

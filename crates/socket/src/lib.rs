@@ -52,7 +52,7 @@ pub mod wait;
 
 pub use agent::policy::{hold_instance, remember_environment};
 pub use conn::Conn;
-pub use lock::jump::jumping;
+pub use lock::jump::{ending, jumping};
 pub use receive::{by_kernel, receive};
 pub use send::{send, send_with_control};
 pub use vector::{Vector, is_nowhere};

@@ -85,7 +85,7 @@ fn changes_receives(fd: c_int) -> bool {
 /// Whether the program has shown how it receives. While urgent data waits, which hides bytes from counts, it has not.
 fn has_received(conn: &Conn) -> bool {
     raw::poll_now(conn.fd(), libc::POLLPRI) == 0
-        && kernel::receive_position(conn.fd(), kernel::queued).is_some_and(|position| position != 0)
+        && kernel::receive_position(conn.fd(), || kernel::queued(conn.fd())).is_ok_and(|position| position != 0)
 }
 
 fn is_stamped(fd: c_int) -> bool {
@@ -406,7 +406,7 @@ mod tests {
             scope.spawn(|| {
                 while !over.load(Relaxed) {
                     let _guard = conn.own_receive(conn.id());
-                    kernel::queued_in_all(conn.fd());
+                    kernel::queued_in_all(conn.fd(), conn.locks().unwrap());
                 }
             });
             let lost = (0..2000).filter(|_| {

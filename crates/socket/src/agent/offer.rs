@@ -167,7 +167,8 @@ impl Conn {
             self.segment.clear();
             return false;
         }
-        crate::search::attached(self);
+        // For marks.
+        crate::search::peek_at_front(self);
         // Marks may not be held back.
         let (zero, one): (i32, i32) = (0, 1);
         let _ = raw::setsockopt(self.fd(), libc::IPPROTO_TCP, libc::TCP_CORK, &zero);
@@ -189,7 +190,8 @@ impl Conn {
             && self.direct_receives.load(SeqCst) == 0
             && self.peeks.load(SeqCst) == 0
             && let Some(segment) = self.segment(receive)
-            && let Some(position) = kernel::receive_position(self.fd(), kernel::queued_surely)
+            && let Some(locks) = self.locks()
+            && let Ok(position) = kernel::receive_position(self.fd(), || kernel::queued_surely(self.fd(), locks))
         {
             self.set_position(position);
             self.know_raw(0);

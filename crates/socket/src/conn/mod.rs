@@ -6,7 +6,7 @@
 
 mod ending;
 pub(crate) mod flags;
-mod owning;
+pub(crate) mod owning;
 pub(crate) mod pace;
 pub(crate) mod records;
 mod rung;

@@ -1,11 +1,14 @@
 //! Who uses a direction of a connection now: see `crate::lock`.
 
-use crate::conn::Conn;
-use crate::lock::{self, ENDS_STRETCH, Guard, Locks, PEEKS_BEHIND};
+use crate::conn::{Conn, records};
+use crate::kernel;
+use crate::lock::{self, COUNTS, ENDS_STRETCH, Guard, Locks, PEEKS_BEHIND};
 use crate::path::marks;
-use crate::receive::needs;
+use crate::receive::{needs, plain};
+use crate::search;
 use crate::send;
 use crate::sys::raw;
+use core::ptr;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
@@ -63,8 +66,13 @@ impl Conn {
     #[cold]
     fn finish(&self, locks: &Locks, guard: &Guard<'static>) {
         let amid = locks.amid.load(Relaxed);
+        kernel::end_counts(self.fd(), locks);
         if amid & PEEKS_BEHIND != 0 {
             self.peek_from(locks, -1);
+        }
+        if amid & COUNTS != 0 {
+            search::peek_at_front(self);
+            plain::count_anew(self, locks);
         }
         if amid & ENDS_STRETCH != 0 {
             marks::finish_stretch(self, locks, guard);
@@ -118,13 +126,113 @@ impl Conn {
     }
 }
 
+/// The owner of this word has jumped away. If it is one of a connection's, it may have taken the peer's wait bits and rung for none.
+#[cold]
+pub(crate) fn ring_for_left(word: &AtomicU32) {
+    for conn in records::all() {
+        let Some(locks) = conn.locks() else { continue };
+        let id = conn.id();
+        if ptr::eq(word, &raw const locks.send)
+            && let Some(guard) = conn.own_send(id)
+        {
+            send::ring_for_killed(conn, &guard);
+        } else if ptr::eq(word, &raw const locks.receive)
+            && let Some(guard) = conn.own_receive(id)
+        {
+            needs::ring_for_killed(conn, &guard);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conn::records;
+    use crate::conn::Phase;
+    use crate::lock::{IN_LINE, TELLS_REST};
     use crate::path::switch;
     use crate::sys::raw;
     use crate::wait::peer_bells::Ringer;
+    use std::io::Write;
+    use std::net::Shutdown;
+    use viaduct_stream::MARK_BACK;
+
+    /// As a killed thread does that took so many bytes and had not counted them.
+    fn take_uncounted(conn: &Conn, bytes: usize) {
+        conn.locks().unwrap().begin(COUNTS);
+        assert_eq!(raw::recv(conn.fd(), &mut [0; 64][..bytes], 0), Ok(bytes));
+    }
+
+    #[test]
+    fn what_the_killed_have_taken_is_counted_by_who_is_next() {
+        let (conn, [_own, mut peer]) = records::on_the_heap();
+        peer.write_all(b"0123456789").unwrap();
+        take_uncounted(conn, 3);
+        drop(conn.own_receive(conn.id()).unwrap());
+        // The kernel does not tell any more.
+        records::reset(peer);
+        while raw::poll_now(conn.fd(), libc::POLLERR) == 0 {}
+        assert_eq!(plain::position(conn), Some(3));
+        // But as long as there are bytes, it tells of a FIN.
+        take_uncounted(conn, 4);
+        drop(conn.own_receive(conn.id()).unwrap());
+        assert_eq!(plain::position(conn), Some(7));
+        take_uncounted(conn, 3);
+        drop(conn.own_receive(conn.id()).unwrap());
+        assert_eq!(plain::position(conn), None);
+        assert_eq!(
+            kernel::take_error(conn.fd()),
+            Err(libc::ECONNRESET),
+            "nobody has taken it"
+        );
+    }
+
+    #[test]
+    fn a_stretch_that_the_killed_were_ending_ends_behind_its_mark() {
+        for (is_taken, ends) in [(false, false), (true, false), (false, true), (true, true)] {
+            let (conn, [own, mut peer]) = records::on_the_heap();
+            conn.set_phase(Phase::Attached);
+            records::receive_on_the_lane(conn);
+            peer.write_all(&[MARK_BACK, b'a', b'b']).unwrap();
+            let locks = conn.locks().unwrap();
+            locks.behind_mark.store(1, Relaxed);
+            locks.begin(ENDS_STRETCH);
+            if is_taken {
+                take_uncounted(conn, 1);
+            }
+            if ends {
+                drop(peer);
+                own.shutdown(Shutdown::Write).unwrap();
+                while raw::poll_now(conn.fd(), libc::POLLHUP) == 0 {}
+            }
+            drop(conn.own_receive(conn.id()).unwrap());
+            assert_eq!(locks.amid.load(Relaxed), 0);
+            let mut left = [0; 3];
+            assert_eq!(raw::recv(conn.fd(), &mut left, 0), Ok(2), "{is_taken} {ends}");
+            assert_eq!(&left, b"ab\0");
+        }
+    }
+
+    #[test]
+    fn options_of_the_killed_are_off_again() {
+        let (conn, _sockets) = records::on_the_heap();
+        let locks = conn.locks().unwrap();
+        let options = [
+            (IN_LINE, libc::SOL_SOCKET, libc::SO_OOBINLINE),
+            (TELLS_REST, libc::IPPROTO_TCP, libc::TCP_INQ),
+        ];
+        for (note, level, name) in options {
+            let value = || {
+                let mut value: c_int = -1;
+                raw::getsockopt(conn.fd(), level, name, &mut value).unwrap();
+                value
+            };
+            locks.begin(note);
+            raw::setsockopt(conn.fd(), level, name, &1).unwrap();
+            assert_eq!(value(), 1);
+            drop(conn.own_receive(conn.id()).unwrap());
+            assert_eq!((value(), locks.amid.load(Relaxed)), (0, 0));
+        }
+    }
 
     #[test]
     fn who_takes_a_direction_over_from_the_killed_rings_once() {

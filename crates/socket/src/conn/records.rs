@@ -145,6 +145,12 @@ pub(crate) fn on_the_heap() -> (&'static Conn, [std::net::TcpStream; 2]) {
     (conn, [own, peer])
 }
 
+/// For tests: an end is closed, without an end of its stream.
+#[cfg(test)]
+pub(crate) fn reset(end: std::net::TcpStream) {
+    rustix::net::sockopt::set_socket_linger(&end, Some(core::time::Duration::ZERO)).unwrap();
+}
+
 /// For tests: what the peer sends comes on the lane from now on.
 #[cfg(test)]
 pub(crate) fn receive_on_the_lane(conn: &'static Conn) {

@@ -3,6 +3,7 @@
 //! Most jumps come from functions of the program's own and leave nothing of ours. A signal handler may have interrupted calls of ours, though: then
 //! what these own and are counted with is given up if the jump leaves them, and stays if the handler jumps within itself.
 
+use crate::conn::owning;
 use crate::process::forks;
 use crate::wait::asleep;
 use crate::{epoll, lock, sys};
@@ -41,10 +42,15 @@ impl Jump {
 /// The calling thread is about to jump to where its stack is at `target`.
 pub fn jumping(target: usize) {
     let jump = Jump::to(target);
-    lock::jumping(&jump);
+    lock::jumping(&jump, owning::ring_for_left);
     asleep::jumping(&jump);
     epoll::jumping(&jump);
     forks::jumping(&jump);
+}
+
+/// The calling thread is about to end, in a handler perhaps that has interrupted a call of ours: nobody goes on with what that owns.
+pub fn ending() {
+    lock::jumping(&Jump::to(usize::MAX), owning::ring_for_left);
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ pub(crate) struct Locks {
     pub(crate) more_sleepers: AtomicU32,
     /// The reference of the [`Area`](crate::search::area::Area) with the holes of the receiving direction; 0 for none.
     pub(crate) area: AtomicU32,
-    /// What who owns the receiving direction is amid: [`PEEKS_BEHIND`], [`ENDS_STRETCH`].
+    /// What who owns the receiving direction is amid: [`PEEKS_BEHIND`], [`ENDS_STRETCH`], [`COUNTS`], [`IN_LINE`], [`TELLS_REST`].
     pub(crate) amid: AtomicU32,
     /// See `Conn::position` in `crate::receive::plain`.
     pub(crate) position: AtomicU64,
@@ -63,6 +63,12 @@ impl Locks {
 pub(crate) const PEEKS_BEHIND: u32 = 1;
 /// In [`Locks::amid`]: a lane stretch is noted as ended, and its mark taken, in two steps.
 pub(crate) const ENDS_STRETCH: u32 = 2;
+/// In [`Locks::amid`]: bytes are taken off the kernel connection, and counted in [`Locks::position`].
+pub(crate) const COUNTS: u32 = 4;
+/// In [`Locks::amid`]: `SO_OOBINLINE` of the socket is set, for one count.
+pub(crate) const IN_LINE: u32 = 8;
+/// In [`Locks::amid`]: `TCP_INQ` of the socket is set, for one count.
+pub(crate) const TELLS_REST: u32 = 16;
 
 /// Bits of a word with the number of its thread: none is larger (`PID_MAX_LIMIT`, linux/threads.h).
 const NUMBER: u32 = (1 << 22) - 1;
@@ -187,28 +193,31 @@ impl Own {
         self.count.set(self.count.get().min(before));
     }
 
-    /// Gives up what was taken in functions that `jump` leaves.
+    /// Gives up what was taken in functions that `jump` leaves, and then tells `left_word` of each.
     #[cold]
-    fn give_up(&self, jump: &Jump) {
+    fn give_up(&self, jump: &Jump, left_word: impl Fn(&AtomicU32)) {
         let held = self.held.get(..self.count.get()).unwrap_or(&self.held);
         let kept = held.iter().take_while(|held| !jump.leaves(held.frame.get())).count();
         let (kept, left) = held.split_at(kept);
-        for word in left.iter().filter_map(|held| held.word.get()) {
+        let mut words = [None; MOST];
+        for (word, given_up) in left.iter().filter_map(|held| held.word.get()).zip(&mut words) {
             // A handler may have been about to ask for a word that the thread has owned since before.
             let owned_before = |held: &Held| held.word.get().is_some_and(|kept| core::ptr::eq(kept, word));
             if owner(word.load(Relaxed)) == self.name.get() && !kept.iter().any(owned_before) {
                 give_up(word);
+                *given_up = Some(word);
             }
         }
         self.strike_off(kept.len());
+        words.into_iter().flatten().for_each(left_word);
     }
 }
 
-/// The calling thread is about to jump: what it owns in functions that it leaves is free for others.
-pub(crate) fn jumping(jump: &Jump) {
+/// The calling thread is about to jump: what it owns in functions that it leaves is free for others, and `left` is told of each word.
+pub(crate) fn jumping(jump: &Jump, left: impl Fn(&AtomicU32)) {
     let own = &thread::this().locks;
     if own.count.get() > 0 {
-        own.give_up(jump);
+        own.give_up(jump, left);
     }
 }
 

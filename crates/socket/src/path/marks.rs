@@ -102,7 +102,9 @@ fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leave: Leave,
                 if stay && lane.published() != lane.head() {
                     return Ok(Marks::Changed);
                 }
-                take_seen(conn, incoming, marks)?;
+                if let Err(errno) = take_seen(conn, incoming, marks) {
+                    return last_bytes_first(conn, lane, Err(errno));
+                }
                 if incoming.source() != Source::Lane {
                     return Ok(Marks::Changed);
                 }
@@ -161,7 +163,10 @@ pub(crate) fn hide_bytes(conn: &Conn) -> bool {
                 .position(|mark| *mark == MARK_BACK)
             {
                 // The look ends before urgent data, behind which there may be more.
-                Some(back) => kernel::queued_in_all(conn.fd()) > back + 1,
+                Some(back) => {
+                    let queued = |locks| kernel::queued_in_all(conn.fd(), locks);
+                    conn.locks().map_or(0, queued) > back + 1
+                }
                 None => seen == marks.len(),
             },
             Err(errno) => errno != libc::EAGAIN,
@@ -176,7 +181,7 @@ fn take_seen(conn: &Conn, incoming: &Incoming<'_>, marks: &[u8]) -> Result<(), E
     take(conn, bells)?;
     let Some(locks) = conn.locks() else { return Ok(()) };
     // Who is killed in between leaves it to others to tell by this whether the mark is still there: what follows is data.
-    let position = plain::position(conn).ok_or(libc::ECONNRESET)?;
+    let position = plain::own_position(conn).ok_or(libc::ECONNRESET)?;
     locks.behind_mark.store(position.wrapping_add(1), Relaxed);
     locks.begin(ENDS_STRETCH);
     incoming.marks(&[MARK_BACK]);
@@ -185,17 +190,24 @@ fn take_seen(conn: &Conn, incoming: &Incoming<'_>, marks: &[u8]) -> Result<(), E
     taken
 }
 
-/// Does what is left of that. Where a reset hides how far it has come, nothing is received but that.
+/// Does what is left of that. Where nobody can tell how far it has come, the connection is broken: what the kernel has left is not received.
 #[cold]
 pub(crate) fn finish_stretch(conn: &Conn, locks: &Locks, guard: &Guard<'_>) {
     if let Some(segment) = conn.segment(guard) {
         Incoming::new(segment.receiver(conn.side())).marks(&[MARK_BACK]);
     }
-    let left = match plain::position(conn) {
-        Some(position) => locks.behind_mark.load(Relaxed).saturating_sub(position).min(1),
-        None => kernel::queued(conn.fd()) as u64,
+    let done = match plain::own_position(conn) {
+        Some(position) if position < locks.behind_mark.load(Relaxed) => take(conn, 1),
+        Some(_) => Ok(()),
+        None => {
+            kernel::give_up(conn.fd());
+            match raw::poll_now(conn.fd(), 0) & libc::POLLERR {
+                0 => Err(libc::ECONNRESET),
+                _ => Ok(()),
+            }
+        }
     };
-    if let Err(errno) = take(conn, usize::try_from(left).unwrap_or(usize::MAX)) {
+    if let Err(errno) = done {
         conn.set_error(errno);
     }
     locks.end(ENDS_STRETCH);
@@ -446,6 +458,7 @@ mod tests {
     use crate::Vector;
     use crate::conn::Phase;
     use crate::conn::records;
+    use crate::lock::COUNTS;
     use std::io::Write;
     use std::net::Shutdown;
 
@@ -470,6 +483,27 @@ mod tests {
         peer.shutdown(Shutdown::Write).unwrap();
         while raw::poll_now(conn.fd(), libc::POLLRDHUP) == 0 {}
         assert!(!is_quiet(conn));
+    }
+
+    /// Where nobody can tell whether a back has been taken, what the lane has comes first.
+    #[test]
+    fn the_lane_comes_before_a_back_that_cannot_be_counted() {
+        let (conn, [_own, mut peer]) = records::on_the_heap();
+        conn.set_phase(Phase::Attached);
+        let segment = conn.segment(&conn).unwrap();
+        let lane = segment.receiver(conn.side());
+        let incoming = Incoming::new(lane);
+        records::receive_on_the_lane(conn);
+        let sender = segment.sender(conn.side().other());
+        sender.append(b"lane".as_slice().into()).unwrap();
+        peer.write_all(&[MARK_BACK]).unwrap();
+        while kernel::queued(conn.fd()) == 0 {}
+        conn.locks().unwrap().begin(COUNTS);
+        assert_eq!(look_at_marks(conn, &incoming, &lane), Ok(Marks::Changed));
+        assert_eq!(conn.take_error(), libc::ECONNRESET);
+        lane.copy_out((&mut [0; 4][..]).into(), 0);
+        lane.consume(4);
+        assert_eq!(look_at_marks(conn, &incoming, &lane), Err(libc::ECONNRESET));
     }
 
     /// A look that leaves no marks takes a back off the kernel connection before the lane has been read.

@@ -118,6 +118,8 @@ pub(crate) fn attached(
     if flags & libc::MSG_OOB != 0 {
         // The kernel keeps urgent data apart from the stream.
         crate::path::demote::ban(conn, Reason::UrgentData);
+        // And apart it is but amidst a count. This does not wait.
+        let _guard = conn.own_receive(id);
         return direct();
     }
     if vector.is_nowhere() && flags & libc::MSG_TRUNC == 0 {
@@ -203,10 +205,11 @@ pub(crate) fn attached(
 
 /// Whether urgent data comes next and has come. An end that receives no more hears of some that its kernel has not taken.
 fn holds_urgent_data(conn: &Conn, id: u64) -> bool {
-    kernel::is_at_mark(conn.fd())
-        && conn
-            .own_receive(id)
-            .is_some_and(|_guard| kernel::queued_in_all(conn.fd()) > 0)
+    let has_come = |locks| {
+        conn.own_receive(id)
+            .is_some_and(|_guard| kernel::queued_in_all(conn.fd(), locks) > 0)
+    };
+    kernel::is_at_mark(conn.fd()) && conn.locks().is_some_and(has_come)
 }
 
 /// What a receive into no room finds: `Bytes(0)` where something could be received.

@@ -3,11 +3,11 @@
 use crate::agent::counters;
 use crate::conn::{self, Conn};
 use crate::kernel;
+use crate::lock::{COUNTS, Locks};
 use crate::receive::{Found, approach, needs};
 use crate::sys::{Errno, raw};
 use crate::vector::Vector;
-use core::sync::atomic::Ordering::{Relaxed, SeqCst};
-use core::sync::atomic::compiler_fence;
+use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_control::Reason;
 use viaduct_control::counters::slot;
@@ -67,7 +67,8 @@ pub(crate) fn behind_urgent_data(
     skip: usize,
     flags: c_int,
 ) -> Result<Found, Errno> {
-    let waiting = kernel::queued_in_all(conn.fd()).saturating_sub(1);
+    let locks = conn.locks().ok_or(libc::EBADF)?;
+    let waiting = kernel::queued_in_all(conn.fd(), locks).saturating_sub(1);
     if incoming.source() != Source::Raw {
         return Ok(Found::Nothing);
     }
@@ -101,27 +102,35 @@ pub(crate) fn pass_urgent_data_before(conn: &Conn, flags: c_int) {
     }
 }
 
-/// In a count of taken bytes: whoever took some last was killed before it had counted them, or has jumped away.
-const UNSURE: u64 = 1 << 63;
-
-/// Kernel position of the next byte: the kernel's word while the connection is up, our own count once a reset hides it. `None` if that is unsure.
+/// Kernel position of the next byte: the kernel's word while the connection is up, our own count once its end hides it. `None` if that is unsure. The
+/// receiving direction is owned.
 pub(crate) fn position(conn: &Conn) -> Option<u64> {
-    let own = conn.position();
-    if own & UNSURE != 0 {
-        return count_anew(conn);
+    let own = own_position(conn)?;
+    let fd = conn.fd();
+    match kernel::receive_position(fd, || kernel::queued(fd)) {
+        // Urgent data, which hides what stands behind it, is not counted by those who pass it.
+        Ok(position) if position != own => {
+            let position = kernel::receive_position_surely(fd, conn.locks()?).unwrap_or(own);
+            conn.set_position(position);
+            Some(position)
+        }
+        _ => Some(own),
     }
-    Some(match kernel::receive_position(conn.fd(), kernel::queued) {
-        // There may be urgent data, which hides what stands behind it.
-        Some(position) if position != own => kernel::receive_position(conn.fd(), kernel::queued_in_all).unwrap_or(own),
-        _ => own,
-    })
 }
 
+/// The same by our own count, which is right from where the lane has been entered on.
+pub(crate) fn own_position(conn: &Conn) -> Option<u64> {
+    let is_sure = conn.locks()?.amid.load(Relaxed) & COUNTS == 0;
+    is_sure.then(|| conn.position())
+}
+
+/// Whoever took bytes last was killed before it had counted them, or has jumped away.
 #[cold]
-fn count_anew(conn: &Conn) -> Option<u64> {
-    let position = kernel::receive_position_surely(conn.fd())?;
-    conn.set_position(position);
-    Some(position)
+pub(crate) fn count_anew(conn: &Conn, locks: &Locks) {
+    if let Ok(position) = kernel::receive_position_surely(conn.fd(), locks) {
+        conn.set_position(position);
+        locks.end(COUNTS);
+    }
 }
 
 /// Receives raw bytes before a promotion at `until`; `None` once there are none left.
@@ -156,7 +165,7 @@ pub(crate) fn before_lane(
 }
 
 impl Conn {
-    /// Kernel position of the next byte to be received, counted since the pair stood; perhaps [`UNSURE`].
+    /// Kernel position of the next byte to be received, counted since the pair stood; unsure amid [`COUNTS`].
     fn position(&self) -> u64 {
         self.locks().map_or(0, |locks| locks.position.load(Relaxed))
     }
@@ -168,16 +177,19 @@ impl Conn {
         }
     }
 
-    /// Has `take` take bytes, of the stream or marks, off the kernel connection, and counts them. Whoever is killed in between, or jumps away, leaves the
-    /// count unsure. The receiving direction is owned.
+    /// Has `take` take bytes, of the stream or marks, off the kernel connection, and counts them. Whoever is killed in between, or jumps away, leaves it to
+    /// who owns the receiving direction next to count anew. It is owned.
     #[inline]
     pub(crate) fn take_counted(&self, take: impl FnOnce() -> Result<usize, Errno>) -> Result<usize, Errno> {
-        let before = self.position();
-        self.set_position(before | UNSURE);
-        compiler_fence(SeqCst);
+        let was_sure = own_position(self).is_some();
+        if let Some(locks) = self.locks() {
+            locks.begin(COUNTS);
+        }
         let taken = take();
-        compiler_fence(SeqCst);
-        self.set_position(before.wrapping_add(taken.unwrap_or(0) as u64));
+        self.set_position(self.position().wrapping_add(taken.unwrap_or(0) as u64));
+        if let Some(locks) = self.locks().filter(|_| was_sure) {
+            locks.end(COUNTS);
+        }
         taken
     }
 
@@ -188,14 +200,56 @@ impl Conn {
             return 0;
         }
         let known = self.locks().map_or(0, |locks| locks.surely_raw.load(Relaxed));
-        known.saturating_sub(self.position())
+        own_position(self).map_or(0, |position| known.saturating_sub(position))
     }
 
     /// So many of the next bytes are. The receiving direction is owned.
     pub(crate) fn know_raw(&self, bytes: u64) {
         if let Some(locks) = self.locks() {
-            let position = self.position() & !UNSURE;
-            locks.surely_raw.store(position.saturating_add(bytes), Relaxed);
+            locks.surely_raw.store(self.position().saturating_add(bytes), Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conn::{Phase, records};
+    use core::sync::atomic::{AtomicBool, AtomicU32};
+    use rustix::net::SendFlags;
+
+    #[test]
+    fn urgent_data_is_received_apart_amidst_counts() {
+        let (conn, [_own, peer]) = records::on_the_heap();
+        conn.set_phase(Phase::Attached);
+        let (over, counts) = (AtomicBool::new(false), AtomicU32::new(0));
+        rustix::net::send(&peer, b"!", SendFlags::OOB).unwrap();
+        while raw::poll_now(conn.fd(), libc::POLLPRI) == 0 {}
+        let flags = libc::MSG_OOB | libc::MSG_PEEK;
+        let mut byte = [0_u8];
+        let parts = [libc::iovec {
+            iov_base: byte.as_mut_ptr().cast(),
+            iov_len: 1,
+        }];
+        let received = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Relaxed) {
+                    let _guard = conn.own_receive(conn.id());
+                    kernel::queued_in_all(conn.fd(), conn.locks().unwrap());
+                    counts.fetch_add(1, Relaxed);
+                }
+            });
+            let receive = || {
+                let direct = || raw::recv(conn.fd(), &mut [0], flags).map_or(-1, usize::cast_signed);
+                crate::receive(conn, Vector::own(&parts), flags, direct)
+            };
+            let mut received = true;
+            while received && counts.load(Relaxed) < 5000 {
+                received = receive() == 1;
+            }
+            over.store(true, Relaxed);
+            received
+        });
+        assert!(received);
     }
 }

@@ -33,7 +33,7 @@ pub(crate) struct Area {
     pub(super) holders: Holders,
     /// Stream position of the first byte that the kernel or the lane still has.
     pub(crate) base: AtomicU64,
-    /// Kernel position at which stream position 0 stands, noted before anything is thrown away; [`UNKNOWN`].
+    /// Kernel position at which stream position 0 stands, noted before anything is thrown away; [`UNKNOWN`], [`UNTOLD`].
     pub(crate) origin: AtomicU64,
     /// Stream position up to which the kernel was last found to hold bytes.
     pub(crate) there: AtomicU64,
@@ -89,6 +89,8 @@ const NUMBER: u32 = (1 << 12) - 1;
 const _: () = assert!(AREAS <= NUMBER as usize);
 /// In [`Area::origin`].
 pub(super) const UNKNOWN: u64 = u64::MAX;
+/// In [`Area::origin`]: the connection has ended, and it never will be known.
+pub(super) const UNTOLD: u64 = u64::MAX - 1;
 /// In [`Area::used`].
 const TAKEN: u32 = u32::MAX;
 

@@ -6,10 +6,11 @@
 //! **the kernel holds unread bytes exactly if there are any**: bytes that have been received are thrown away at the latest when
 //! nothing unread is known to stand behind them. So readiness, as the kernel tells it, is right without anybody's help.
 
-use super::area::{Area, Peeked, UNKNOWN};
+use super::area::{Area, Peeked, UNKNOWN, UNTOLD};
 use super::waiting::lift_mark;
 use super::{Ask, Step};
-use crate::kernel;
+use crate::kernel::{self, Untold};
+use crate::lock::Locks;
 use crate::sys::memory::{BUFFER, discard};
 use crate::sys::{Errno, raw};
 use crate::vector::Vector;
@@ -42,6 +43,8 @@ pub(crate) struct Front<'a> {
     pub(crate) fd: c_int,
     pub(crate) area: &'a Area,
     pub(crate) peeked: &'a Peeked,
+    /// The connection's, where there is a record of it.
+    pub(crate) locks: Option<&'a Locks>,
 }
 
 impl Front<'_> {
@@ -369,25 +372,32 @@ impl Front<'_> {
     /// Before the first bytes are thrown away: no call takes any but those that mind holes by then. Without a record of the connection nobody will ask.
     fn note_origin(&self) {
         let area = self.area;
-        if area.origin.load(Relaxed) == UNKNOWN && area.identity.load(Relaxed) == 0 {
-            let position = kernel::receive_position_surely(self.fd);
-            let origin = position.map_or(UNKNOWN, |position| position.wrapping_sub(self.base()));
-            area.origin.store(origin, Relaxed);
+        let Some(locks) = self.locks.filter(|_| area.origin.load(Relaxed) == UNKNOWN) else {
+            return;
+        };
+        peek_from(self.fd, area, 0);
+        match kernel::receive_position_surely(self.fd, locks) {
+            Ok(position) => area.origin.store(position.wrapping_sub(self.base()), Relaxed),
+            Err(Untold::Ended) => area.origin.store(UNTOLD, Relaxed),
+            Err(Untold::Busy) => {}
         }
     }
 
     /// Throws away what has been received at the front where the holes are damaged, for somebody who knows of none. The head is as before the call that
-    /// nobody has ended, or as after it; how many bytes have gone the kernel tells. Where a reset hides that, no byte is handed over, but the reset.
-    pub(crate) fn settle_damaged(&self) {
+    /// nobody has ended, or as after it; how many bytes have gone the kernel tells. Where it does not, no byte is handed over, but an error.
+    pub(crate) fn settle_damaged(&self, locks: &Locks) {
         // Where nothing has been thrown away yet. This may be asked more than once.
         self.note_origin();
         let (head, origin) = (self.area.holes.head(), self.area.origin.load(Relaxed));
-        let owed = match kernel::receive_position_surely(self.fd) {
-            Some(position) if origin != UNKNOWN => narrow(head.saturating_sub(position.wrapping_sub(origin))),
-            _ => kernel::queued(self.fd),
-        };
-        if owed > 0 {
-            let _ = discard(self.fd, owed);
+        match kernel::receive_position_surely(self.fd, locks) {
+            Ok(position) if !matches!(origin, UNKNOWN | UNTOLD) => {
+                let owed = narrow(head.saturating_sub(position.wrapping_sub(origin)));
+                if owed > 0 {
+                    let _ = discard(self.fd, owed);
+                }
+            }
+            Err(Untold::Ended) if kernel::queued(self.fd) == 0 => {}
+            _ => kernel::give_up(self.fd),
         }
     }
 }

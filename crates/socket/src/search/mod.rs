@@ -304,11 +304,13 @@ impl Conn {
 }
 
 fn front(conn: &Conn) -> Option<Front<'static>> {
-    let reference = conn.locks()?.area.load(Relaxed);
+    let locks = conn.locks()?;
+    let reference = locks.area.load(Relaxed);
     Some(Front {
         fd: conn.fd(),
         area: area::numbered(reference)?,
         peeked: area::peeked(reference)?,
+        locks: Some(locks),
     })
 }
 
@@ -336,8 +338,8 @@ fn begin(conn: &Conn, guard: &mut Guard<'_>) -> Result<&'static Area, Errno> {
     area::numbered(reference).ok_or(libc::ENOBUFS)
 }
 
-/// The connection gets a lane: who peeks for marks begins at the front. Both directions are owned.
-pub(crate) fn attached(conn: &Conn) {
+/// Who peeks next begins at the front. The receiving direction is owned.
+pub(crate) fn peek_at_front(conn: &Conn) {
     if let Some(area) = conn.area() {
         kernel::peek_from(conn.fd(), area, 0);
     }
@@ -353,8 +355,8 @@ pub(crate) fn hand_over(conn: &Conn) {
         if front.area.holes.is_intact() {
             // What a reset has taken the successor is told.
             let _ = front.settle(true);
-        } else {
-            front.settle_damaged();
+        } else if let Some(locks) = front.locks {
+            front.settle_damaged(locks);
         }
         kernel::peek_from(front.fd, front.area, 0);
         waiting::lift_mark(front.fd, front.area);
@@ -470,7 +472,10 @@ pub(crate) fn readable_bytes(conn: &'static Conn) -> Option<c_int> {
 mod tests {
     use super::*;
     use crate::conn::records;
+    use crate::sys::raw;
     use crate::wait::direct::DirectCall;
+    use std::io::{Read, Write};
+    use std::net::{Shutdown, TcpStream};
 
     #[test]
     fn a_receive_in_the_kernel_counts_beside_searches_that_wait() {
@@ -489,11 +494,9 @@ mod tests {
         assert_eq!(conn.peeks.load(SeqCst), 1);
     }
 
-    /// Of bytes that a killed call has received, and not thrown away, some that nobody has received must not go with them however often it is asked.
-    #[test]
-    fn handed_over_damaged_more_than_once() {
-        use std::io::{Read, Write};
-        let (conn, [mut own, mut peer]) = records::on_the_heap();
+    /// A connection on which a call has received 16 of 100 bytes, and has been killed before it threw them away.
+    fn damaged() -> (&'static Conn, &'static Area, [TcpStream; 2]) {
+        let (conn, [own, mut peer]) = records::on_the_heap();
         let bytes: Vec<u8> = (0..100).collect();
         peer.write_all(&bytes).unwrap();
         while crate::kernel::queued(conn.fd()) < bytes.len() {
@@ -504,12 +507,66 @@ mod tests {
         drop(guard);
         area.holes.begin_change();
         area.holes.take(0, 16).unwrap();
+        own.set_nonblocking(true).unwrap();
+        (conn, area, [own, peer])
+    }
+
+    fn assert_rest(mut own: TcpStream) {
+        let mut rest = [0; 84];
+        own.read_exact(&mut rest).unwrap();
+        assert!(rest.into_iter().eq(16..100));
+    }
+
+    /// Bytes that nobody has received must not go with those that a killed call has, however often it is asked.
+    #[test]
+    fn handed_over_damaged_more_than_once() {
+        let (conn, _, [own, _peer]) = damaged();
         for _ in 0..3 {
             hand_over(conn);
         }
-        own.set_nonblocking(true).unwrap();
-        let mut rest = [0; 84];
-        own.read_exact(&mut rest).unwrap();
-        assert_eq!(rest, bytes[16..]);
+        assert_rest(own);
+    }
+
+    /// Nor where the connection has ended, in whatever way. A reset is told behind them, as ever.
+    #[test]
+    fn handed_over_damaged_after_the_end() {
+        for (is_half_closed, is_reset) in [(false, false), (true, false), (false, true), (true, true)] {
+            let (conn, area, [own, peer]) = damaged();
+            if is_half_closed {
+                peer.shutdown(Shutdown::Write).unwrap();
+                while raw::poll_now(conn.fd(), libc::POLLRDHUP) == 0 {}
+            }
+            if is_reset {
+                records::reset(peer);
+            } else {
+                drop(peer);
+                own.shutdown(Shutdown::Write).unwrap();
+            }
+            while raw::poll_now(conn.fd(), libc::POLLHUP) == 0 {}
+            for _ in 0..3 {
+                hand_over(conn);
+            }
+            assert_eq!(area.origin.load(Relaxed), 0);
+            let told = raw::poll_now(conn.fd(), 0) & libc::POLLERR != 0;
+            assert_eq!(told, is_reset, "{is_half_closed}");
+            assert_rest(own);
+        }
+    }
+
+    /// What nobody can tell the successor is not told that it has ended in order.
+    #[test]
+    fn handed_over_damaged_without_a_count() {
+        for is_up in [true, false] {
+            let (conn, area, [mut own, peer]) = damaged();
+            area.origin.store(area::UNTOLD, Relaxed);
+            let _peer = is_up.then_some(peer);
+            if !is_up {
+                own.shutdown(Shutdown::Write).unwrap();
+                while raw::poll_now(conn.fd(), libc::POLLHUP) == 0 {}
+            }
+            hand_over(conn);
+            own.read(&mut [0; 100]).unwrap_err();
+            assert_eq!(crate::kernel::queued(conn.fd()), 0);
+        }
     }
 }

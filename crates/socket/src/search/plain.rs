@@ -114,7 +114,12 @@ fn socket(fd: c_int) -> Result<Socket, Errno> {
     let front = |reference| {
         let (area, peeked) = (area::numbered(reference)?, area::peeked(reference)?);
         (area.identity.load(Relaxed) == identity).then_some(Socket {
-            front: Front { fd, area, peeked },
+            front: Front {
+                fd,
+                area,
+                peeked,
+                locks: None,
+            },
             identity,
         })
     };

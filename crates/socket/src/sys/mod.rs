@@ -52,6 +52,7 @@ pub(crate) mod memory;
 pub(crate) mod outer;
 mod packet;
 pub mod raw;
+mod rest;
 mod stack;
 pub(crate) mod threads;
 
@@ -59,6 +60,7 @@ pub use events::Events;
 pub(crate) use packet::{
     PACKET_DESCRIPTORS, addresses, connect_packet_socket, own_descriptor, receive_packet, send_packet,
 };
+pub(crate) use rest::peek_at_rest;
 pub(crate) use stack::{signal_stack, stack_pointer};
 pub use threads::single_threaded;
 

@@ -174,10 +174,16 @@ fn errors_of_searches() {
     check("errors");
 }
 
-/// Calls that are never ended.
+/// Searches that are never ended, and receives beside them.
 #[test]
 fn killed_searches() {
     check("killed");
+}
+
+/// The same of ordinary ones, where nothing is searched.
+#[test]
+fn killed_calls() {
+    check("left");
 }
 
 /// Several threads, processes and waits on one socket.

@@ -1,12 +1,6 @@
 /* Calls that are never ended: their process is killed in the midst of them, or a handler jumps out of them, at each of their system calls and
  * instructions. Whoever shares the socket finds the bytes as they were before the call or as it leaves them, or in between, or ECONNRESET. */
-#include "check.h"
-#include <limits.h>
-#include <sched.h>
-#include <setjmp.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/ptrace.h>
+#include "steps.h"
 
 /* `budget`: instructions that a check steps through, at some 10 us each, so that it ends few calls at each. `last`: but those that take bytes off
  * the front, which comes last, at each of so many. */
@@ -33,19 +27,7 @@ static const struct work works[] = {
 };
 static const struct work *const little_search = &works[0], *const little_receive = &works[1];
 
-static struct {
-    volatile int done, jumped;
-} *shared;
 static unsigned char bytes[most + 1];
-/* On which a child receives a byte first: what it needs for itself is made then. */
-static struct pair other;
-static sigjmp_buf outside;
-
-static void jump(int signal)
-{
-    (void)signal;
-    siglongjmp(outside, 1);
-}
 
 static ssize_t take(int fd, size_t offset, size_t count)
 {
@@ -55,70 +37,6 @@ static ssize_t take(int fd, size_t offset, size_t count)
 static int makes_call(int fd, const struct work *work)
 {
     return take(fd, work->call.offset, work->call.count) == (ssize_t)work->call.count;
-}
-
-/* A child that is about to make the call. */
-static pid_t traced(int fd, int (*call)(int fd, const struct work *work), const struct work *work)
-{
-    int status;
-    pid_t child;
-
-    shared->done = shared->jumped = 0;
-    if (send(other.near, "", 1, 0) != 1)
-        return -1;
-    child = fork();
-    if (child == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (sigsetjmp(outside, 1) == 0) {
-            signal(SIGUSR1, jump);
-            if (in_order(other.far, bytes, 1, 0) != 1)
-                _exit(1);
-            if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) == 0)
-                raise(SIGSTOP);
-            shared->done = call(fd, work) ? 1 : -1;
-            raise(SIGSTOP);
-        }
-        shared->jumped = 1;
-        /* The library alone knows of no jump: it has the socket free once the thread has ended. */
-        while (under_viaduct())
-            pause();
-        _exit(0);
-    }
-    if (waitpid(child, &status, 0) != child || !WIFSTOPPED(status))
-        return -1;
-    ptrace(PTRACE_SETOPTIONS, child, NULL, PTRACE_O_EXITKILL);
-    return child;
-}
-
-/* Goes on in so many steps, up to the end of the call; how many it took, -1 on any error. */
-static long go_on(pid_t child, enum __ptrace_request step, long steps)
-{
-    long made = 0;
-    int status;
-
-    for (; made < steps && !shared->done; made++)
-        if (ptrace(step, child, NULL, NULL) || waitpid(child, &status, 0) != child || !WIFSTOPPED(status))
-            return -1;
-    return made;
-}
-
-/* A child that has made `after` of the call's system calls; -1 on any error. `whole`: how many there are, once it has made them all. */
-static pid_t stopped(int fd, int (*call)(int fd, const struct work *work), const struct work *work, long after, long *whole)
-{
-    pid_t child = traced(fd, call, work);
-    long made = child < 0 ? -1 : go_on(child, PTRACE_SYSCALL, after);
-
-    if (made < 0 || shared->done < 0)
-        return -1;
-    if (shared->done)
-        *whole = made;
-    return child;
-}
-
-static void finish(pid_t child)
-{
-    kill(child, SIGKILL);
-    waitpid(child, NULL, 0);
 }
 
 /* Whether the holes were found damaged. `ended`: the call was not amid its work. */
@@ -264,20 +182,20 @@ static void jumps_out_of_system_calls(void)
     EXPECT(end_amid_system_calls(1) > 0 || on_lane() || old || failure[0]);
 }
 
-/* A program that knows of no holes: writes all that it receives from its descriptor. */
-static int succeed(int fd)
+/* A program that knows of no holes: writes what it receives from its descriptor, so much at most. */
+static int succeed(int fd, size_t most_bytes)
 {
     ssize_t got;
 
-    while ((got = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT)) > 0)
+    for (; most_bytes && (got = recv(fd, bytes, most_bytes, MSG_DONTWAIT)) > 0; most_bytes -= (size_t)got)
         for (ssize_t done = 0, more; done < got; done += more)
             if ((more = write(1, bytes + done, (size_t)(got - done))) <= 0)
                 return 1;
     return 0;
 }
 
-/* What such a program receives from `fd`. */
-static size_t receive_by_successor(int fd)
+/* What such a program receives from `fd` into `into`, so much at most. */
+static size_t receive_by_successor(int fd, unsigned char *into, size_t most_bytes)
 {
     size_t count = 0;
     int out[2];
@@ -287,24 +205,25 @@ static size_t receive_by_successor(int fd)
         return 0;
     child = fork();
     if (child == 0) {
-        char number[16];
+        char number[16], limit[32];
 
         snprintf(number, sizeof number, "%d", fd);
+        snprintf(limit, sizeof limit, "%zu", most_bytes);
         unsetenv("LD_PRELOAD");
         dup2(out[1], 1);
         close(out[1]);
-        execl("/proc/self/exe", "killed", "--successor", number, NULL);
+        execl("/proc/self/exe", "killed", "--successor", number, limit, NULL);
         _exit(1);
     }
     close(out[1]);
-    for (ssize_t got; (got = read(out[0], bytes + count, sizeof bytes - count)) > 0;)
+    for (ssize_t got; (got = read(out[0], into + count, most_bytes - count)) > 0;)
         count += (size_t)got;
     close(out[0]);
     waitpid(child, NULL, 0);
     return count;
 }
 
-/* Who received what comes before all that is unread was killed as it was thrown away. The successor finds all that is unread, and none of it twice. */
+/* Who received what comes before all that is unread was killed as it was thrown away. The successors find all that is unread, and none of it twice. */
 static void succeeded_after_searches(void)
 {
     const struct work *work = &works[4];
@@ -329,152 +248,15 @@ static void succeeded_after_searches(void)
         child = stopped(p.far, makes_call, work, after, &whole);
         EXPECT(child > 0);
         finish(child);
-        got = receive_by_successor(p.far);
+        /* Each has the socket handed over anew. */
+        got = receive_by_successor(p.far, bytes, 10);
+        got += receive_by_successor(p.far, bytes + got, sizeof bytes - got);
         /* The bytes of holes come too where nothing before them has been received. */
         from = work->sent - got;
         EXPECT(from == taken || (from == 0 && !shared->done));
         for (size_t at = 0; at < got; at++)
             EXPECT(bytes[at] == pattern(from + at));
         close_pair(p);
-    }
-}
-
-/* Unread bytes of a connection that is never searched: raw ones, the lane's, and where the sender has left it raw ones again. */
-enum { before = 100, in_lane = 200, behind = 300, all = before + in_lane + behind, received = 30 };
-
-static struct pair pair_of_stretches(int leaves)
-{
-    struct pair p = connect_quickly();
-    unsigned char sent[all], echo[100] = {0};
-    int least = 2, on = 1;
-
-    for (size_t at = 0; at < all; at++)
-        sent[at] = pattern(at + 1);
-    if (setsockopt(p.near, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) || !send_all(p.near, sent, before))
-        snprintf(failure, sizeof failure, "could not send");
-    /* Both ends get the lane. */
-    for (int round = 0; round < 30; round++) {
-        if (!send_all(p.far, echo, sizeof echo) || !receive_all(p.near, echo, sizeof echo))
-            snprintf(failure, sizeof failure, "no echo");
-        sleep_ms(1);
-    }
-    if (!send_all(p.near, sent + before, in_lane))
-        snprintf(failure, sizeof failure, "could not send on the lane");
-    if (leaves && (setsockopt(p.near, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least) ||
-                   !send_all(p.near, sent + before + in_lane, behind)))
-        snprintf(failure, sizeof failure, "could not send behind the lane");
-    settle();
-    return p;
-}
-
-static int peeks_at_all(int fd, const struct work *work)
-{
-    ssize_t got = recv(fd, bytes, all, MSG_PEEK | MSG_DONTWAIT);
-
-    (void)work;
-    return got == all || (old && got > 0);
-}
-
-static int receives_some(int fd, const struct work *work)
-{
-    (void)work;
-    return recv(fd, bytes, received, MSG_DONTWAIT) == received;
-}
-
-/* Ends a peek by the ordinary call after each of its system calls: nothing is received by it. */
-static void end_peeks(int jumps)
-{
-    /* As above. */
-    alarm(30);
-    for (long after = 0, whole = LONG_MAX; after < whole && !failure[0]; after++) {
-        struct pair p = pair_of_stretches(1);
-        pid_t child = stopped(p.far, peeks_at_all, NULL, after, &whole);
-
-        EXPECT(child > 0);
-        if (jumps && !shared->done) {
-            kill(child, SIGUSR1);
-            ptrace(PTRACE_DETACH, child, NULL, NULL);
-            while (!shared->jumped)
-                sched_yield();
-        } else {
-            finish(child);
-        }
-        /* What is found first tells of what has come by the lane. */
-        for (size_t got = 0; got < all; got++) {
-            EXPECT(recv(p.far, bytes, 1, MSG_DONTWAIT) == 1);
-            EXPECT(bytes[0] == pattern(got + 1));
-        }
-        EXPECT_ERROR(recv(p.far, bytes, 1, MSG_DONTWAIT), EAGAIN);
-        if (jumps && !shared->done)
-            finish(child);
-        close_pair(p);
-    }
-}
-
-static void killed_amid_peeks(void)
-{
-    end_peeks(0);
-}
-
-static void jumps_out_of_peeks(void)
-{
-    end_peeks(1);
-}
-
-static int receives_all(int fd, const struct work *work)
-{
-    size_t got = 0;
-
-    (void)work;
-    for (ssize_t more; got < all && (more = recv(fd, bytes, all, MSG_DONTWAIT)) > 0;)
-        got += (size_t)more;
-    return got == all;
-}
-
-/* Ends receives over several stretches after each of their system calls: what is left is the end of the stream. */
-static void killed_between_stretches(void)
-{
-    alarm(30);
-    for (long after = 0, whole = LONG_MAX; after < whole && !failure[0]; after++) {
-        struct pair p = pair_of_stretches(1);
-        pid_t child = stopped(p.far, receives_all, NULL, after, &whole);
-        size_t got = 0;
-
-        EXPECT(child > 0);
-        finish(child);
-        for (ssize_t more; (more = recv(p.far, bytes + got, sizeof bytes - got, MSG_DONTWAIT)) > 0;)
-            got += (size_t)more;
-        EXPECT(got <= all && (after > 0 || got == all));
-        for (size_t at = 0; at < got; at++)
-            EXPECT(bytes[at] == pattern(all - got + at + 1));
-        close_pair(p);
-    }
-}
-
-/* Ends a receive of raw bytes after each of its system calls. The sender resets the connection then, so that the kernel no longer tells where in the
- * stream it is: the other bytes come, or ECONNRESET, and none that nobody has sent. */
-static void killed_before_a_reset(void)
-{
-    /* As above. */
-    alarm(30);
-    for (long after = 0, whole = LONG_MAX; after < whole && !failure[0]; after++) {
-        struct pair p = pair_of_stretches(0);
-        pid_t child = stopped(p.far, receives_some, NULL, after, &whole);
-        size_t got = 0, taken;
-        ssize_t more;
-
-        EXPECT(child > 0);
-        finish(child);
-        reset(p.near);
-        settle();
-        while ((more = recv(p.far, bytes + got, sizeof bytes - got, MSG_DONTWAIT)) > 0)
-            got += (size_t)more;
-        EXPECT(more == -1 && got <= all);
-        taken = got && bytes[0] == pattern(received + 1) ? received : 0;
-        EXPECT(got <= before + in_lane - taken);
-        for (size_t at = 0; at < got; at++)
-            EXPECT(bytes[at] == pattern(taken + at + 1));
-        close(p.far);
     }
 }
 
@@ -488,15 +270,10 @@ int main(int argc, char **argv)
         {"jumps_out_of_receives", jumps_out_of_receives},
         {"jumps_out_of_system_calls", jumps_out_of_system_calls},
         {"succeeded_after_searches", succeeded_after_searches},
-        {"killed_amid_peeks", killed_amid_peeks},
-        {"jumps_out_of_peeks", jumps_out_of_peeks},
-        {"killed_between_stretches", killed_between_stretches},
-        {"killed_before_a_reset", killed_before_a_reset},
     };
 
-    if (argc == 3 && !strcmp(argv[1], "--successor"))
-        return succeed(atoi(argv[2]));
-    other = connect_pair();
-    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (argc == 4 && !strcmp(argv[1], "--successor"))
+        return succeed(atoi(argv[2]), (size_t)atol(argv[3]));
+    prepare_steps();
     return run_checks(checks, sizeof checks / sizeof *checks, argc, argv);
 }
