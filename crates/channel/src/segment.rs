@@ -189,18 +189,24 @@ impl Segment {
         }
     }
 
-    /// Takes memory for `count` blocks of a lane's pool from block `first` on. `false`
-    /// when the system has none, or the layer above wants it left to others.
+    /// Takes memory for `count` blocks of a lane's pool from block `first` on, or for fewer. Returns for how many: the rest
+    /// the system does not have, or the layer above wants it left to others.
     #[cold]
-    pub(crate) fn populate(&self, lane: usize, first: usize, count: usize) -> bool {
+    pub(crate) fn populate(&self, lane: usize, first: usize, count: usize) -> usize {
         match &self.memory {
             #[cfg(not(loom))]
             Memory::Mapped(mapping) => {
-                let shift = self.geometry.block_shift();
-                gate::lets((first + count) << shift, count << shift)
-                    && self
-                        .places(lane, first..first + count)
-                        .all(|place| mapping.populate(place))
+                let mut taken = 0;
+                // Bit by bit: what others are taking at this moment, nobody sees.
+                for place in self.places(lane, first..first + count) {
+                    let more = place.len();
+                    let all = ((first + taken) << self.geometry.block_shift()) + more;
+                    if !gate::take(all, more, &mut || mapping.populate(place.clone())) {
+                        break;
+                    }
+                    taken += more >> self.geometry.block_shift();
+                }
+                taken
             }
             Memory::Heap(heap) => heap.populate(lane, first, count),
         }
@@ -247,7 +253,7 @@ impl Segment {
             #[cfg(not(loom))]
             Memory::Mapped(mapping) => mapping.populate(large_offset(lane)..large_offset(lane + 1)),
             // As if they lay with the first block that needs them.
-            Memory::Heap(heap) => heap.populate(lane, crate::layout::SMALL_BLOCKS, 1),
+            Memory::Heap(heap) => heap.populate(lane, crate::layout::SMALL_BLOCKS, 1) == 1,
         }
     }
 }

@@ -68,10 +68,11 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, knows: Kern
     if kernel {
         let asked = libc::POLLRDHUP | libc::POLLPRI;
         let events = u32::from(raw::poll_now(conn.fd(), asked).cast_unsigned());
-        if events & ALWAYS != 0
-            && let Err(errno) = marks::learn_of_error(conn)
-        {
-            conn.set_error(errno);
+        if events & ALWAYS != 0 {
+            conn.look_soon();
+            if let Err(errno) = marks::learn_of_error(conn) {
+                conn.set_error(errno);
+            }
         }
         conn.set_flag(conn::PEER_FIN, events & RDHUP != 0 || conn.flag(conn::PEER_FIN));
         mask |= events & (RDHUP | PRI | ALWAYS);

@@ -49,13 +49,14 @@ impl Heap {
     }
 
     #[cfg(not(test))]
-    pub(super) fn populate(&self, _lane: usize, _first: usize, _count: usize) -> bool {
-        true
+    pub(super) fn populate(&self, _lane: usize, _first: usize, count: usize) -> usize {
+        count
     }
 
     #[cfg(test)]
-    pub(super) fn populate(&self, _lane: usize, first: usize, count: usize) -> bool {
-        (first + count) as u64 <= self.limit.load(core::sync::atomic::Ordering::Relaxed)
+    pub(super) fn populate(&self, _lane: usize, first: usize, count: usize) -> usize {
+        let limit = self.limit.load(core::sync::atomic::Ordering::Relaxed);
+        usize::try_from(limit).map_or(count, |limit| limit.saturating_sub(first).min(count))
     }
 }
 

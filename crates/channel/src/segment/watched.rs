@@ -34,7 +34,7 @@ impl Heap {
         &self.pools[lane]
     }
 
-    pub(super) fn populate(&self, _lane: usize, _first: usize, _count: usize) -> bool {
-        true
+    pub(super) fn populate(&self, _lane: usize, _first: usize, count: usize) -> usize {
+        count
     }
 }

@@ -151,12 +151,13 @@ impl Sender<'_> {
             }
             step = SMALL_BLOCKS - grown;
         }
-        if !self.segment.populate(self.number, grown, step) {
-            step = 1;
-            if !self.segment.populate(self.number, grown, step) {
-                own.starved.set(1);
-                return 0;
-            }
+        step = match self.segment.populate(self.number, grown, step) {
+            0 => self.segment.populate(self.number, grown, 1),
+            taken => taken,
+        };
+        if step == 0 {
+            own.starved.set(1);
+            return 0;
         }
         own.starved.set(0);
         for (place, block) in (grown..grown + step).rev().enumerate() {

@@ -3,6 +3,7 @@
 use crate::agent::{MAILBOX, OWNER, counters, detached, disconnect, look_after};
 use crate::conn::{Phase, records};
 use crate::epoll::{self, lone};
+use crate::memory::group;
 use crate::sys::PACKET_DESCRIPTORS;
 use crate::wait::bell;
 use crate::wait::peer_bells::{self, Ringer};
@@ -12,6 +13,9 @@ use std::os::fd::{AsFd, IntoRawFd};
 use viaduct_channel::{Segment, Side};
 use viaduct_control::message::{self, Kind, PAIR_HAS_BELL, PAIR_HAS_OWN_OUTER, Pair, Refuse};
 use viaduct_control::{Reason, counters as layout};
+
+/// Bytes that a connection takes without asking once it has lanes, a few pages of the kernel's included.
+const ATTACHED: usize = 32 << 10;
 
 /// Whether viaductd has told of mail; costs one load.
 #[inline]
@@ -97,6 +101,10 @@ fn attach(pair: &Pair, segment: Option<std::os::fd::BorrowedFd<'_>>, bell: Ringe
     let Some(conn) = records::by_id(pair.offer).filter(|conn| conn.may_attach()) else {
         return false;
     };
+    if !group::take(ATTACHED, &mut || true) {
+        conn.refused(Reason::NoMemory, 5000);
+        return false;
+    }
     // What the program locks a lane is left out of by calls that it may have forbidden itself.
     let may_map = !viaduct_channel::is_locked() || !process::is_confined();
     let Some(segment) = segment.filter(|_| may_map).and_then(|fd| Segment::map(fd).ok()) else {

@@ -85,6 +85,15 @@ impl Conn {
         self.heard_at.store(sys::ticks(), Relaxed);
     }
 
+    /// Waits have told of an error or an end: whoever sends next asks the kernel which, if there is no room.
+    #[cold]
+    pub(crate) fn look_soon(&self) {
+        for word in [&self.checked_at, &self.heard_at] {
+            word.store(0, Relaxed);
+        }
+        self.unchecked.store(0, Relaxed);
+    }
+
     #[inline]
     fn is_due(&self, now: u64, us: u64) -> bool {
         now.wrapping_sub(self.checked_at.load(Relaxed)) > us * sys::ticks_per_us()

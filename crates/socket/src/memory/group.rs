@@ -1,8 +1,9 @@
 //! What the process's control group has left of memory, which lanes ask before they grow.
 //!
 //! The kernel kills a process whose group has no more memory for a lane, and slows it down above `memory.high`, where it would only have made TCP's
-//! buffers smaller. So lanes leave an eighth of each limit alone. What is in use is read at every growth: other processes take of the same. That is some dozen system calls, and
-//! never where nothing limits the process, or where it was refused a moment ago.
+//! buffers smaller. So lanes leave an eighth of each limit alone, and more of a small one. Other threads and processes take of the same, and may be looking at this moment: so one thread
+//! at a time looks and takes, little at once, and of much that is to spare lanes take some before somebody looks again. A look is some dozen system calls, and
+//! there is none where nothing limits the process, but for one a second, or where it was refused a moment ago.
 
 use crate::process;
 use crate::sys::{self, Errno, listing};
@@ -12,8 +13,15 @@ use core::sync::atomic::Ordering::Relaxed;
 
 /// "No limit" holds so long,
 const UNLIMITED_NS: u64 = 1_000_000_000;
-/// and a refusal so long.
-const REFUSED_NS: u64 = 10_000_000;
+/// and what was found of a limit so long.
+const LIMITED_NS: u64 = 10_000_000;
+/// Of a limit lanes leave so much alone, or half of it: programs go on growing after their lanes have, whose threads come first to each of their pages
+/// while they begin.
+const KEPT: usize = 32 << 20;
+/// Lanes take one part in so many of what there is to spare before somebody looks again,
+const PARTS: u64 = 64;
+/// and one in so many if nobody can any more.
+const LAST_PARTS: u64 = 8;
 
 /// As much as there is without a limit; in [`SPARE`].
 const NO_LIMIT: u64 = u64::MAX;
@@ -22,8 +30,12 @@ const NONE: usize = 1 << 60;
 
 /// Bytes that lanes might take when that was last looked at, but for those that they have taken since.
 static SPARE: AtomicU64 = AtomicU64::new(NO_LIMIT);
-/// Until then nobody looks again.
+/// While so many of them are left, nobody need look again
+static ENOUGH: AtomicU64 = AtomicU64::new(0);
+/// before then.
 static HOLDS_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
+/// Until then nobody else looks: one thread does and takes, or was refused.
+static NEXT_LOOK_NS: AtomicU64 = AtomicU64::new(0);
 
 /// Where the process's groups are named, one a line.
 const OWN: &CStr = c"/proc/self/cgroup";
@@ -61,38 +73,53 @@ impl Version {
     }
 }
 
-/// Whether a lane may take so many bytes. `errno` stays.
-pub(crate) fn may_take(bytes: usize) -> bool {
+/// Has a lane `take` so many bytes if it may; whether it has. `errno` stays.
+pub(crate) fn take(bytes: usize, take: &mut dyn FnMut() -> bool) -> bool {
     // What the process has forbidden itself is not known.
     if process::is_confined() {
-        return take(bytes);
+        return reserve(bytes, 0) && take();
     }
-    let now = sys::coarse_now_ns();
-    if now < HOLDS_UNTIL_NS.load(Relaxed) {
-        return SPARE.load(Relaxed) == NO_LIMIT;
+    let (now, enough) = (sys::coarse_now_ns(), ENOUGH.load(Relaxed));
+    if now < HOLDS_UNTIL_NS.load(Relaxed) && reserve(bytes, enough) {
+        return take();
+    }
+    let next = NEXT_LOOK_NS.load(Relaxed);
+    // Not for ever: who looks may be killed, or not be there in a forked child.
+    let mine = next <= now
+        && NEXT_LOOK_NS
+            .compare_exchange(next, now + LIMITED_NS, Relaxed, Relaxed)
+            .is_ok();
+    if !mine {
+        return reserve(bytes, enough / 2) && take();
     }
     look(bytes);
-    let may = take(bytes);
-    let holds = match may {
-        true if SPARE.load(Relaxed) == NO_LIMIT => UNLIMITED_NS,
-        true => 0,
-        false => REFUSED_NS,
+    if !reserve(bytes, 0) {
+        return false;
+    }
+    let holds = match SPARE.load(Relaxed) {
+        NO_LIMIT => UNLIMITED_NS,
+        _ => LIMITED_NS,
     };
     HOLDS_UNTIL_NS.store(now + holds, Relaxed);
-    may
+    let taken = take();
+    NEXT_LOOK_NS.store(0, Relaxed);
+    taken
 }
 
-/// The process is about to forbid itself system calls: what there is now is all that lanes may take from then on.
+/// The process is about to forbid itself system calls: a part of what there is now is all that lanes may take from then on.
 pub(crate) fn confining() {
     if !process::is_confined() {
         look(usize::MAX);
+        let part = |spare| (spare != NO_LIMIT).then_some(spare / LAST_PARTS);
+        let _ = SPARE.fetch_update(Relaxed, Relaxed, part);
     }
 }
 
-fn take(bytes: usize) -> bool {
-    let left = |spare| match spare {
+/// Counts so many bytes as taken, if enough are left then.
+fn reserve(bytes: usize, enough: u64) -> bool {
+    let left = |spare: u64| match spare {
         NO_LIMIT => Some(NO_LIMIT),
-        spare => spare.checked_sub(bytes as u64),
+        spare => spare.checked_sub(bytes as u64).filter(|left| *left >= enough),
     };
     SPARE.fetch_update(Relaxed, Relaxed, left).is_ok()
 }
@@ -130,6 +157,7 @@ fn look(bytes: usize) {
     };
     if let Some(spare) = spare {
         SPARE.store(spare, Relaxed);
+        ENOUGH.store(spare - spare / PARTS, Relaxed);
     }
 }
 
@@ -223,7 +251,7 @@ impl Group {
 
 /// Bytes of a limit that may be taken, of which `used` are. Those of the cache are free, too, but are only asked for where the rest is too little.
 fn of_limit(limit: usize, used: usize, bytes: usize, cache: impl FnOnce() -> usize) -> u64 {
-    let most = limit - limit / 8;
+    let most = limit - (limit / 8).max(KEPT.min(limit / 2));
     let spare = most.saturating_sub(used);
     let spare = match spare < bytes {
         true => most.saturating_sub(used.saturating_sub(cache())),
@@ -330,12 +358,12 @@ mod tests {
         assert_eq!(spare(), Some(NO_LIMIT / MIB as u64));
         for (group, max, high, expected) in [
             // Where it would be slowed down above less than what it may have.
-            ("above/own", mib(64), mib(32), 28 - 8),
-            ("above/own", mib(64), mib(128), 56 - 8),
-            ("above/own", "max\n".to_owned(), mib(24), 21 - 8),
-            ("above", "max\n".to_owned(), mib(16), 14 - 8),
-            ("above", mib(16), "max\n".to_owned(), 14 - 8),
-            ("above", "max\n".to_owned(), mib(8), 0),
+            ("above/own", mib(1024), mib(512), 448 - 8),
+            ("above/own", mib(1024), mib(2048), 896 - 8),
+            ("above/own", "max\n".to_owned(), mib(384), 336 - 8),
+            ("above", "max\n".to_owned(), mib(256), 224 - 8),
+            ("above", mib(256), "max\n".to_owned(), 224 - 8),
+            ("above", "max\n".to_owned(), mib(12), 0),
         ] {
             has(group, &[("memory.max", &max), ("memory.high", &high)]);
             assert_eq!(spare(), Some(expected), "{group}: {max}{high}");
@@ -345,33 +373,47 @@ mod tests {
             "above",
             &[("memory.stat", &format!("anon 5\ninactive_file {}", mib(4)))],
         );
-        assert_eq!(spare(), Some(7 - 4));
+        assert_eq!(spare(), Some(6 - 4));
         std::fs::remove_dir_all(root).unwrap();
     }
 
     #[test]
-    fn an_eighth_stays_and_the_cache_is_only_asked_for_where_it_matters() {
+    fn a_part_stays_and_the_cache_is_only_asked_for_where_it_matters() {
         let never = || unreachable!("asked for the cache");
-        assert_eq!(of_limit(64 * MIB, 6 * MIB, MIB, never), 50 << 20);
-        assert_eq!(of_limit(64 * MIB, 55 * MIB, MIB, never), 1 << 20);
-        assert_eq!(of_limit(64 * MIB, 56 * MIB, MIB, || 0), 0);
-        assert_eq!(of_limit(64 * MIB, 63 * MIB, MIB, || 20 * MIB), 13 << 20);
-        assert_eq!(of_limit(64 * MIB, 66 * MIB, MIB, || 3 * MIB), 0);
+        assert_eq!(of_limit(512 * MIB, 48 * MIB, MIB, never), 400 << 20);
+        assert_eq!(of_limit(512 * MIB, 447 * MIB, MIB, never), 1 << 20);
+        assert_eq!(of_limit(512 * MIB, 448 * MIB, MIB, || 0), 0);
+        assert_eq!(of_limit(512 * MIB, 504 * MIB, MIB, || 160 * MIB), 104 << 20);
+        assert_eq!(of_limit(512 * MIB, 520 * MIB, MIB, || 24 * MIB), 0);
         // The cache is part of what is used, whatever the kernel says of it a moment later.
-        assert_eq!(of_limit(64 * MIB, MIB, usize::MAX, || 2 * MIB), 56 << 20);
+        assert_eq!(of_limit(512 * MIB, MIB, usize::MAX, || 2 * MIB), 448 << 20);
+        // Of a small one programs need more to begin.
+        assert_eq!(of_limit(128 * MIB, 8 * MIB, MIB, never), 88 << 20);
+        assert_eq!(of_limit(48 * MIB, 8 * MIB, MIB, never), 16 << 20);
     }
 
+    /// One test: all of this is the process's.
     #[test]
     fn what_is_taken_is_no_longer_to_spare() {
+        let takes = |bytes| take(bytes, &mut || true);
         SPARE.store(NO_LIMIT, Relaxed);
-        assert!(take(usize::MAX) && take(1));
+        assert!(reserve(usize::MAX, 0) && reserve(1, 0));
         SPARE.store(10, Relaxed);
-        assert_eq!(
-            [take(6), take(5), take(4), take(1), take(0)],
-            [true, false, true, false, true]
-        );
+        let reserved = [6, 5, 4, 1, 0].map(|bytes| reserve(bytes, 0));
+        assert_eq!(reserved, [true, false, true, false, true]);
         // The process that runs the tests has something to spare, or no limit.
+        assert!(takes(1));
+        // What another thread takes at this moment no look finds.
+        let mut within = None;
         HOLDS_UNTIL_NS.store(0, Relaxed);
-        assert!(may_take(1));
+        assert!(take(1, &mut || {
+            SPARE.store(100, Relaxed);
+            ENOUGH.store(98, Relaxed);
+            within = Some([takes(2), takes(50), takes(49), takes(1)]);
+            true
+        }));
+        assert_eq!(within, Some([true, false, true, false]));
+        // But then there is another.
+        assert!(takes(1) && SPARE.load(Relaxed) > 1000);
     }
 }

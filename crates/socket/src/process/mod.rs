@@ -31,7 +31,7 @@ pub(crate) fn owns_records() -> bool {
 pub(crate) fn start() {
     if PROCESS.load(Relaxed) == 0 && PROCESS.swap(raw::getpid(), Relaxed) == 0 {
         sys::at_fork(before_fork, after_fork_in_parent, after_fork_in_child);
-        viaduct_channel::set_gate(group::may_take);
+        viaduct_channel::set_gate(group::take);
     }
 }
 

@@ -244,12 +244,7 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
         return Err(libc::EPIPE);
     }
     if conn.flag(conn::DEAD) {
-        if conn.flag(conn::QUIET_END) {
-            // As with TCP, the first bytes after the FIN are what is answered with RST.
-            conn.set_flag(conn::QUIET_END, false);
-            return Ok(vector.len().saturating_sub(skip));
-        }
-        return Err(broken(conn));
+        return to_the_dead(conn, vector.len().saturating_sub(skip));
     }
     if closes && marks::will_be_refused(conn) {
         // As the bytes would, the mark is answered with RST.
@@ -279,6 +274,13 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
             break;
         }
     }
+    if sent == 0 && conn.due_for_check(CHECK_US) {
+        // Waits may have told of an error already: a program that only sends must hear which.
+        marks::check_peer(conn, guard)?;
+        if conn.flag(conn::DEAD) {
+            return to_the_dead(conn, vector.len().saturating_sub(skip));
+        }
+    }
     if sent > 0 && (closes || conn.flag(conn::PEER_FIN) && conn.is_due_for_mark(CHECK_US)) {
         // The peer has closed at least one direction, or is about to. If both, the kernel answers this mark with RST, as it would
         // have answered the bytes. One that goes on receiving says so, unless it is killed, which is found out soon.
@@ -305,6 +307,17 @@ pub(crate) fn violated(conn: &Conn) -> Errno {
     conn.set_flag(conn::DEAD | conn::BANNED, true);
     conn.set_reason(Reason::PeerViolation);
     libc::ECONNRESET
+}
+
+/// Sends so many bytes on a connection that has ended.
+#[cold]
+fn to_the_dead(conn: &Conn, bytes: usize) -> Result<usize, Errno> {
+    if conn.flag(conn::QUIET_END) {
+        // As with TCP, the first bytes after the FIN are what is answered with RST.
+        conn.set_flag(conn::QUIET_END, false);
+        return Ok(bytes);
+    }
+    Err(broken(conn))
 }
 
 #[cold]
@@ -383,6 +396,7 @@ fn raw_send(conn: &Conn, vector: Vector<'_>, skip: usize, flags: c_int) -> Resul
 mod tests {
     use super::*;
     use crate::conn::records;
+    use core::time::Duration;
     use std::io::Read;
     use std::net::Shutdown;
 
@@ -416,7 +430,12 @@ mod tests {
         assert_eq!(Outgoing::new(segment.sender(conn.side())).mode(), Mode::Lane);
         assert_eq!(far.published(), 8 * MESSAGES as u64);
         let mut room = [0; 4 * MESSAGES];
-        let put = peer.read(&mut room).unwrap();
+        // Until none is left that the kernel has kept for later.
+        peer.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let mut put = 0;
+        while let Ok(read) = peer.read(&mut room) {
+            put += read;
+        }
         assert!((2..MESSAGES / 2).contains(&put), "{put} marks");
         // One that says that it closes is to answer each as it would the bytes.
         Outgoing::new(segment.sender(conn.side().other())).set_closing();

@@ -261,27 +261,27 @@ fn a_control_group_without_memory_harms_nobody_else() {
     }
 }
 
-/// A busy end in a group that has no memory for lanes as large as they may be.
-fn busy_in_a_small_group(mode: Mode<'_>, rounds: u64) {
+/// A busy end in a group of so many MiB, which has no memory for so many lanes as large as they may be; they carry at least so many all the same.
+fn busy_in_a_small_group(mode: Mode<'_>, rounds: u64, [mib, connections, bytes, least]: [u64; 4]) {
     for round in 0..rounds {
-        let Some(group) = Group::new(&format!("busy-{round}"), 48 << 20) else {
+        let Some(group) = Group::new(&format!("busy-{connections}-{round}"), mib << 20) else {
             return no_group();
         };
         let mut server = Server::start(mode, "epoll");
         let script = format!(
-            "echo $$ > {} && exec {} connect 127.0.0.1:{} --connections 24 --bytes 40000000 --seed {round}",
+            "echo $$ > {} && exec {} connect 127.0.0.1:{} --connections {connections} --bytes {bytes} --seed {round}",
             group.0.join("cgroup.procs").display(),
             binary("viaduct-testpeer").display(),
             server.port
         );
         let output = Launch::new(mode, "sh", ["-c", &script]).run(PATIENCE).success();
         let carried: u64 = reports(&output).iter().map(|report| report.received).sum();
-        assert_eq!(carried, 24 * 40_000_000, "round {round}: {output}");
+        assert_eq!(carried, connections * bytes, "round {round}: {output}");
         server.assert_sound();
         if let Mode::Accelerated(instance) = mode {
             let fast = instance.totals_of(server.program.pid()).fast_bytes();
-            // On a busy machine lanes stall and leave the rest to TCP; but they have carried more than they could ever hold.
-            assert!(fast > 24 * (4 << 20), "round {round}: {fast} bytes on lanes");
+            // On a busy machine lanes stall and leave the rest to TCP; but they have carried more than the group could ever hold.
+            assert!(fast > least << 20, "round {round}: {fast} bytes on lanes");
         }
     }
 }
@@ -364,7 +364,10 @@ fn a_control_group_without_memory_for_large_lanes_kills_nobody() {
     if !can_run(true, &["sh"]) {
         return;
     }
-    busy_in_a_small_group(Mode::Native, NATIVE_ROUNDS as u64);
-    let instance = Instance::start();
-    busy_in_a_small_group(Mode::Accelerated(&instance), 4);
+    // Few streams that would fill it; many threads that begin together, and find the same memory free.
+    for sizes in [[48, 24, 40_000_000, 96], [64, 120, 6_000_000, 64]] {
+        busy_in_a_small_group(Mode::Native, NATIVE_ROUNDS as u64, sizes);
+        let instance = Instance::start();
+        busy_in_a_small_group(Mode::Accelerated(&instance), 4, sizes);
+    }
 }

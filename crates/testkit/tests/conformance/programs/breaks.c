@@ -444,7 +444,18 @@ static void shut_down_both_ways_with_bytes_unread(void)
     NEAR(arrive(s, POLLRDHUP); ALL(s, 4); GET(s, 8, 0); POLL(s, POLLIN | POLLRDHUP, 0); R(send(s, "x", 1, MSG_NOSIGNAL)));
 }
 
-MAIN(BARE(resets_in_every_wait), BARE(ends_in_every_wait), JOINED(reset_cuts_a_waitall), JOINED(reset_after_both_half_closes),
+/* Told in a set, after which a program that only sends must hear what it is. It has sent few messages, and long ones. */
+static void a_reset_finds_who_waits_for_room(void)
+{
+    static char bytes[1 << 20];
+    int set = epoll_create1(0);
+
+    NEAR(fcntl(s, F_SETFL, O_NONBLOCK); R(watch(set, s, EPOLLOUT)); while (send(s, bytes, sizeof bytes, 0) > 0););
+    FAR(R(setsockopt(s, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once)); R(close(s)));
+    NEAR(once(set, 2000); R(send(s, "x", 1, MSG_NOSIGNAL)); R(send(s, "x", 1, MSG_NOSIGNAL)); GET(s, 8, 0));
+}
+
+MAIN(JOINED(a_reset_finds_who_waits_for_room), BARE(resets_in_every_wait), BARE(ends_in_every_wait), JOINED(reset_cuts_a_waitall), JOINED(reset_after_both_half_closes),
      JOINED(reset_told_to_a_sender_that_has_ended),
      JOINED(half_closed_and_then_reset_by_unread_bytes), BARE(exits_with_threads_in_calls), BARE(left_to_a_spawned_program),
      JOINED(polls_beside_receives), JOINED(selects_beside_receives), JOINED(sets_beside_receives), JOINED(sets_beside_sets), JOINED(others_are_seen_beside_a_busy_socket), JOINED(signals_are_read_beside_a_busy_socket),
