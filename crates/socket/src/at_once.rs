@@ -43,6 +43,7 @@ fn append(conn: &'static Conn, id: u64, append: impl FnOnce(&Sender<'_>) -> Resu
     let lane = segment.sender(conn.side());
     let out = Outgoing::new(lane);
     if out.mode() == Mode::Lane
+        && !out.is_ending()
         && !out.peer_wants_raw()
         && !out.peer_closes(|| Incoming::new(segment.receiver(conn.side())))
         && conn.wants_lane()
@@ -65,7 +66,7 @@ pub(crate) fn receive(
     flags: c_int,
     polling: &mut Option<Spinner>,
 ) -> usize {
-    if flags & !RECEIVE_FLAGS != 0 || dest.is_empty() || is_nowhere(dest.as_mut_ptr()) || conn.flag(conn::LOW_WATER) {
+    if flags & !RECEIVE_FLAGS != 0 || dest.is_empty() || is_nowhere(dest.as_mut_ptr()) || conn.option(conn::LOW_WATER) {
         return 0;
     }
     let waits = flags & libc::MSG_DONTWAIT == 0 && !conn.nonblocking();

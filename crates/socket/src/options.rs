@@ -1,5 +1,6 @@
 //! Options, `fcntl` and `ioctl` where they touch what we keep.
 
+use crate::conn::common::Timed;
 use crate::conn::flags::{CONTROLLED, FORKED, STAMPED, STREAM, TELLS_REST};
 use crate::conn::{self, Conn, Phase};
 use crate::descriptors::lifecycle::nanoseconds;
@@ -7,8 +8,6 @@ use crate::lock::Guard;
 use crate::path::demote;
 use crate::sys::raw;
 use crate::{kernel, receive, search};
-use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_control::Reason;
 use viaduct_stream::{Incoming, Mode, Outgoing, Source};
@@ -103,39 +102,40 @@ fn is_unusual(fd: c_int, (level, name, usual): (c_int, c_int, c_int)) -> bool {
 fn recall_flag(conn: &Conn, name: c_int, flag: u32, when: bool) {
     let mut on: c_int = 0;
     let known = raw::getsockopt(conn.fd(), libc::IPPROTO_TCP, name, &mut on).is_ok();
-    conn.set_flag(flag, known && (on != 0) == when);
+    conn.set_option(flag, known && (on != 0) == when);
 }
 
 /// A time-out that was negative, which the kernel takes for none at all and tells as if it were unlimited.
 const AT_ONCE_NS: u64 = 1;
 
-fn recall_timeout(conn: &Conn, name: c_int, place: &AtomicU64) {
+fn recall_timeout(conn: &Conn, timed: Timed) {
+    let name = match timed {
+        Timed::Receive => libc::SO_RCVTIMEO,
+        Timed::Send => libc::SO_SNDTIMEO,
+    };
     let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
     if raw::getsockopt(conn.fd(), libc::SOL_SOCKET, name, &mut time).is_ok() {
-        place.store(nanoseconds(time), Relaxed);
+        conn.set_timeout_ns(timed, nanoseconds(time));
     }
 }
 
 fn recall_timeouts(conn: &Conn) {
-    for (name, place) in [
-        (libc::SO_RCVTIMEO, &conn.receive_timeout_ns),
-        (libc::SO_SNDTIMEO, &conn.send_timeout_ns),
-    ] {
-        if place.load(Relaxed) != AT_ONCE_NS {
-            recall_timeout(conn, name, place);
+    for timed in [Timed::Receive, Timed::Send] {
+        if conn.timeout_ns(timed) != AT_ONCE_NS {
+            recall_timeout(conn, timed);
         }
     }
 }
 
 /// The program has set a time-out of so many seconds and more.
 fn timeout_was_set(conn: &Conn, name: c_int, seconds: Option<i64>) {
-    let (name, place) = match name {
-        libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW => (libc::SO_RCVTIMEO, &conn.receive_timeout_ns),
-        _ => (libc::SO_SNDTIMEO, &conn.send_timeout_ns),
+    let timed = match name {
+        libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW => Timed::Receive,
+        _ => Timed::Send,
     };
-    recall_timeout(conn, name, place);
-    if seconds.is_some_and(|seconds| seconds < 0) && place.load(Relaxed) == 0 {
-        place.store(AT_ONCE_NS, Relaxed);
+    recall_timeout(conn, timed);
+    if seconds.is_some_and(|seconds| seconds < 0) && conn.timeout_ns(timed) == 0 {
+        conn.set_timeout_ns(timed, AT_ONCE_NS);
     }
 }
 
@@ -217,15 +217,15 @@ pub(crate) fn are_undecided(conn: &Conn) -> bool {
 /// Notes whether the program wants small messages sent at once, or full segments only.
 fn hold_back(conn: &Conn, name: c_int, on: bool) {
     if name == libc::TCP_CORK {
-        conn.set_flag(conn::CORK, on);
+        conn.set_option(conn::CORK, on);
     } else {
-        conn.set_flag(conn::NAGLE, !on);
+        conn.set_option(conn::NAGLE, !on);
     }
 }
 
 /// The connection is no longer ours: the kernel's socket is to be as the program made it.
 pub(crate) fn give_back(conn: &Conn) {
-    let (no_delay, cork) = (!conn.flag(conn::NAGLE), conn.flag(conn::CORK));
+    let (no_delay, cork) = (!conn.option(conn::NAGLE), conn.option(conn::CORK));
     for (name, on) in [(libc::TCP_NODELAY, no_delay), (libc::TCP_CORK, cork)] {
         let _ = raw::setsockopt(conn.fd(), libc::IPPROTO_TCP, name, &c_int::from(on));
     }
@@ -239,8 +239,8 @@ pub fn getting(conn: &'static Conn, level: c_int, name: c_int) -> Verdict {
         return Verdict::Pass;
     }
     match (level, name) {
-        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Verdict::Answer((!conn.flag(conn::NAGLE)).into()),
-        (libc::IPPROTO_TCP, libc::TCP_CORK) => Verdict::Answer(conn.flag(conn::CORK).into()),
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Verdict::Answer((!conn.option(conn::NAGLE)).into()),
+        (libc::IPPROTO_TCP, libc::TCP_CORK) => Verdict::Answer(conn.option(conn::CORK).into()),
         (libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE) if !demote::hand_over(conn, Reason::ZeroCopy, false) => {
             Verdict::Refuse(libc::EAGAIN)
         }
@@ -266,7 +266,7 @@ pub fn was_set(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_i
         (libc::IPPROTO_TCP, libc::TCP_NODELAY | libc::TCP_CORK) => hold_back(conn, name, value.unwrap_or(0) != 0),
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
             let mark = value.unwrap_or(1).max(1);
-            conn.set_flag(conn::LOW_WATER, mark > 1);
+            conn.set_option(conn::LOW_WATER, mark > 1);
             // As with TCP, sets are told anew where there is as much.
             if conn.phase() == Phase::Attached && receive::readable_bytes(conn, conn.id()) >= mark {
                 conn.set_flag(conn::IN_WANTED, true);
@@ -392,6 +392,7 @@ pub fn unsent_bytes(conn: &'static Conn) -> Option<c_int> {
 mod tests {
     use super::*;
     use core::sync::atomic::AtomicBool;
+    use core::sync::atomic::Ordering::Relaxed;
 
     #[test]
     fn what_is_set_amidst_counts_stays_set() {

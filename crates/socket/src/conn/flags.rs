@@ -59,3 +59,5 @@ pub(crate) const QUIET_END: u32 = 1 << 26;
 pub(crate) const HELD_BACK: u32 = 1 << 28;
 /// The program wants to hear of no fewer bytes than it has said (`SO_RCVLOWAT`).
 pub(crate) const LOW_WATER: u32 = 1 << 27;
+/// The program has set `O_NONBLOCK`, as far as its calls were seen.
+pub(crate) const NONBLOCKING: u32 = 1 << 29;

@@ -4,6 +4,7 @@
 //! it; [`Conn::id`] tells whether it is still the same connection. What the segment holds is only touched while a direction is
 //! owned (`crate::lock`), or while the epoll set the connection is a member of is.
 
+pub(crate) mod common;
 mod ending;
 pub(crate) mod flags;
 pub(crate) mod owning;
@@ -14,8 +15,8 @@ mod rung;
 use crate::agent::{self, counters};
 pub(crate) use crate::conn::flags::{
     ACTIVE, ASKED, BANNED, CORK, COUNTED, DEAD, EARLY, FIN_PROBED, FORKED, GIVEN_AWAY, HANDED_OVER, HELD_BACK,
-    IN_WANTED, LEFT, LOW_WATER, NAGLE, OPTIONS_OWED, OUT_WANTED, PEER_FIN, QUIET_END, READY_OWED, SEARCHED, SHUT_READ,
-    SHUT_WRITE,
+    IN_WANTED, LEFT, LOW_WATER, NAGLE, NONBLOCKING, OPTIONS_OWED, OUT_WANTED, PEER_FIN, QUIET_END, READY_OWED,
+    SEARCHED, SHUT_READ, SHUT_WRITE,
 };
 use crate::conn::records::{id_of, index_of};
 use crate::conn::rung::Rung;
@@ -55,7 +56,6 @@ pub struct Conn {
     pub(crate) side: AtomicU8,
     sending: AtomicU8,
     receiving: AtomicU8,
-    nonblocking: AtomicU8,
     reason: AtomicU16,
     pub(crate) flags: AtomicU32,
     pub(crate) fd: AtomicI32,
@@ -108,8 +108,6 @@ pub struct Conn {
     /// One more than the index of the bell the peer was told to ring; 0 for none.
     pub(crate) own_bell: AtomicU32,
     pending_error: AtomicI32,
-    pub(crate) receive_timeout_ns: AtomicU64,
-    pub(crate) send_timeout_ns: AtomicU64,
 }
 
 const _: () = assert!(
@@ -126,7 +124,6 @@ impl Conn {
             side: AtomicU8::new(0),
             sending: AtomicU8::new(0),
             receiving: AtomicU8::new(0),
-            nonblocking: AtomicU8::new(0),
             reason: AtomicU16::new(0),
             flags: AtomicU32::new(0),
             counted: AtomicPtr::new(core::ptr::null_mut()),
@@ -161,8 +158,6 @@ impl Conn {
             rung: Rung::none(),
             own_bell: AtomicU32::new(0),
             pending_error: AtomicI32::new(0),
-            receive_timeout_ns: AtomicU64::new(0),
-            send_timeout_ns: AtomicU64::new(0),
             memberships: AtomicU32::new(0),
             lone: Lone::none(),
         }
@@ -170,7 +165,6 @@ impl Conn {
 
     pub(crate) fn reset(&self, fd: i32, flags: u32) {
         self.phase.store(Phase::Plain as u8, Relaxed);
-        self.nonblocking.store(0, Relaxed);
         self.sending.store(Path::Tcp as u8, Relaxed);
         self.receiving.store(Path::Tcp as u8, Relaxed);
         self.reason.store(Reason::NotYet as u16, Relaxed);
@@ -206,8 +200,6 @@ impl Conn {
             &self.marked_at,
             &self.rest_awaited_since,
             &self.segment_name,
-            &self.receive_timeout_ns,
-            &self.send_timeout_ns,
         ] {
             word.store(0, Relaxed);
         }
@@ -282,7 +274,7 @@ impl Conn {
     /// Whether the program set `O_NONBLOCK`, as far as its calls were seen.
     #[inline]
     pub(crate) fn nonblocking(&self) -> bool {
-        self.nonblocking.load(Relaxed) != 0
+        self.option(NONBLOCKING)
     }
 
     /// Whether a call with these flags may wait. Another process that has the socket may have changed that.
@@ -292,7 +284,7 @@ impl Conn {
     }
 
     pub(crate) fn set_nonblocking(&self, on: bool) {
-        self.nonblocking.store(on.into(), Relaxed);
+        self.set_option(NONBLOCKING, on);
     }
 
     /// Asks the kernel whether `O_NONBLOCK` is set, for a call that is about to wait: another process may have changed it.

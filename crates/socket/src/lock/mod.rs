@@ -11,9 +11,10 @@
 pub(crate) mod jump;
 pub(crate) mod turns;
 
+use crate::conn::common::Options;
 use crate::lock::jump::Jump;
 use crate::lock::turns::Turns;
-use crate::process::{shared, thread};
+use crate::process::{apart, shared, thread};
 use crate::sys::{self, raw};
 use crate::wait::asleep;
 use core::cell::Cell;
@@ -36,6 +37,7 @@ pub(crate) struct Locks {
     pub(crate) area: AtomicU32,
     /// What who owns the receiving direction is amid: [`PEEKS_BEHIND`], [`ENDS_STRETCH`], [`COUNTS`], [`IN_LINE`], [`TELLS_REST`].
     pub(crate) amid: AtomicU32,
+    pub(crate) options: Options,
     /// See `Conn::position` in `crate::receive::plain`.
     pub(crate) position: AtomicU64,
     /// See `Conn::surely_raw` in `crate::receive::plain`.
@@ -76,8 +78,10 @@ const NUMBER: u32 = (1 << 22) - 1;
 const SEARCHED: u32 = 1 << 31;
 /// In a word that is owned: somebody may sleep until it is given up.
 const AWAITED: u32 = 1 << 30;
+/// In a name: the rest says nothing of its thread but which it is, see `crate::process::apart`.
+const UNTOLD: u32 = 1 << 29;
 /// Bits of a name that tell its thread from others that have had the same number.
-const GENERATION: u32 = !(NUMBER | SEARCHED | AWAITED);
+const GENERATION: u32 = !(NUMBER | SEARCHED | AWAITED | UNTOLD);
 /// The first of them.
 const ONE_GENERATION: u32 = NUMBER + 1;
 
@@ -122,21 +126,33 @@ pub(crate) fn name() -> u32 {
     thread::this().locks.name()
 }
 
-/// Whether the thread of this name lives, as far as this process may see. An earlier one of the caller's number does not.
+/// Whether the thread of this name lives, as far as this process may see: who cannot be asked for does. An earlier one of the caller's number does not.
 pub(crate) fn lives(name: u32) -> bool {
     let own = self::name();
+    if name == own || (name | own) & UNTOLD != 0 {
+        return true;
+    }
     let (number, own_number) = (name & NUMBER, own & NUMBER);
-    name == own || number != own_number && raw::thread_alive(number)
+    let alive = if apart::is_apart() {
+        apart::thread_alive
+    } else {
+        raw::thread_alive
+    };
+    number != own_number && alive(number)
 }
 
 /// The name in a word; 0 if nobody owns it.
 pub(crate) fn owner(word: u32) -> u32 {
-    word & (NUMBER | GENERATION)
+    word & !(SEARCHED | AWAITED)
 }
 
 /// Whether the name may be that of a thread of this process, not of its parent.
 pub(crate) fn is_ours(name: u32) -> bool {
-    raw::thread_is_ours(name & NUMBER)
+    match name & UNTOLD {
+        0 if !apart::is_apart() => raw::thread_is_ours(name & NUMBER),
+        0 => apart::thread_is_ours(Ok(name & NUMBER)),
+        _ => apart::thread_is_ours(Err(name & !UNTOLD)),
+    }
 }
 
 impl Own {
@@ -165,7 +181,15 @@ impl Own {
     #[cold]
     fn choose_name(&self) -> u32 {
         let generation = NAMED.fetch_add(1, Relaxed).wrapping_mul(ONE_GENERATION) & GENERATION;
-        self.name.set(raw::gettid() | generation);
+        let number = if apart::is_apart() {
+            apart::thread_number()
+        } else {
+            Ok(raw::gettid())
+        };
+        self.name.set(match number {
+            Ok(number) => number | generation,
+            Err(name) => name | UNTOLD,
+        });
         self.name.get()
     }
 
@@ -446,6 +470,7 @@ pub(crate) fn claim(count: usize) -> Option<&'static Locks> {
     // The words are free already, or held for a moment by a thread that came too late for the last connection.
     crate::search::area::release(&locks.area);
     locks.amid.store(0, Relaxed);
+    locks.options.forget();
     locks.forget_sleepers();
     if locks.receive.load(Relaxed) == SEARCHED {
         let _ = locks.receive.compare_exchange(SEARCHED, 0, Relaxed, Relaxed);

@@ -1,6 +1,7 @@
 //! Back to TCP, because the program does what only TCP carries.
 
 use crate::agent::counters;
+use crate::conn::common::Timed;
 use crate::conn::{self, Conn, Phase, records};
 use crate::lock::Guard;
 use crate::path::recall::Progress;
@@ -10,7 +11,6 @@ use crate::send::waiting::wait_for_space;
 use crate::sys::{self, Errno, raw};
 use crate::wait::{self, Deadline, Woken};
 use crate::{epoll, options, receive, search, send};
-use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_channel::Segment;
 use viaduct_control::Reason;
@@ -323,7 +323,7 @@ fn bring_back(conn: &'static Conn, reason: Reason, flags: c_int) -> Result<(), E
     if flags & libc::MSG_DONTWAIT != 0 || conn.nonblocking() {
         return Err(libc::EAGAIN);
     }
-    let deadline = Deadline::after(conn.send_timeout_ns.load(Relaxed));
+    let deadline = Deadline::after(conn.timeout_ns(Timed::Send));
     let mut asked = false;
     while !step() {
         match wait_for_space(conn, id, deadline, &mut asked)? {

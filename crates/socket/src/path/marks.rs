@@ -72,7 +72,7 @@ pub(crate) fn is_quiet(conn: &Conn) -> bool {
 pub(crate) fn has_news(conn: &Conn) -> bool {
     let known = conn::PEER_FIN | conn::DEAD | conn::SHUT_READ;
     // The kernel keeps what is below the low-water mark to itself.
-    conn.flag(known | conn::LOW_WATER) || conn.has_error() || crate::path::wish::is_news(conn)
+    conn.flag(known) || conn.option(conn::LOW_WATER) || conn.has_error() || crate::path::wish::is_news(conn)
 }
 
 /// `sleeper`: who need not be told of what comes next.

@@ -1,5 +1,6 @@
 //! The process whose records of connections and sets there are: its forks, its threads, what it forbids itself, and its end.
 
+pub(crate) mod apart;
 pub(crate) mod forks;
 pub mod lodgers;
 pub(crate) mod own_waits;
@@ -123,7 +124,8 @@ pub(crate) fn after_fork_in_parent() {
 }
 
 pub(crate) fn after_fork_in_child() {
-    PROCESS.store(raw::getpid(), Relaxed);
+    let parent = PROCESS.swap(raw::getpid(), Relaxed);
+    apart::after_fork(parent);
     thread::this().forks.forget();
     lodgers::after_fork();
     // What the parent locks its children do not.

@@ -8,6 +8,7 @@ pub(crate) mod rest;
 pub(crate) mod waiting;
 
 use crate::agent::{self, counters};
+use crate::conn::common::Timed;
 use crate::conn::{self, Conn, Phase};
 use crate::lock::Guard;
 use crate::path::marks::{Marks, keep_error, look_past_bells};
@@ -25,7 +26,6 @@ use crate::wait::direct::DirectCall;
 use crate::wait::spin::Spinner;
 use crate::wait::{self, Deadline, Woken, bell, cancel};
 use crate::{at_once, kernel, search, send};
-use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_channel::Receiver;
 use viaduct_control::Reason;
@@ -172,7 +172,7 @@ pub(crate) fn attached(
             }
             break libc::EAGAIN;
         }
-        let timeout = conn.receive_timeout_ns.load(Relaxed);
+        let timeout = conn.timeout_ns(Timed::Receive);
         let deadline = *deadline.get_or_insert_with(|| Deadline::after(timeout));
         let woken = if done > 0 && peek {
             wait_for_more(conn, deadline)
@@ -219,7 +219,7 @@ fn receive_nothing(conn: &'static Conn, id: u64) -> Result<Found, Errno> {
         Ok(Found::Bytes(_)) => Ok(Found::Bytes(0)),
         // Urgent data is enough, and so is less than a wait asks for.
         Ok(Found::Nothing) if kernel::is_at_mark(conn.fd()) => Ok(Found::Bytes(0)),
-        Ok(Found::Nothing) if conn.flag(conn::LOW_WATER) && readable_bytes(conn, id) > 0 => Ok(Found::Bytes(0)),
+        Ok(Found::Nothing) if conn.option(conn::LOW_WATER) && readable_bytes(conn, id) > 0 => Ok(Found::Bytes(0)),
         Err(errno) if holds_urgent_data(conn, id) => {
             keep_error(conn, errno);
             Ok(Found::Bytes(0))

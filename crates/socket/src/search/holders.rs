@@ -2,7 +2,7 @@
 //! places of their own, and those of the dead are found where room is needed.
 
 use crate::lock::{self, Guard};
-use crate::process::{is_confined, thread};
+use crate::process::{apart, is_confined, thread};
 use crate::sys::{coarse_now_ns, listing, raw};
 use core::cell::Cell;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -39,8 +39,6 @@ static OWN: AtomicU32 = AtomicU32::new(0);
 static OWNER: AtomicU32 = AtomicU32::new(0);
 /// Whether this process's parent had no place for it, and counted it among the unknown.
 static UNKNOWN_HERE: AtomicBool = AtomicBool::new(false);
-/// Whether this process, or one it descends from, was forked into another namespace of processes, in which numbers mean others.
-static APART: AtomicBool = AtomicBool::new(false);
 
 /// What a thread knows of the children that it makes: of more than one where a handler forks that has interrupted a fork. Each child has a copy.
 #[derive(Debug)]
@@ -164,7 +162,7 @@ impl Family {
     /// This process's place.
     pub(super) fn member(&'static self, forget: impl Fn(&Places)) -> Member {
         let known = Self::known();
-        if known.0.is_some() || APART.load(Relaxed) {
+        if known.0.is_some() || apart::is_apart() {
             return known;
         }
         let Some(_guard) = self.own() else {
@@ -198,7 +196,7 @@ impl Family {
         };
         let content = EXPECTED | raw::getpid();
         note.before.set(latest_child().unwrap_or(UNTOLD));
-        let place = match self.own().filter(|_| !APART.load(Relaxed)) {
+        let place = match self.own().filter(|_| !apart::is_apart()) {
             Some(_guard) => self.join(content, forget),
             None => Member(None),
         };
@@ -218,11 +216,7 @@ impl Family {
         let expected = note.and_then(|note| Some((note, note.place()?)));
         forking.forget();
         OWN.store(0, Relaxed);
-        if !is_confined() && raw::getppid() == 0 {
-            // The parent is in another namespace, and the only one to know by which number this is a process there.
-            APART.store(true, Relaxed);
-        }
-        let Some((note, place)) = expected.filter(|_| !APART.load(Relaxed)) else {
+        let Some((note, place)) = expected.filter(|_| !apart::is_apart()) else {
             // Or nothing that it knows is searched.
             return;
         };
@@ -274,7 +268,7 @@ impl Family {
 
     /// Frees the places of the dead.
     pub(super) fn forget_the_dead(&'static self, forget: impl Fn(&Places)) {
-        if let Some(_guard) = self.own().filter(|_| !APART.load(Relaxed)) {
+        if let Some(_guard) = self.own().filter(|_| !apart::is_apart()) {
             self.bury(forget);
         }
     }

@@ -16,6 +16,7 @@ pub mod streams;
 mod waiting;
 
 use crate::agent::{self, counters};
+use crate::conn::common::Timed;
 use crate::conn::flags::STAMPED;
 use crate::conn::{self, Conn, Phase};
 use crate::descriptors::{lifecycle, predecessors, table};
@@ -268,7 +269,7 @@ impl Searched for Recorded {
     }
 
     fn deadline(&self) -> Deadline {
-        Deadline::after(self.conn.receive_timeout_ns.load(Relaxed))
+        Deadline::after(self.conn.timeout_ns(Timed::Receive))
     }
 
     fn wait(&self, step: Step, deadline: Deadline, again: bool) -> Result<Woken, Errno> {

@@ -4,6 +4,7 @@ pub(crate) mod stores;
 pub(crate) mod waiting;
 
 use crate::agent::{self, counters};
+use crate::conn::common::Timed;
 use crate::conn::{self, Conn, Phase};
 use crate::lock::Guard;
 use crate::path::{demote, marks, recall, switch, wish};
@@ -118,7 +119,7 @@ pub(crate) fn attached(
             }
             break libc::EAGAIN;
         }
-        let timeout = conn.send_timeout_ns.load(core::sync::atomic::Ordering::Relaxed);
+        let timeout = conn.timeout_ns(Timed::Send);
         let deadline = *deadline.get_or_insert_with(|| Deadline::after(timeout));
         match wait_for_space(conn, id, deadline, &mut asked) {
             Ok(Woken::Look) => {}
@@ -240,7 +241,7 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
     } else if conn.flag(conn::PEER_FIN) {
         marks::look_behind(conn, guard);
     }
-    if conn.flag(conn::SHUT_WRITE) {
+    if conn.flag(conn::SHUT_WRITE) || Outgoing::new(lane).is_ending() {
         return Err(libc::EPIPE);
     }
     if conn.flag(conn::DEAD) {

@@ -51,6 +51,47 @@ pub(crate) fn number(path: &CStr, word: &[u8]) -> Result<Option<usize>, Errno> {
     Ok(found)
 }
 
+/// Where the kernel tells of the thread that is listed in a directory by this number.
+fn path_of(directory: &[u8], number: u32) -> [u8; 48] {
+    let mut digits = [0; 10];
+    let (mut first, mut left) = (digits.len(), number);
+    while first == digits.len() || left > 0 {
+        first -= 1;
+        digits[first] = b'0' + u8::try_from(left % 10).unwrap_or(0);
+        left /= 10;
+    }
+    let parts = [directory, digits.get(first..).unwrap_or_default(), b"/status"];
+    let mut path = [0; 48];
+    path.iter_mut()
+        .zip(parts.into_iter().flatten())
+        .for_each(|(place, byte)| *place = *byte);
+    path
+}
+
+/// Whether this process has a thread of this number, in the namespace that the kernel's files are of.
+pub(crate) fn is_own_thread(number: u32) -> bool {
+    let path = path_of(b"/proc/self/task/", number);
+    read(CStr::from_bytes_until_nul(&path).unwrap_or_default(), |_| ()).is_ok()
+}
+
+/// The state of a thread, as a letter of the kernel's (proc_pid_status(5)); `ENOENT` if there is none of this number.
+pub(crate) fn thread_state(number: u32) -> Result<u8, Errno> {
+    const WORD: &[u8] = b"State:";
+    let (mut like, mut state) = (0, 0);
+    let path = path_of(b"/proc/", number);
+    read(
+        CStr::from_bytes_until_nul(&path).unwrap_or_default(),
+        |byte| match byte {
+            b'\n' => like = 0,
+            b'A'..=b'Z' | b'a'..=b'z' if state == 0 && like == WORD.len() => state = byte,
+            _ if WORD.get(like) == Some(&byte) => like += 1,
+            _ if like < WORD.len() => like = usize::MAX,
+            _ => {}
+        },
+    )?;
+    Ok(state)
+}
+
 /// The number in the line of the thread's own that begins with this word; `None` where the kernel does not tell.
 fn status(word: &[u8]) -> Option<usize> {
     number(STATUS, word).ok()?

@@ -1,0 +1,83 @@
+//! Options of a connection, as every process knows them that has it: who sets one sets it for all.
+
+use crate::conn::{Conn, FORKED};
+use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+/// What forked processes tell each other of options, in memory that they share.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(crate) struct Options {
+    /// Bits of `crate::conn::flags`, and those of [`Timed`].
+    set: AtomicU32,
+    receive_timeout_ns: AtomicU64,
+    send_timeout_ns: AtomicU64,
+}
+
+/// What a time-out is of. As a number, the bit that says that there is one: words that are new to a connection keep the last one's.
+#[derive(Clone, Copy, Debug)]
+#[repr(u32)]
+pub(crate) enum Timed {
+    Receive = 1 << 30,
+    Send = 1 << 31,
+}
+
+impl Options {
+    /// For a new connection, which has set none.
+    pub(crate) fn forget(&self) {
+        self.set.store(0, Relaxed);
+    }
+
+    fn set(&self, bits: u32, on: bool) {
+        if on {
+            self.set.fetch_or(bits, Relaxed);
+        } else {
+            self.set.fetch_and(!bits, Relaxed);
+        }
+    }
+
+    fn timeout_ns(&self, timed: Timed) -> &AtomicU64 {
+        match timed {
+            Timed::Receive => &self.receive_timeout_ns,
+            Timed::Send => &self.send_timeout_ns,
+        }
+    }
+}
+
+impl Conn {
+    /// Whether an option is set, whichever process has set it.
+    #[inline]
+    pub(crate) fn option(&self, flag: u32) -> bool {
+        // What other processes would have to look at is looked at only where there may be some.
+        let flags = self.flags.load(Relaxed);
+        match self.locks() {
+            Some(locks) if flags & FORKED != 0 => locks.options.set.load(Relaxed) & flag != 0,
+            _ => flags & flag != 0,
+        }
+    }
+
+    /// The program has set an option, or taken it back.
+    pub(crate) fn set_option(&self, flag: u32, on: bool) {
+        self.set_flag(flag, on);
+        if let Some(locks) = self.locks() {
+            locks.options.set(flag, on);
+        }
+    }
+
+    /// How long calls wait at most; 0: for ever.
+    pub(crate) fn timeout_ns(&self, timed: Timed) -> u64 {
+        match self.locks() {
+            Some(locks) if locks.options.set.load(Relaxed) & timed as u32 != 0 => {
+                locks.options.timeout_ns(timed).load(Relaxed)
+            }
+            _ => 0,
+        }
+    }
+
+    pub(crate) fn set_timeout_ns(&self, timed: Timed, time_ns: u64) {
+        if let Some(locks) = self.locks() {
+            locks.options.timeout_ns(timed).store(time_ns, Relaxed);
+            locks.options.set(timed as u32, time_ns != 0);
+        }
+    }
+}
