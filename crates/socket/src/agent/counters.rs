@@ -8,6 +8,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 use std::os::fd::{AsRawFd, IntoRawFd};
 use viaduct_channel::Mapping;
+use viaduct_control::Reason;
 use viaduct_control::counters::{self as layout, HEADER_WORDS, REGION_WORDS, SLOT_WORDS, SLOTS, slot};
 
 type Region = [AtomicU64; REGION_WORDS];
@@ -301,6 +302,14 @@ pub(crate) fn ensure() {
     let until = sys::now_ns() + 50_000_000;
     while STARTED.load(Acquire) != SETTLED && sys::now_ns() < until {
         raw::sched_yield();
+    }
+}
+
+/// Why there is no region after [`ensure`]. On a busy machine the thread that makes it may not have got that far.
+pub(crate) fn why_none() -> Reason {
+    match STARTED.load(Acquire) {
+        SETTLED if fd() < 0 => Reason::NoMemory,
+        _ => Reason::SlowDaemon,
     }
 }
 

@@ -176,7 +176,7 @@ fn open_connection() -> Result<i32, Reason> {
     let region = counters::fd();
     if region < 0 {
         raw::close(fd);
-        return Err(Reason::NoMemory);
+        return Err(counters::why_none());
     }
     // Mail from an earlier viaductd does not count.
     let written = counters::header().and_then(|words| words.get(layout::MAIL));
