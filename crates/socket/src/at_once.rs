@@ -35,7 +35,8 @@ pub(crate) fn send_by(conn: &'static Conn, id: u64, len: usize, fill: impl FnOnc
 #[inline(always)]
 fn append(conn: &'static Conn, id: u64, append: impl FnOnce(&Sender<'_>) -> Result<usize, Violation>) -> usize {
     let Some(guard) = conn.own_send(id) else { return 0 };
-    // Only now: until then another thread may have shut it down.
+    // Only now: until then another thread, or process, may have shut it down.
+    conn.learn_what_is_shut();
     if conn.flag(conn::SHUT_WRITE | conn::DEAD | conn::PEER_FIN | conn::OUT_WANTED) {
         return 0;
     }
@@ -43,7 +44,6 @@ fn append(conn: &'static Conn, id: u64, append: impl FnOnce(&Sender<'_>) -> Resu
     let lane = segment.sender(conn.side());
     let out = Outgoing::new(lane);
     if out.mode() == Mode::Lane
-        && !out.is_ending()
         && !out.peer_wants_raw()
         && !out.peer_closes(|| Incoming::new(segment.receiver(conn.side())))
         && conn.wants_lane()

@@ -415,6 +415,7 @@ fn arm(entries: &[pollfd]) -> Option<Bound> {
     let mut bound = Bound::Program;
     for entry in entries {
         let Some(conn) = attached(entry.fd) else { continue };
+        marks::put_owed(conn);
         let bit = wait::bit_for(conn);
         let ready = with_proof(conn, |proof| {
             let Some(segment) = conn.segment(proof) else {

@@ -43,6 +43,7 @@ pub(crate) enum Kernel {
 pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, knows: Kernel) -> u32 {
     let mut kernel = knows == Kernel::Anything;
     let Some(segment) = conn.segment(proof) else { return 0 };
+    conn.learn_what_is_shut();
     let mut mask = 0;
     let ends = || Incoming::new(segment.receiver(conn.side())).sender_ends();
     // Behind an end only the kernel knows what else there is to tell.
@@ -54,7 +55,7 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, knows: Kern
         if !has_room && out.mode() == Mode::Lane && out.peer_wants_raw() {
             switch::serve(conn);
         }
-        if has_room || conn.flag(conn::DEAD) {
+        if has_room || conn.flag(conn::DEAD | conn::SHUT_WRITE) {
             mask |= OUT;
         } else if out.mode() != Mode::Lane && !recall::is_peers_turn(conn, &out) {
             let events = u32::from(raw::poll_now(conn.fd(), libc::POLLOUT | libc::POLLWRNORM).cast_unsigned());
@@ -70,7 +71,9 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, knows: Kern
         let events = u32::from(raw::poll_now(conn.fd(), asked).cast_unsigned());
         if events & ALWAYS != 0 {
             conn.look_soon();
-            if let Err(errno) = marks::learn_of_error(conn) {
+            if let Err(errno) = marks::learn_of_error(conn)
+                && errno != libc::EPIPE
+            {
                 conn.set_error(errno);
             }
         }
@@ -287,6 +290,7 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static 
     if member.has(FIRED) {
         return false;
     }
+    marks::put_owed(conn);
     let interest = member.events.load(Relaxed);
     let edge = interest & EPOLLET.cast_unsigned() != 0;
     let Some(segment) = conn.segment(owner) else {

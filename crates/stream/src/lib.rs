@@ -192,12 +192,6 @@ impl<'a> Outgoing<'a> {
         self.lane.word(S_CLOSED).fetch_or(ENDING, Relaxed);
     }
 
-    /// Whether [it is or has gone out](Self::set_ending): another process that has this end may have shut it down.
-    #[inline]
-    pub fn is_ending(&self) -> bool {
-        self.lane.word(S_CLOSED).load(Relaxed) & ENDING != 0
-    }
-
     /// Both of this end's directions are down: its kernel answers whatever comes with RST.
     pub fn set_refusing(&self) {
         self.lane.word(S_CLOSED).fetch_or(REFUSING, Relaxed);

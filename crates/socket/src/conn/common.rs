@@ -1,7 +1,7 @@
 //! Options of a connection, as every process knows them that has it: who sets one sets it for all.
 
-use crate::conn::{Conn, FORKED};
-use core::sync::atomic::Ordering::Relaxed;
+use crate::conn::{Conn, FORKED, SHUT_READ, SHUT_WRITE};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// What forked processes tell each other of options, in memory that they share.
@@ -28,11 +28,15 @@ impl Options {
         self.set.store(0, Relaxed);
     }
 
+    /// Release pairs with the acquire in [`Conn::timeout_ns`]: who sees the bit sees the time.
     fn set(&self, bits: u32, on: bool) {
-        if on {
-            self.set.fetch_or(bits, Relaxed);
-        } else {
-            self.set.fetch_and(!bits, Relaxed);
+        // The line is that of the words that are owned: written to only where something changes.
+        if on != (self.set.load(Relaxed) & bits == bits) {
+            if on {
+                self.set.fetch_or(bits, Release);
+            } else {
+                self.set.fetch_and(!bits, Release);
+            }
         }
     }
 
@@ -64,10 +68,24 @@ impl Conn {
         }
     }
 
+    /// Which directions the program has shut down, in whichever process, for what looks at this process's flags.
+    #[inline]
+    pub(crate) fn learn_what_is_shut(&self) {
+        let flags = self.flags.load(Relaxed);
+        if flags & FORKED != 0
+            && let Some(locks) = self.locks()
+        {
+            let shut = locks.options.set.load(Relaxed) & (SHUT_READ | SHUT_WRITE) & !flags;
+            if shut != 0 {
+                self.set_flag(shut, true);
+            }
+        }
+    }
+
     /// How long calls wait at most; 0: for ever.
     pub(crate) fn timeout_ns(&self, timed: Timed) -> u64 {
         match self.locks() {
-            Some(locks) if locks.options.set.load(Relaxed) & timed as u32 != 0 => {
+            Some(locks) if locks.options.set.load(Acquire) & timed as u32 != 0 => {
                 locks.options.timeout_ns(timed).load(Relaxed)
             }
             _ => 0,

@@ -61,3 +61,5 @@ pub(crate) const HELD_BACK: u32 = 1 << 28;
 pub(crate) const LOW_WATER: u32 = 1 << 27;
 /// The program has set `O_NONBLOCK`, as far as its calls were seen.
 pub(crate) const NONBLOCKING: u32 = 1 << 29;
+/// [`Conn::flags`]: bytes have gone out behind the peer's FIN without a mark that tells whether it is there; whoever is about to sleep puts one.
+pub(crate) const MARK_OWED: u32 = 1 << 30;

@@ -36,6 +36,7 @@ fn tell_of_loss(conn: &Conn, receive: &Guard<'_>) {
 /// The program shuts a direction down. With both down the kernel answers bytes with RST, and forgets what it has still to deliver.
 pub(crate) fn shutting(conn: &Conn, how: libc::c_int, send: &Guard<'_>) {
     let Some(segment) = conn.segment(send) else { return };
+    conn.learn_what_is_shut();
     if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR) {
         Outgoing::new(segment.sender(conn.side())).set_ending();
     }
@@ -52,8 +53,12 @@ pub(crate) fn shutting(conn: &Conn, how: libc::c_int, send: &Guard<'_>) {
 
 /// The program has shut a direction down.
 pub(crate) fn has_shut(conn: &Conn, how: libc::c_int, send: Option<&Guard<'_>>) {
-    conn.set_flag(conn::SHUT_WRITE, how != libc::SHUT_RD || conn.flag(conn::SHUT_WRITE));
-    conn.set_flag(conn::SHUT_READ, how != libc::SHUT_WR || conn.flag(conn::SHUT_READ));
+    if how != libc::SHUT_RD {
+        conn.set_option(conn::SHUT_WRITE, true);
+    }
+    if how != libc::SHUT_WR {
+        conn.set_option(conn::SHUT_READ, true);
+    }
     if conn.flag(conn::SHUT_WRITE)
         && conn.flag(conn::SHUT_READ)
         && let Some(segment) = send.and_then(|guard| conn.segment(guard))

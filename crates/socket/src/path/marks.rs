@@ -281,7 +281,9 @@ pub(crate) fn found_broken(conn: &Conn, errno: Errno) {
 /// Notes if the peer was killed after it had received all that was sent to it, and answers whether. TCP would have ended with FIN then, and so does
 /// the connection from now on; the RST only says that the peer's kernel held marks of ours that nobody took.
 fn note_quiet_end(conn: &Conn, incoming: &Incoming<'_>, errno: Errno) -> bool {
-    let killed = errno == libc::ECONNRESET && !incoming.peer_means_reset();
+    // Behind the peer's FIN the kernel calls it a broken pipe.
+    let reset = errno == libc::ECONNRESET || errno == libc::EPIPE && conn.flag(conn::PEER_FIN);
+    let killed = reset && !incoming.peer_means_reset();
     let quiet = killed && peer_took_all(conn);
     if quiet {
         conn.set_flag(conn::QUIET_END, true);
@@ -318,6 +320,7 @@ pub(crate) fn untold_error(conn: &Conn) -> Option<Errno> {
     if kept != 0 {
         return Some(kept);
     }
+    conn.learn_what_is_shut();
     let ends = |segment: &Segment| Incoming::new(segment.receiver(conn.side())).sender_ends();
     if !conn.flag(conn::PEER_FIN | conn::DEAD | conn::SHUT_WRITE) && !conn.segment(&conn).is_some_and(ends) {
         return None;
@@ -336,12 +339,6 @@ fn peer_took_all(conn: &Conn) -> bool {
         let out = Outgoing::new(lane);
         out.mode() == Mode::Lane && lane.in_flight() == 0 && !out.is_refused()
     })
-}
-
-/// Whether the peer has shut both directions down or is about to, as its words say. It says nothing if it is killed.
-pub(crate) fn peer_closes(conn: &Conn, out: &Outgoing<'_>) -> bool {
-    conn.segment(&conn)
-        .is_some_and(|segment| out.peer_closes(|| Incoming::new(segment.receiver(conn.side()))))
 }
 
 /// Bytes are about to be sent, on whatever path. Answers whether the peer has shut both directions down, whose kernel answers them with RST: it tells the
@@ -429,8 +426,19 @@ pub(crate) fn look_behind_fin(conn: &Conn) {
     }
 }
 
-/// The same for who owns the sending direction.
+/// Before a sleep: the last bytes may have gone out behind the FIN without a mark, and the peer may have been killed with them.
+pub(crate) fn put_owed(conn: &Conn) {
+    if conn.flag(conn::MARK_OWED)
+        && let Some(guard) = conn.try_own_send()
+    {
+        conn.set_flag(conn::MARK_OWED | conn::FIN_PROBED, false);
+        look_behind(conn, &guard);
+    }
+}
+
+/// The same as [`look_behind_fin`] for who owns the sending direction.
 pub(crate) fn look_behind(conn: &Conn, owner: &Guard<'_>) {
+    conn.learn_what_is_shut();
     if !conn.flag(conn::PEER_FIN) || conn.flag(conn::FIN_PROBED | conn::SHUT_WRITE | conn::DEAD) {
         return;
     }

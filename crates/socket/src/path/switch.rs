@@ -12,7 +12,7 @@ use viaduct_stream::{MARK_BACK, MARK_BELL, Mode, Outgoing};
 /// Moves the direction onto the lane if that is possible now.
 #[cold]
 pub(crate) fn promote(conn: &Conn, out: &Outgoing<'_>) -> bool {
-    if !out.may_promote() || !conn.stall_over() || conn.flag(conn::PEER_FIN) && marks::peer_closes(conn, out) {
+    if conn.flag(conn::PEER_FIN) || !out.may_promote() || !conn.stall_over() {
         return false;
     }
     let first = !conn.flag(conn::COUNTED);
@@ -72,6 +72,7 @@ pub(crate) fn send_back(conn: &Conn, out: &Outgoing<'_>) -> Result<bool, Errno> 
 
 /// Whether something must go out on the kernel connection before the sending direction is raw, and is not the peer's to make possible.
 pub(crate) fn owes(conn: &Conn) -> bool {
+    conn.learn_what_is_shut();
     if conn.flag(conn::SHUT_WRITE | conn::DEAD) {
         return false;
     }
@@ -105,6 +106,7 @@ pub(crate) fn finish(conn: &Conn, until: u64) -> bool {
 
 /// Does what the peer has asked for, if this end's direction is on the lane: for ends that wait and do not send.
 pub(crate) fn serve(conn: &Conn) {
+    conn.learn_what_is_shut();
     let Some(guard) = conn.try_own_or_inherit_send() else {
         return;
     };

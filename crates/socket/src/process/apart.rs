@@ -14,8 +14,6 @@ static APART: AtomicBool = AtomicBool::new(false);
 static OUTSIDE: AtomicU32 = AtomicU32::new(0);
 /// What tells its threads from those of other processes whose numbers are not known.
 static TAG: AtomicU32 = AtomicU32::new(0);
-/// Threads of it that have a name by that.
-static NAMED: AtomicU32 = AtomicU32::new(0);
 
 /// Bits of such a name with the thread, and as many more with the process.
 const THREAD: u32 = (1 << 14) - 1;
@@ -44,7 +42,6 @@ pub(crate) fn after_fork(parent: u32) {
     // Nanoseconds tell processes apart well enough, and cannot be refused.
     let tag = sys::now_ns().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     TAG.store(u32::try_from(tag).unwrap_or(0) & PROCESS, Relaxed);
-    NAMED.store(0, Relaxed);
 }
 
 /// This process's number where its parent's is `parent`, if the kernel's files are of there.
@@ -70,7 +67,7 @@ pub(crate) fn thread_number() -> Result<u32, u32> {
     {
         return Ok(number);
     }
-    Err(TAG.load(Relaxed) | NAMED.fetch_add(1, Relaxed).wrapping_add(1) & THREAD)
+    Err(TAG.load(Relaxed) | raw::gettid() & THREAD)
 }
 
 /// Whether the thread that has this number where the family began may run again, as far as can be told.
@@ -88,7 +85,8 @@ pub(crate) fn thread_alive(number: u32) -> bool {
 /// Whether this is a thread of this process, by what [`thread_number`] has told it.
 pub(crate) fn thread_is_ours(number: Result<u32, u32>) -> bool {
     match number {
-        Ok(number) => sees_outside() && listing::is_own_thread(number),
+        // Where it cannot be known, as without a free descriptor, it is not to lose what it owns.
+        Ok(number) => !sees_outside() || listing::is_own_thread(number),
         Err(name) => name & PROCESS == TAG.load(Relaxed),
     }
 }

@@ -241,7 +241,8 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
     } else if conn.flag(conn::PEER_FIN) {
         marks::look_behind(conn, guard);
     }
-    if conn.flag(conn::SHUT_WRITE) || Outgoing::new(lane).is_ending() {
+    conn.learn_what_is_shut();
+    if conn.flag(conn::SHUT_WRITE) {
         return Err(libc::EPIPE);
     }
     if conn.flag(conn::DEAD) {
@@ -282,10 +283,14 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
             return to_the_dead(conn, vector.len().saturating_sub(skip));
         }
     }
-    if sent > 0 && (closes || conn.flag(conn::PEER_FIN) && conn.is_due_for_mark(CHECK_US)) {
-        // The peer has closed at least one direction, or is about to. If both, the kernel answers this mark with RST, as it would
+    if sent > 0 && (closes || conn.flag(conn::PEER_FIN)) {
+        // The peer has closed at least one direction, or is about to. If both, the kernel answers a mark with RST, as it would
         // have answered the bytes. One that goes on receiving says so, unless it is killed, which is found out soon.
-        mark(conn, MARK_BELL)?;
+        let due = closes || conn.is_due_for_mark(CHECK_US);
+        conn.set_flag(conn::MARK_OWED, !due);
+        if due {
+            mark(conn, MARK_BELL)?;
+        }
     }
     Ok(sent)
 }
@@ -410,7 +415,6 @@ mod tests {
         conn.set_phase(Phase::Attached);
         peer.shutdown(Shutdown::Write).unwrap();
         while raw::poll_now(conn.fd(), libc::POLLRDHUP) == 0 {}
-        conn.set_flag(conn::PEER_FIN, true);
         let segment = conn.segment(&conn).unwrap();
         let far = segment.receiver(conn.side().other());
         Incoming::new(far).set_ready();
@@ -419,17 +423,15 @@ mod tests {
             iov_base: bytes.as_mut_ptr().cast(),
             iov_len: bytes.len(),
         }];
-        let send_all = |conn| {
-            for _ in 0..MESSAGES {
-                assert_eq!(
-                    send(conn, Vector::own(&parts), libc::MSG_DONTWAIT, || unreachable!()),
-                    8
-                );
-            }
-        };
-        send_all(conn);
-        assert_eq!(Outgoing::new(segment.sender(conn.side())).mode(), Mode::Lane);
-        assert_eq!(far.published(), 8 * MESSAGES as u64);
+        let send_one = || send(conn, Vector::own(&parts), libc::MSG_DONTWAIT, || unreachable!());
+        let send_all = || (0..MESSAGES).for_each(|_| assert_eq!(send_one(), 8));
+        assert_eq!(
+            (send_one(), Outgoing::new(segment.sender(conn.side())).mode()),
+            (8, Mode::Lane)
+        );
+        conn.set_flag(conn::PEER_FIN, true);
+        send_all();
+        assert_eq!(far.published(), 8 * (MESSAGES + 1) as u64);
         let mut room = [0; 4 * MESSAGES];
         // Until none is left that the kernel has kept for later.
         peer.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
@@ -441,11 +443,11 @@ mod tests {
         // One that says that it closes is to answer each as it would the bytes.
         Outgoing::new(segment.sender(conn.side().other())).set_closing();
         Incoming::new(far).set_unready();
-        send_all(conn);
+        send_all();
         let mut put = 0;
         while put < MESSAGES {
             put += peer.read(&mut room).unwrap();
         }
-        assert_eq!((put, far.published()), (MESSAGES, 16 * MESSAGES as u64));
+        assert_eq!((put, far.published()), (MESSAGES, 8 * (2 * MESSAGES + 1) as u64));
     }
 }

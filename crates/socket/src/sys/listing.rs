@@ -68,10 +68,11 @@ fn path_of(directory: &[u8], number: u32) -> [u8; 48] {
     path
 }
 
-/// Whether this process has a thread of this number, in the namespace that the kernel's files are of.
+/// Whether this process has a thread of this number, in the namespace that the kernel's files are of, or that cannot be told.
 pub(crate) fn is_own_thread(number: u32) -> bool {
     let path = path_of(b"/proc/self/task/", number);
-    read(CStr::from_bytes_until_nul(&path).unwrap_or_default(), |_| ()).is_ok()
+    let found = read(CStr::from_bytes_until_nul(&path).unwrap_or_default(), |_| ());
+    !matches!(found, Err(libc::ENOENT | libc::ESRCH))
 }
 
 /// The state of a thread, as a letter of the kernel's (proc_pid_status(5)); `ENOENT` if there is none of this number.

@@ -132,6 +132,86 @@ static void shut_down_by_a_child(void)
     close_pair(p);
 }
 
+/* One process writes and shuts down, the other reads. */
+static void the_end_after_a_child_has_shut_down(void)
+{
+    char bytes[8];
+
+    p = make_pair();
+    EXPECT(send(p.near, "hello", 5, 0) == 5);
+    IN_CHILD(EXPECT(shutdown(p.near, SHUT_WR) == 0));
+    EXPECT(send(p.far, "data", 4, 0) == 4 && shutdown(p.far, SHUT_WR) == 0);
+    EXPECT(recv(p.near, bytes, sizeof bytes, 0) == 4);
+    EXPECT(recv(p.near, bytes, sizeof bytes, 0) == 0);
+    EXPECT(recv(p.far, bytes, sizeof bytes, 0) == 5);
+    EXPECT(recv(p.far, bytes, sizeof bytes, 0) == 0);
+    close_pair(p);
+}
+
+/* Nobody waits for room behind the end. */
+static void room_after_a_child_has_shut_down(void)
+{
+    static char much[1 << 16];
+    struct pollfd entry;
+
+    p = make_pair();
+    while (send(p.near, much, sizeof much, MSG_DONTWAIT) > 0)
+        ;
+    entry = (struct pollfd){p.near, POLLOUT, 0};
+    EXPECT(poll(&entry, 1, 0) == 0);
+    IN_CHILD(EXPECT(shutdown(p.near, SHUT_WR) == 0));
+    EXPECT(poll(&entry, 1, 2000) == 1 && entry.revents == POLLOUT);
+    close_pair(p);
+}
+
+/* Each shuts one direction down; what the peer sends then is refused. */
+static void both_directions_shut_down_by_two(void)
+{
+    struct pollfd entry;
+
+    p = make_pair();
+    IN_CHILD(EXPECT(shutdown(p.near, SHUT_WR) == 0));
+    EXPECT(shutdown(p.near, SHUT_RD) == 0);
+    EXPECT(send(p.far, "x", 1, 0) == 1);
+    sleep_ms(20);
+    EXPECT_ERROR(send(p.far, "x", 1, MSG_NOSIGNAL), EPIPE);
+    entry = (struct pollfd){p.near, POLLIN | POLLOUT | POLLRDHUP, 0};
+    EXPECT(poll(&entry, 1, 0) == 1);
+    EXPECT(entry.revents == (POLLIN | POLLOUT | POLLRDHUP | POLLHUP | POLLERR));
+    close_pair(p);
+}
+
+/* A peer that has shut down its sending direction, and is killed with bytes unread that came just after others. */
+static void killed_behind_its_end(void)
+{
+    struct pollfd entry;
+    char bytes[8];
+
+    p = make_pair();
+    pid_t child = fork();
+    if (child == 0) {
+        close(p.near);
+        shutdown(p.far, SHUT_WR);
+        entry = (struct pollfd){p.far, POLLIN, 0};
+        poll(&entry, 1, -1);
+        recv(p.far, bytes, 1, 0);
+        for (int times = 0; times < 50; times++) {
+            poll(&entry, 1, 0);
+            sleep_ms(1);
+        }
+        raise(SIGKILL);
+    }
+    close(p.far);
+    EXPECT(recv(p.near, bytes, sizeof bytes, 0) == 0);
+    EXPECT(send(p.near, "1", 1, 0) == 1);
+    usleep(150);
+    EXPECT(send(p.near, "2345678", 7, 0) == 7);
+    EXPECT(waitpid(child, NULL, 0) == child);
+    entry = (struct pollfd){p.near, 0, 0};
+    EXPECT(poll(&entry, 1, 2000) == 1 && entry.revents == (POLLERR | POLLHUP));
+    close(p.near);
+}
+
 /* The next child is the first process of a namespace of its own. */
 static void begin_a_namespace(void)
 {
@@ -206,5 +286,7 @@ static void killed_in_two_namespaces(void)
 }
 
 MAIN(ALONE(time_outs_of_receives), ALONE(time_outs_of_sends), ALONE(told_not_to_block_and_to_block), ALONE(small_messages),
-     ALONE(low_water_marks), ALONE(shut_down_by_a_child), ALONE(senders_in_two_namespaces),
+     ALONE(low_water_marks), ALONE(shut_down_by_a_child),
+     ALONE(the_end_after_a_child_has_shut_down), ALONE(room_after_a_child_has_shut_down),
+     ALONE(both_directions_shut_down_by_two), ALONE(killed_behind_its_end), ALONE(senders_in_two_namespaces),
      ALONE(killed_in_two_namespaces))
