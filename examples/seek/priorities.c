@@ -1,10 +1,10 @@
 /*
- * Urgent messages on a connection that carries bulk: how long one takes from its sending to the receiver's hands, without and with
- * direct search.
+ * Urgent messages on a connection that carries bulk: how long one takes from its sending to the receiver's hands,
+ * without and with direct search.
  *
- * The sender keeps up to 64 bulk messages of 16 KiB on the way and sends an urgent message of 64 bytes now and then. The
- * receiver works 50 us on each bulk message. In order, an urgent message waits for all bulk before it. By direct search the
- * receiver looks at the headers behind what it works on, and takes an urgent message as soon as it is there.
+ * The sender keeps up to 64 bulk messages of 16 KiB on the way and sends an urgent message of 64 bytes now and then.
+ * The receiver works 50 us on each bulk message. In order, an urgent message waits for all bulk before it. By direct
+ * search the receiver looks at the headers behind what it works on, and takes an urgent message as soon as it is there.
  *
  *     cc -O2 -pthread priorities.c $(pkg-config --cflags --libs viaduct) -o priorities
  *     ./priorities; viaduct run ./priorities

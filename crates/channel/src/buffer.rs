@@ -136,7 +136,8 @@ impl Dest<'_> {
     #[cfg(not(loom))]
     pub unsafe fn fill(self, from: Source<'_>) -> usize {
         let len = self.len.min(from.len);
-        // SAFETY: so many bytes are readable and writable by the contracts of the two; and by this function's they are not the same.
+        // SAFETY: so many bytes are readable and writable by the contracts of the two; and by this function's they are
+        // not the same.
         unsafe { crate::copy::copy(from.at, self.at, len) };
         len
     }

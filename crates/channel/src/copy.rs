@@ -1,9 +1,10 @@
 //! Copies of bytes into and out of shared memory.
 //!
-//! Short ones, and most of the long ones, are the C library's. It copies long runs by `rep movsb`, which on AMD's processors that
-//! have it fast (Zen 3 and 4) falls to a twentieth of its speed where the destination lies a few bytes behind the source, counted modulo
-//! a page: 14 Gbit/s instead of 300, 4096 bytes at a distance of 1 to 31 (glibc's bug 30994). Buffers from `malloc` begin 16 bytes
-//! behind a page when they are long, and blocks of a lane at one, so that programs meet this more often than by chance.
+//! Short ones, and most of the long ones, are the C library's. It copies long runs by `rep movsb`, which on AMD's
+//! processors that have it fast (Zen 3 and 4) falls to a twentieth of its speed where the destination lies a few bytes
+//! behind the source, counted modulo a page: 14 Gbit/s instead of 300, 4096 bytes at a distance of 1 to 31 (glibc's bug
+//! 30994). Buffers from `malloc` begin 16 bytes behind a page when they are long, and blocks of a lane at one, so that
+//! programs meet this more often than by chance.
 
 use core::ptr;
 

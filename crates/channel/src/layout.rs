@@ -38,8 +38,9 @@ pub(crate) const SMALL_BLOCKS: usize = 4;
 pub(crate) const MAX_BLOCKS: usize = 4;
 #[cfg(loom)]
 pub(crate) const SMALL_BLOCKS: usize = 2;
-/// Blocks that a lane may have without more ado. Of more it has at most one for [`CARRIED`] that it has carried: to touch memory for the
-/// first time costs as much as to copy into it several times, which a stream that ends soon never gets back.
+/// Blocks that a lane may have without more ado. Of more it has at most one for [`CARRIED`] that it has carried: to
+/// touch memory for the first time costs as much as to copy into it several times, which a stream that ends soon never
+/// gets back.
 #[cfg(not(any(test, loom)))]
 pub(crate) const EAGER_BLOCKS: usize = 256;
 #[cfg(not(any(test, loom)))]
@@ -113,9 +114,9 @@ pub(crate) struct SenderSignal {
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
 pub(crate) struct SenderOwn {
-    /// Entries of the free stack, 16 bits; above them the physical blocks in use, 16 bits: those from there on have no memory, or
-    /// hold nothing; and above these, modulo 2^32, the credits taken since the lane began. One word, so that no block is ever in
-    /// two places, or in none for long.
+    /// Entries of the free stack, 16 bits; above them the physical blocks in use, 16 bits: those from there on have no
+    /// memory, or hold nothing; and above these, modulo 2^32, the credits taken since the lane began. One word, so that
+    /// no block is ever in two places, or in none for long.
     pub(crate) stock: PlainU64,
     /// A logical block that the head is known to have reached.
     pub(crate) known_head: PlainU64,
@@ -159,8 +160,8 @@ pub(crate) struct Edges {
 /// Among the bits of who waits: they are not to be taken before the tail, or the credits, have come as far as it says.
 pub(crate) const LATER: u32 = 1 << 31;
 
-/// Of a sender's, those that are its own. With [`LATER`], those between say how far, as [`place_of_credit`] does: several threads may wait
-/// for one lane's blocks, and what they wait for must not be parted from their bits.
+/// Of a sender's, those that are its own. With [`LATER`], those between say how far, as [`place_of_credit`] does:
+/// several threads may wait for one lane's blocks, and what they wait for must not be parted from their bits.
 pub(crate) const CREDIT_BITS: u32 = 0xFF;
 
 /// A number of credits, modulo as many as fit, in the bits of a sender that waits for it.

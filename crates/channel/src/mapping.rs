@@ -88,8 +88,8 @@ impl Mapping {
 
     /// Maps the first `len` bytes of the same memfd once more, which may be more of it; the memfd must be as long.
     pub(crate) fn again(&self, len: usize) -> Option<Self> {
-        // SAFETY: no bytes of this mapping are moved, since it is shared and an old length of 0 asks for a second one (mremap(2)), at an
-        // address of the kernel's choice, which overlaps nothing.
+        // SAFETY: no bytes of this mapping are moved, since it is shared and an old length of 0 asks for a second one
+        // (mremap(2)), at an address of the kernel's choice, which overlaps nothing.
         let base = unsafe { rustix::mm::mremap(self.base.as_ptr().cast(), 0, len, MremapFlags::MAYMOVE) };
         Some(Self {
             base: NonNull::new(base.ok()?.cast())?,
@@ -119,8 +119,8 @@ impl Mapping {
         })
     }
 
-    /// Where the kernel locks what is mapped, fills it and counts it against the program's limit: that happens to a page only. A mapping that
-    /// is unlocked stays so when it grows.
+    /// Where the kernel locks what is mapped, fills it and counts it against the program's limit: that happens to a
+    /// page only. A mapping that is unlocked stays so when it grows.
     fn map_unlocked(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
         let page = Self::map_plainly(fd, len.min(rustix::param::page_size()))?;
         // SAFETY: the whole mapping, which nobody uses yet.
@@ -161,8 +161,8 @@ impl Mapping {
         unsafe { slice::from_raw_parts(mapping.base.as_ptr().cast(), mapping.len / size_of::<AtomicU64>()) }
     }
 
-    /// Gives the memory of a range of bytes back, whole pages of it; the bytes are zeros when they are next touched, whoever has
-    /// mapped them. Where that cannot be, nothing happens. Touches nothing outside the mapping.
+    /// Gives the memory of a range of bytes back, whole pages of it; the bytes are zeros when they are next touched,
+    /// whoever has mapped them. Where that cannot be, nothing happens. Touches nothing outside the mapping.
     pub fn forget(&self, range: Range<usize>) {
         let page = rustix::param::page_size();
         let from = range.start.min(self.len).next_multiple_of(page);
@@ -195,8 +195,8 @@ impl Mapping {
 /// Whether the kernel locks, and so fills, all that the process maps.
 static LOCKED: AtomicU32 = AtomicU32::new(0);
 
-/// Says whether the process has the kernel lock all that it maps from now on (`mlockall`), and answers what was said before. Mappings of ours are to
-/// be left out: most of each is never used.
+/// Says whether the process has the kernel lock all that it maps from now on (`mlockall`), and answers what was said
+/// before. Mappings of ours are to be left out: most of each is never used.
 pub fn set_locked(on: bool) -> bool {
     LOCKED.swap(on.into(), Relaxed) != 0
 }

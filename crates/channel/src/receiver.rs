@@ -63,7 +63,8 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// A copy for a call that is seldom made: it takes an address, and what has one is kept in memory and not in registers.
+    /// A copy for a call that is seldom made: it takes an address, and what has one is kept in memory and not in
+    /// registers.
     #[inline(always)]
     #[must_use]
     pub const fn apart(&self) -> Self {
@@ -192,8 +193,8 @@ impl<'a> Receiver<'a> {
         done
     }
 
-    /// Has the processor fetch `len` bytes from `offset` after the head on, as far as they were found: it foresees what is
-    /// read in a row only.
+    /// Has the processor fetch `len` bytes from `offset` after the head on, as far as they were found: it foresees what
+    /// is read in a row only.
     #[inline(always)]
     pub fn prefetch(&self, found: Found, offset: usize, len: usize) {
         let (at, want) = found.within(offset, len);
@@ -283,7 +284,8 @@ impl<'a> Receiver<'a> {
         !self.lane.released.is_empty() && to <= self.reach()
     }
 
-    /// Up to which stream position the lane can ever hold bytes while the head stays where it is and no more blocks are released.
+    /// Up to which stream position the lane can ever hold bytes while the head stays where it is and no more blocks are
+    /// released.
     pub fn reach(&self) -> u64 {
         let first = self.geometry.block_of(self.head());
         let mut kept = 0;
@@ -296,10 +298,10 @@ impl<'a> Receiver<'a> {
         first.saturating_add(blocks).saturating_mul(self.block_size() as u64)
     }
 
-    /// Says that the bytes before stream position `until` are needed before any more is consumed: the lane has room for them at
-    /// once, as far as its pool goes, whatever it has carried and been limited to. Returns the bits that the sender sleeps
-    /// with for lack of space, which are taken, so that the caller must ring the bells they stand for. For the receiver's
-    /// user only.
+    /// Says that the bytes before stream position `until` are needed before any more is consumed: the lane has room for
+    /// them at once, as far as its pool goes, whatever it has carried and been limited to. Returns the bits that the
+    /// sender sleeps with for lack of space, which are taken, so that the caller must ring the bells they stand for.
+    /// For the receiver's user only.
     #[must_use = "bits taken must be answered with a bell"]
     pub fn want(&self, until: u64) -> u32 {
         let wanted = &self.lane.receiver.wanted;

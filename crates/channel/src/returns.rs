@@ -44,8 +44,8 @@ impl Returns<'_> {
     }
 
     fn pool(&self) -> Pool<'_> {
-        // SAFETY: all places of a pool lie behind `base`, in a mapping that this value owns or on a heap that it borrows; it is only
-        // reached through `Pool`.
+        // SAFETY: all places of a pool lie behind `base`, in a mapping that this value owns or on a heap that it
+        // borrows; it is only reached through `Pool`.
         unsafe { Pool::new(self.base.as_ptr(), self.geometry) }
     }
 

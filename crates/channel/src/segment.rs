@@ -189,8 +189,8 @@ impl Segment {
         }
     }
 
-    /// Takes memory for `count` blocks of a lane's pool from block `first` on, or for fewer. Returns for how many: the rest
-    /// the system does not have, or the layer above wants it left to others.
+    /// Takes memory for `count` blocks of a lane's pool from block `first` on, or for fewer. Returns for how many: the
+    /// rest the system does not have, or the layer above wants it left to others.
     #[cold]
     pub(crate) fn populate(&self, lane: usize, first: usize, count: usize) -> usize {
         match &self.memory {

@@ -167,8 +167,9 @@ impl<'a> Sender<'a> {
         self.geometry.offset_of(self.tail()) != 0 || self.space() != 0
     }
 
-    /// Has the processor take the cache line of the next byte, which the receiver has read the last bytes from: an [`append`](Self::append) that
-    /// follows soon need not wait for it. A hint; where the next byte begins a block, nothing.
+    /// Has the processor take the cache line of the next byte, which the receiver has read the last bytes from: an
+    /// [`append`](Self::append) that follows soon need not wait for it. A hint; where the next byte begins a block,
+    /// nothing.
     #[inline(always)]
     pub fn prefetch(&self) {
         let tail = self.tail();

@@ -171,8 +171,8 @@ mod imp {
         pub(crate) fn prefetch_to_write(&self, block: usize, offset: usize) {
             let (at, _) = self.locate(block, offset);
             #[cfg(all(target_arch = "x86_64", not(miri)))]
-            // SAFETY: a hint, which no address makes fail, and which processors that do not know it pass over. The intrinsic becomes a hint to
-            // read unless all of the program is compiled for processors that do.
+            // SAFETY: a hint, which no address makes fail, and which processors that do not know it pass over. The
+            // intrinsic becomes a hint to read unless all of the program is compiled for processors that do.
             unsafe {
                 core::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
             }

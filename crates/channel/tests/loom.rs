@@ -86,8 +86,8 @@ impl Bells {
         bytes
     }
 
-    /// Takes `len` bytes, which are there, `offset` after the head; they are part of `hole` then. Returns them and how many blocks
-    /// were given back.
+    /// Takes `len` bytes, which are there, `offset` after the head; they are part of `hole` then. Returns them and how
+    /// many blocks were given back.
     fn search(&self, rx: Receiver<'_>, offset: usize, len: usize, hole: (u64, u64)) -> (Vec<u8>, usize) {
         let mut bytes = vec![0; len];
         assert_eq!(rx.copy_out(bytes.as_mut_slice().into(), offset), len);
@@ -297,8 +297,8 @@ fn a_block_released_in_the_middle_is_used_again_and_nothing_garbled() {
     });
 }
 
-/// The sender writes over a block as soon as it has it. So it must not get one of which anything is to be read: not while a
-/// piece is copied out of it, and not while a byte of it, before the hole or behind, is left for later.
+/// The sender writes over a block as soon as it has it. So it must not get one of which anything is to be read: not
+/// while a piece is copied out of it, and not while a byte of it, before the hole or behind, is left for later.
 #[test]
 fn a_block_is_given_back_when_all_of_it_has_been_read_and_not_before() {
     check(|| {
@@ -434,8 +434,8 @@ fn a_sender_without_space_hears_of_a_receiver_that_needs_more() {
     });
 }
 
-/// What a lane gives back when all of it has been consumed is written over in models, so that a receiver that still reads there
-/// is found out, as is one that still looks at the entry of the block that is being filled.
+/// What a lane gives back when all of it has been consumed is written over in models, so that a receiver that still
+/// reads there is found out, as is one that still looks at the entry of the block that is being filled.
 #[test]
 fn a_drained_lane_is_made_smaller_while_its_receiver_works() {
     check(|| {

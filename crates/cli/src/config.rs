@@ -1,7 +1,7 @@
 //! What the user wants, from the configuration files, the environment and the command line, in rising order.
 //!
-//! A file is read strictly: an unknown key, a value of the wrong kind or a rule without sense is an error that names the file
-//! and the line, because a setting that silently does nothing is worse than none.
+//! A file is read strictly: an unknown key, a value of the wrong kind or a rule without sense is an error that names
+//! the file and the line, because a setting that silently does nothing is worse than none.
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde::Deserialize;
@@ -216,7 +216,8 @@ struct File {
     _daemon: Option<DaemonTable>,
 }
 
-/// What viaductd takes from the same files; checked here as well, because nobody sees what a viaductd started on demand says.
+/// What viaductd takes from the same files; checked here as well, because nobody sees what a viaductd started on demand
+/// says.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct DaemonTable {
@@ -421,7 +422,8 @@ fn default_dir() -> PathBuf {
     runtime::default_dir(rustix::process::geteuid().as_raw(), |name| env::var_os(name))
 }
 
-/// `dir`, which need not exist yet, absolute and without symbolic links: every process of an instance must spell it alike.
+/// `dir`, which need not exist yet, absolute and without symbolic links: every process of an instance must spell it
+/// alike.
 fn canonical(dir: &Path) -> Result<PathBuf> {
     let absolute = std::path::absolute(dir).with_context(|| format!("runtime directory {}", dir.display()))?;
     for ancestor in absolute.ancestors() {

@@ -1,8 +1,8 @@
 //! Reads the counters that programs under Viaduct keep.
 //!
-//! A region belongs to the process that writes it, which may be hostile: nothing read from it is used before it is checked, it
-//! is read with `pread` so that no fault is possible, and a row is shown only if the process really has that socket. So the worst it can
-//! do is to tell lies about connections of its own.
+//! A region belongs to the process that writes it, which may be hostile: nothing read from it is used before it is
+//! checked, it is read with `pread` so that no fault is possible, and a row is shown only if the process really has
+//! that socket. So the worst it can do is to tell lies about connections of its own.
 
 use crate::proc::{self, Descriptors, Memfd, Memfds, printable};
 use crate::tcp_tables::{Ends, TcpTables};
@@ -264,8 +264,8 @@ impl Region {
         }
     }
 
-    /// The slots in use, and the header as it was when no connection ended meanwhile: one that did would be counted twice or not
-    /// at all. A process that never leaves time enough is taken as it is.
+    /// The slots in use, and the header as it was when no connection ended meanwhile: one that did would be counted
+    /// twice or not at all. A process that never leaves time enough is taken as it is.
     fn consistent_slots(&mut self) -> Vec<(usize, [u64; SLOT_WORDS])> {
         const TRIES: usize = 8;
         let mut slots = Vec::new();

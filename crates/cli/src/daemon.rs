@@ -40,7 +40,8 @@ pub(crate) enum Answer {
     Failed(String),
 }
 
-/// Asks the viaductd of `dir` how it is. One that hangs up has ended, which shows when it is asked again, or turns this process away.
+/// Asks the viaductd of `dir` how it is. One that hangs up has ended, which shows when it is asked again, or turns this
+/// process away.
 pub(crate) fn query(dir: &Path) -> Answer {
     for _ in 0..ASKED_MOST {
         match try_query(dir) {
@@ -79,7 +80,8 @@ fn try_query(dir: &Path) -> Result<Option<Stats>, Errno> {
     Ok(decode(buffer.get(..len).unwrap_or(&[])))
 }
 
-/// Sees to it that a viaductd listens in `dir`, starting one if none answers: once, and that one waits until another that is being killed is gone.
+/// Sees to it that a viaductd listens in `dir`, starting one if none answers: once, and that one waits until another
+/// that is being killed is gone.
 ///
 /// # Errors
 /// None could be started, or it did not become ready in time.
@@ -93,8 +95,8 @@ pub(crate) fn ensure(dir: &Path, config: Option<&Path>) -> Result<()> {
         locate::misnamed(locate::DAEMON_VARIABLE)
             .unwrap_or_else(|| "viaductd is not installed beside viaduct".to_owned())
     })?;
-    // Started from a process of its own that ends at once: viaductd becomes nobody's child, so that the program, into which
-    // this process is about to turn, never reaps a stranger; and it inherits none of the descriptors open here.
+    // Started from a process of its own that ends at once: viaductd becomes nobody's child, so that the program, into
+    // which this process is about to turn, never reaps a stranger; and it inherits none of the descriptors open here.
     let mut launcher = Command::new(std::env::current_exe()?);
     launcher.arg("launch-daemon").arg("--dir").arg(dir);
     if let Some(config) = config {

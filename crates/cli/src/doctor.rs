@@ -22,8 +22,8 @@ mod search;
 
 /// Check what this machine allows
 ///
-/// Looks at the kernel, privileges, limits, the installation and viaductd, and says of each whether it is as Viaduct wants it
-/// and what follows if not. A warning costs speed or reach; a failure means that programs run as plain TCP.
+/// Looks at the kernel, privileges, limits, the installation and viaductd, and says of each whether it is as Viaduct
+/// wants it and what follows if not. A warning costs speed or reach; a failure means that programs run as plain TCP.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "viaduct doctor [OPTIONS]", after_long_help = AFTER_HELP)]
 pub(crate) struct Args {

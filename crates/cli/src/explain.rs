@@ -19,8 +19,8 @@ use viaduct_control::{Reason, counters as layout};
 
 /// Say why a connection is or is not accelerated, and what to do
 ///
-/// Names a process, or an address that one end of the connection has; `:PORT` is that port at any address. Looks at both ends
-/// where they are on this machine, at the programs that hold them, and at viaductd.
+/// Names a process, or an address that one end of the connection has; `:PORT` is that port at any address. Looks at
+/// both ends where they are on this machine, at the programs that hold them, and at viaductd.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "viaduct explain [OPTIONS] <PID|ADDR:PORT>", after_long_help = AFTER_HELP)]
 pub(crate) struct Args {
@@ -210,7 +210,8 @@ impl View {
                 }
             }
         }
-        // Processes that share a socket, as a server's workers do, are one line each; a busy server needs no more of them.
+        // Processes that share a socket, as a server's workers do, are one line each; a busy server needs no more of
+        // them.
         let mut sentences: HashMap<u32, Option<String>> = HashMap::new();
         for end in self
             .plain
@@ -286,8 +287,8 @@ impl View {
         Ok(())
     }
 
-    /// The peer of `end` in each program that has it where that is known: forked processes share one. First who has carried most by it, which
-    /// goes on with it most likely.
+    /// The peer of `end` in each program that has it where that is known: forked processes share one. First who has
+    /// carried most by it, which goes on with it most likely.
     fn known_peers<'a>(&'a self, process: &Process, end: &End) -> Vec<(&'a Process, &'a End)> {
         let ends = self
             .processes
@@ -315,7 +316,8 @@ impl View {
         self.plain.iter().find(|peer| (peer.local, peer.remote) == ends)
     }
 
-    /// Whether the peer of `end` stays on TCP of itself, so that to start its program with Viaduct, as it may have been, would not help.
+    /// Whether the peer of `end` stays on TCP of itself, so that to start its program with Viaduct, as it may have
+    /// been, would not help.
     fn has_hindered_peer(&self, process: &Process, end: &End) -> bool {
         let is_elsewhere = |other: &Process| other.instance != process.instance;
         if let Some((other, peer)) = self.known_peers(process, end).first() {

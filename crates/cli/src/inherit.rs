@@ -1,9 +1,9 @@
-//! What a program finds as the user left it: whether SIGPIPE is ignored, which signals are blocked, and its environment but for our variables.
-//! And what no shell may read, and no viaductd is to run as.
+//! What a program finds as the user left it: whether SIGPIPE is ignored, which signals are blocked, and its environment
+//! but for our variables. And what no shell may read, and no viaductd is to run as.
 //!
-//! Rust's runtime ignores SIGPIPE before `main`, and its way of turning into another program sets SIGPIPE to its default and unblocks
-//! every signal. A program under `viaduct run` is to see neither. So the disposition is noted before the runtime starts, and put
-//! back at the last moment.
+//! Rust's runtime ignores SIGPIPE before `main`, and its way of turning into another program sets SIGPIPE to its
+//! default and unblocks every signal. A program under `viaduct run` is to see neither. So the disposition is noted
+//! before the runtime starts, and put back at the last moment.
 
 use std::ffi::{CString, OsStr};
 use std::mem::MaybeUninit;
@@ -60,8 +60,9 @@ pub(crate) fn as_others() {
     unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const others) };
 }
 
-/// Has the program find the variable set so: where it found it before, or else behind the others. What else it finds stays as it is, in its
-/// order, and with what is no variable; `Command` would sort it. To be called last but for what turns into the program.
+/// Has the program find the variable set so: where it found it before, or else behind the others. What else it finds
+/// stays as it is, in its order, and with what is no variable; `Command` would sort it. To be called last but for what
+/// turns into the program.
 pub(crate) fn set_variable(name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) {
     // SAFETY: the process has no other threads.
     unsafe { std::env::set_var(name, value) };
@@ -73,8 +74,8 @@ pub(crate) fn remove_variable(name: impl AsRef<OsStr>) {
     unsafe { std::env::remove_var(name) };
 }
 
-/// Has `command` turn into its program without the C library, which has a shell read what the kernel refuses. A shell that reads a
-/// binary of another machine, or a damaged one, does what the bytes happen to mean. To be called last.
+/// Has `command` turn into its program without the C library, which has a shell read what the kernel refuses. A shell
+/// that reads a binary of another machine, or a damaged one, does what the bytes happen to mean. To be called last.
 pub(crate) fn without_shell(command: &mut Command, name: &OsStr) -> io::Result<()> {
     unsafe extern "C" {
         static environ: *const *const libc::c_char;

@@ -1,5 +1,5 @@
-//! Limits on what a process may use: those that viaductd is not to take over from the program that happens to be the first, and those under
-//! which a program would not start with the library in it.
+//! Limits on what a process may use: those that viaductd is not to take over from the program that happens to be the
+//! first, and those under which a program would not start with the library in it.
 
 use crate::{elf, inherit};
 use anyhow::{Error, Result, anyhow, bail};
@@ -54,8 +54,8 @@ pub(crate) fn no_process(error: io::Error, program: &str) -> Error {
     )
 }
 
-/// Frees this process, which is about to start viaductd, of what was meant for the program: viaductd serves all that come
-/// later, too. What may not be changed stays, hard limits of a user without rights above all.
+/// Frees this process, which is about to start viaductd, of what was meant for the program: viaductd serves all that
+/// come later, too. What may not be changed stays, hard limits of a user without rights above all.
 ///
 /// # Errors
 /// What stays would have viaductd refuse everybody, also those for whom one without that limit could be started.

@@ -28,8 +28,9 @@ pub(crate) fn preload() -> Option<PathBuf> {
     })
 }
 
-/// How `LD_PRELOAD` names the library: by a way that only the GNU loader knows, which puts the name of its own directory for `$LIB`.
-/// The musl loader finds nothing there and goes on, where the library itself would make it give up the program.
+/// How `LD_PRELOAD` names the library: by a way that only the GNU loader knows, which puts the name of its own
+/// directory for `$LIB`. The musl loader finds nothing there and goes on, where the library itself would make it give
+/// up the program.
 pub(crate) fn preload_entry(library: &Path) -> OsString {
     let mut entry = OsString::new();
     // Where the directories are others than everywhere, the way would lead nowhere.

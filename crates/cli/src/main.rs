@@ -1,8 +1,8 @@
 //! The `viaduct` command: runs programs under Viaduct and shows what their connections do.
 //!
-//! Every subcommand is a module with an `Args` (its command line, whose documentation is also the manual page) and a `run`.
-//! Nothing here is needed for a connection to work: programs talk to viaductd by themselves, and what `status` shows is read
-//! from the counters that they keep.
+//! Every subcommand is a module with an `Args` (its command line, whose documentation is also the manual page) and a
+//! `run`. Nothing here is needed for a connection to work: programs talk to viaductd by themselves, and what `status`
+//! shows is read from the counters that they keep.
 #![deny(unsafe_code)]
 
 mod bench;
@@ -32,9 +32,9 @@ use std::process::ExitCode;
 
 /// Carries the TCP connections of unmodified programs over shared memory
 ///
-/// Viaduct moves the bytes of TCP connections between two programs on one machine through shared memory. The programs are not
-/// changed and need not know: start both with `viaduct run`. The kernel's connection stays underneath for addresses, firewall
-/// rules and as the way back, so everything that cannot be accelerated simply remains plain TCP.
+/// Viaduct moves the bytes of TCP connections between two programs on one machine through shared memory. The programs
+/// are not changed and need not know: start both with `viaduct run`. The kernel's connection stays underneath for
+/// addresses, firewall rules and as the way back, so everything that cannot be accelerated simply remains plain TCP.
 #[derive(Debug, Parser)]
 #[command(name = "viaduct", version, max_term_width = 100, after_long_help = AFTER_HELP)]
 struct Cli {

@@ -18,12 +18,12 @@ use viaduct_control::runtime::instance_id;
 
 /// Move a live connection to another path
 ///
-/// Names a connection end by process and descriptor, or every end that has an address, and says which path both directions
-/// shall take: `tcp`, `shm` as soon as possible, or `auto` to give the choice back to Viaduct. No byte is lost or repeated, and the
-/// programs notice nothing.
+/// Names a connection end by process and descriptor, or every end that has an address, and says which path both
+/// directions shall take: `tcp`, `shm` as soon as possible, or `auto` to give the choice back to Viaduct. No byte is
+/// lost or repeated, and the programs notice nothing.
 ///
-/// The end itself makes the move, at its next socket call: the connection of an idle program moves when the program next
-/// uses it.
+/// The end itself makes the move, at its next socket call: the connection of an idle program moves when the program
+/// next uses it.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "viaduct path [OPTIONS] PID FD <tcp|shm|auto>\n       viaduct path [OPTIONS] ADDR:PORT <tcp|shm|auto>",

@@ -117,9 +117,9 @@ pub(crate) fn printable(bytes: &[u8]) -> String {
 
 /// Opens memfds of other processes, and nothing else that could be made to look like one.
 ///
-/// All memfds live in one file system that user space cannot mount, so its number tells them from a file, FIFO or FUSE node
-/// of the same name, which a hostile process might put where its `/proc/PID/fd` shows it. Nothing is opened for real, and no file system asked
-/// for anything, before that is known.
+/// All memfds live in one file system that user space cannot mount, so its number tells them from a file, FIFO or FUSE
+/// node of the same name, which a hostile process might put where its `/proc/PID/fd` shows it. Nothing is opened for
+/// real, and no file system asked for anything, before that is known.
 #[derive(Debug)]
 pub(crate) struct Memfds {
     device: (u32, u32),

@@ -5,8 +5,8 @@ use object::elf;
 use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionTable, Sym};
 use object::read::{ReadRef, Result};
 
-/// What of the C library makes or takes over connections, brings further code, or turns into another program: who has none of it can come to a
-/// connection by itself only.
+/// What of the C library makes or takes over connections, brings further code, or turns into another program: who has
+/// none of it can come to a connection by itself only.
 const WAYS: [&[u8]; 23] = [
     b"socket",
     b"connect",
@@ -94,7 +94,8 @@ fn is_alone<'data, H: FileHeader<Endian = Endianness>, R: ReadRef<'data>>(
     Ok(true)
 }
 
-/// So near to one another, in bytes, are the instruction that enters the kernel and the numbers of the calls: what only looks like them lies anywhere.
+/// So near to one another, in bytes, are the instruction that enters the kernel and the numbers of the calls: what only
+/// looks like them lies anywhere.
 const NEAR: usize = 4096;
 
 /// Whether code enters the kernel by itself, and near by knows the numbers of the calls that make connections.

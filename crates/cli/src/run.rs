@@ -16,14 +16,15 @@ use viaduct_control::runtime::DIR_VARIABLE;
 
 /// Run a program with its TCP connections accelerated
 ///
-/// Starts PROGRAM so that its TCP connections to other programs under Viaduct on this machine go through shared memory. Where
-/// no viaductd answers in the runtime directory, one is started for this user; it exits within a minute of the end of the last
-/// program under Viaduct.
+/// Starts PROGRAM so that its TCP connections to other programs under Viaduct on this machine go through shared memory.
+/// Where no viaductd answers in the runtime directory, one is started for this user; it exits within a minute of the
+/// end of the last program under Viaduct.
 ///
-/// The program is not changed, and neither is what it sees: a connection is made, accepted and closed by the kernel as ever.
-/// What cannot be accelerated runs as plain TCP; `viaduct explain` says why. A program that Viaduct cannot enter at all
-/// (statically linked, set-user-ID, making its system calls itself as Go does; too little memory allowed by `ulimit -d` or `-v`) is
-/// announced once on standard error, and runs; so is one for which no viaductd could be started.
+/// The program is not changed, and neither is what it sees: a connection is made, accepted and closed by the kernel as
+/// ever. What cannot be accelerated runs as plain TCP; `viaduct explain` says why. A program that Viaduct cannot enter
+/// at all (statically linked, set-user-ID, making its system calls itself as Go does; too little memory allowed by
+/// `ulimit -d` or `-v`) is announced once on standard error, and runs; so is one for which no viaductd could be
+/// started.
 ///
 /// The defaults of the options hold where neither the environment nor a configuration file says otherwise.
 #[derive(Debug, clap::Args)]
@@ -41,8 +42,8 @@ pub(crate) struct Args {
     /// File with `[[rules]]` that go before those of the configuration [default: none]
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
-    /// Runtime directory of the instance; both ends must use the same [default: /run/viaduct for root, else $XDG_RUNTIME_DIR/viaduct,
-    /// or /tmp/viaduct-UID where that is unset]
+    /// Runtime directory of the instance; both ends must use the same [default: /run/viaduct for root, else
+    /// $XDG_RUNTIME_DIR/viaduct, or /tmp/viaduct-UID where that is unset]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Configuration file to read on top of the machine's and the user's [default: $VIADUCT_CONFIG, or none]

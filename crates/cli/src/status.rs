@@ -12,12 +12,12 @@ use viaduct_control::runtime::instance_id;
 
 /// List the connections of programs under Viaduct
 ///
-/// One line a connection end: its process, its addresses, the path that carries its bytes, why that is not a faster one, its
-/// traffic, how often it had to ring the other end's bell, and its age. A path written `shm/tcp` is shared memory for sending
-/// and TCP for receiving.
+/// One line a connection end: its process, its addresses, the path that carries its bytes, why that is not a faster
+/// one, its traffic, how often it had to ring the other end's bell, and its age. A path written `shm/tcp` is shared
+/// memory for sending and TCP for receiving.
 ///
-/// The counters are read from the programs' own memory, so this works while viaductd is down. Programs of other users are
-/// shown to root only.
+/// The counters are read from the programs' own memory, so this works while viaductd is down. Programs of other users
+/// are shown to root only.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "viaduct status [OPTIONS]", after_long_help = AFTER_HELP)]
 pub(crate) struct Args {

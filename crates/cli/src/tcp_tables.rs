@@ -43,8 +43,8 @@ impl TcpTables {
     }
 }
 
-/// What the kernel answers when it is asked for the sockets that somebody may hold. Its text lists those in TIME_WAIT as well, of which a
-/// busy server has tens of thousands, and takes a tenth of a second to write.
+/// What the kernel answers when it is asked for the sockets that somebody may hold. Its text lists those in TIME_WAIT
+/// as well, of which a busy server has tens of thousands, and takes a tenth of a second to write.
 ///
 /// # Errors
 /// No such question may be asked, or not in that namespace.

@@ -391,7 +391,8 @@ int main(void)
     }
 }
 
-/// A stand-in for viaductd: leaves its arguments, parent and descriptors in files, says that it is ready, lives on for a moment.
+/// A stand-in for viaductd: leaves its arguments, parent and descriptors in files, says that it is ready, lives on for
+/// a moment.
 const STAND_IN: &str = r#"#!/bin/sh
 dir=$2
 ready=$6

@@ -1,4 +1,5 @@
-//! `viaduct status` on counters that the test writes itself: what is shown, what is not, and what a hostile process can do.
+//! `viaduct status` on counters that the test writes itself: what is shown, what is not, and what a hostile process can
+//! do.
 
 mod common;
 

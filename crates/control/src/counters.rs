@@ -1,9 +1,9 @@
 //! The counters of a process: shared words that only the process writes and anybody allowed may read.
 //!
-//! The region is a memfd named [`MEMFD_NAME`], sealed against shrinking, which the process keeps open; a reader finds it in
-//! `/proc/PID/fd` and reads it with `pread`, so a dying or hostile process cannot make the reader fault. The region is an
-//! array of 64-bit words: a header of [`HEADER_WORDS`], then [`SLOTS`] slots of [`SLOT_WORDS`], one per connection end.
-//! A page is only touched, and so only costs memory, when a slot in it is first used.
+//! The region is a memfd named [`MEMFD_NAME`], sealed against shrinking, which the process keeps open; a reader finds
+//! it in `/proc/PID/fd` and reads it with `pread`, so a dying or hostile process cannot make the reader fault. The
+//! region is an array of 64-bit words: a header of [`HEADER_WORDS`], then [`SLOTS`] slots of [`SLOT_WORDS`], one per
+//! connection end. A page is only touched, and so only costs memory, when a slot in it is first used.
 //!
 //! Two words are written by others: [`MAIL`] by viaductd, [`slot::WANTED`] by `viaduct path`.
 
@@ -29,7 +29,8 @@ pub const REGION_WORDS: usize = HEADER_WORDS + SLOTS * SLOT_WORDS;
 
 /// Header word: [`MAGIC`].
 pub const MAGIC_WORD: usize = 0;
-/// Header word: packets viaductd has told this process of, which has been sent them. The process looks here instead of asking the kernel.
+/// Header word: packets viaductd has told this process of, which has been sent them. The process looks here instead of
+/// asking the kernel.
 pub const MAIL: usize = 1;
 /// Header word: process number in its own namespace.
 pub const PID: usize = 2;
@@ -55,8 +56,8 @@ pub const ENDED_TRAFFIC: usize = 18;
 pub const BARRED: usize = 22;
 /// Header word: the inode of this region's memfd.
 pub const INODE: usize = 23;
-/// Header word: the inode of the region to whose [`SUMS`] this one's are added when its process ends in order: that of the process it was forked from,
-/// or of the nearest one before that has a region. 0: none.
+/// Header word: the inode of the region to whose [`SUMS`] this one's are added when its process ends in order: that of
+/// the process it was forked from, or of the nearest one before that has a region. 0: none.
 pub const FOREBEAR: usize = 24;
 /// Header word: processes that have begun a region with this one as their [`FOREBEAR`].
 pub const CHILDREN: usize = 25;
@@ -96,8 +97,8 @@ pub mod slot {
     pub const CREATED_NS: usize = 7;
     /// How often a receiver or sender of this end went to sleep.
     pub const SLEEPS: usize = 8;
-    /// Local address: two words of IPv6 or v4-mapped address in memory order, then the port. Zero while unknown, before the first offer, and then
-    /// so is all that follows, but on a lane that a forked child has inherited.
+    /// Local address: two words of IPv6 or v4-mapped address in memory order, then the port. Zero while unknown, before
+    /// the first offer, and then so is all that follows, but on a lane that a forked child has inherited.
     pub const LOCAL: usize = 9;
     /// Remote address, likewise.
     pub const REMOTE: usize = 12;

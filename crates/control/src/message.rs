@@ -1,8 +1,8 @@
 //! Packets between a guest process and viaductd.
 //!
-//! The socket is `SOCK_SEQPACKET`, so a packet is one message: a [`Header`] followed by one fixed-layout body. Descriptors
-//! travel beside it as `SCM_RIGHTS`, in the order the body's documentation gives. Integers are in host order: both parties
-//! are on one machine.
+//! The socket is `SOCK_SEQPACKET`, so a packet is one message: a [`Header`] followed by one fixed-layout body.
+//! Descriptors travel beside it as `SCM_RIGHTS`, in the order the body's documentation gives. Integers are in host
+//! order: both parties are on one machine.
 
 use crate::Reason;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -201,17 +201,18 @@ pub const PAIR_IS_RUNG_OUTSIDE: u32 = 4;
 /// [`Pair::flags`]: the receiving end of this end's own outer bell accompanies the segment as last descriptor.
 pub const PAIR_HAS_OWN_OUTER: u32 = 8;
 
-/// `SO_PASSRIGHTS`, for which the C library's headers have no name yet: whether descriptors can be sent to a Unix socket. Off in the receiving end of an outer bell.
+/// `SO_PASSRIGHTS`, for which the C library's headers have no name yet: whether descriptors can be sent to a Unix
+/// socket. Off in the receiving end of an outer bell.
 pub const SO_PASSRIGHTS: core::ffi::c_int = 83;
 
 body! {
-    /// Two ends have been matched. Descriptors: the segment, then the peer's bell if [`PAIR_HAS_BELL`], then the receiving end of the
-    /// own outer bell if [`PAIR_HAS_OWN_OUTER`].
+    /// Two ends have been matched. Descriptors: the segment, then the peer's bell if [`PAIR_HAS_BELL`], then the
+    /// receiving end of the own outer bell if [`PAIR_HAS_OWN_OUTER`].
     ///
-    /// An eventfd is only given to a peer that runs as the same user in the same user and network namespaces: whoever holds it can
-    /// also silence it, and have others wait for it. For other peers viaductd makes an outer bell beside it, a pair of Unix sockets, of which they get one end and its
-    /// owner the other. Who has neither rings by a byte on the kernel connection. A bell that this process was given before is
-    /// named, not sent again.
+    /// An eventfd is only given to a peer that runs as the same user in the same user and network namespaces: whoever
+    /// holds it can also silence it, and have others wait for it. For other peers viaductd makes an outer bell beside
+    /// it, a pair of Unix sockets, of which they get one end and its owner the other. Who has neither rings by a byte
+    /// on the kernel connection. A bell that this process was given before is named, not sent again.
     Pair {
         /// As in [`Offer`].
         offer: u64,

@@ -7,12 +7,13 @@
 //! | `VIADUCT_OFFER` | `auto`, `now`, `wait` |
 //! | `VIADUCT_RULES` | rules separated by `;`, the first that matches decides |
 //!
-//! A rule is an action (`never`, `tcp`, `auto`, `now`, `wait`) and conditions, all of which must hold, separated by commas:
-//! `program=NAME` (a trailing `*` matches any rest), `addr=ADDRESS[/BITS]` (either end), `port=LOW[-HIGH]` (either end).
-//! Example: `never,program=ssh*;now,addr=10.0.0.0/8,port=6379`.
+//! A rule is an action (`never`, `tcp`, `auto`, `now`, `wait`) and conditions, all of which must hold, separated by
+//! commas: `program=NAME` (a trailing `*` matches any rest), `addr=ADDRESS[/BITS]` (either end), `port=LOW[-HIGH]`
+//! (either end). Example: `never,program=ssh*;now,addr=10.0.0.0/8,port=6379`.
 //!
-//! `never` keeps a connection on TCP as `tcp` does. Where it holds for every connection of a program, having neither address nor port and no rule
-//! before it that could accelerate one, `viaduct run` also starts the program without the library.
+//! `never` keeps a connection on TCP as `tcp` does. Where it holds for every connection of a program, having neither
+//! address nor port and no rule before it that could accelerate one, `viaduct run` also starts the program without the
+//! library.
 //!
 //! Parsing allocates nothing, because it happens inside a guest.
 

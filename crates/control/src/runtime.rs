@@ -11,8 +11,8 @@ pub const SOCKET_NAME: &str = "viaductd.sock";
 /// File inside the runtime directory that programs under Viaduct hold a shared lock on (`flock`) as long as they run.
 pub const PROGRAMS_NAME: &str = "programs.lock";
 
-/// The runtime directory where none is given: `/run/viaduct` for root, else `$XDG_RUNTIME_DIR/viaduct`, else a directory of
-/// the user's under `/tmp`.
+/// The runtime directory where none is given: `/run/viaduct` for root, else `$XDG_RUNTIME_DIR/viaduct`, else a
+/// directory of the user's under `/tmp`.
 ///
 /// `environment` looks a variable up; `uid` is the effective user.
 pub fn default_dir(uid: u32, environment: impl Fn(&str) -> Option<std::ffi::OsString>) -> PathBuf {

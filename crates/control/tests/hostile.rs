@@ -52,8 +52,8 @@ fn any_body_behind_a_true_header_is_read_without_harm() {
     on_cases(40_000, packet(), |bytes| support::run(&bytes));
 }
 
-/// Any contents of a body make a packet that is read as just these contents, and at no other length, and with no byte of its header
-/// changed.
+/// Any contents of a body make a packet that is read as just these contents, and at no other length, and with no byte
+/// of its header changed.
 fn only_whole_packets_are_read<B: Body + FromBytes + PartialEq + core::fmt::Debug>() {
     on_cases(2_000, vec(any::<u8>(), size_of::<B>()..=size_of::<B>()), |contents| {
         let body = B::read_from_bytes(&contents).unwrap();

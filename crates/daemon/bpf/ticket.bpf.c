@@ -2,9 +2,9 @@
 //
 // The ticket: the kernel's testimony which TCP connection a socket belongs to.
 //
-// A process that viaductd knows calls getsockopt with a private level and the nonce that viaductd gave it. The two first
-// sequence numbers of the socket's connection, and who is asking, go into a ring buffer that only viaductd reads. To the
-// process the call succeeds and gives nothing. All other calls pass untouched.
+// A process that viaductd knows calls getsockopt with a private level and the nonce that viaductd gave it. The two
+// first sequence numbers of the socket's connection, and who is asking, go into a ring buffer that only viaductd reads.
+// To the process the call succeeds and gives nothing. All other calls pass untouched.
 //
 // A socket that was ever put into repair mode gets no ticket: there a process may choose its sequence numbers, if its
 // network namespace is its own. The second program takes note of such sockets.

@@ -12,15 +12,16 @@ use std::path::PathBuf;
 /// together: it then serves all users, network namespaces and address translation. Started by anybody else, it serves
 /// that one user, whose processes may trust each other.
 ///
-/// It stays in the foreground, logs to standard error, and stops at SIGTERM. Limits can also be set in the `[daemon]` table
-/// of the configuration file: segments_per_user, memory_per_user, offers_per_user, processes_per_user, same_user.
+/// It stays in the foreground, logs to standard error, and stops at SIGTERM. Limits can also be set in the `[daemon]`
+/// table of the configuration file: segments_per_user, memory_per_user, offers_per_user, processes_per_user, same_user.
 #[derive(Debug, Parser)]
 #[command(name = "viaductd", version, override_usage = "viaductd [OPTIONS]", after_help = AFTER)]
 pub(crate) struct Args {
     /// Runtime directory; it holds the socket
     ///
-    /// Found as `viaduct` finds it: here, in the variable VIADUCT_DIR, under `dir` in the configuration files, or by default: /run/viaduct
-    /// for root, else $XDG_RUNTIME_DIR/viaduct, else /tmp/viaduct-UID. It is made if the directory above it is there.
+    /// Found as `viaduct` finds it: here, in the variable VIADUCT_DIR, under `dir` in the configuration files, or by
+    /// default: /run/viaduct for root, else $XDG_RUNTIME_DIR/viaduct, else /tmp/viaduct-UID. It is made if the
+    /// directory above it is there.
     #[arg(long)]
     pub(crate) dir: Option<PathBuf>,
 

@@ -1,7 +1,8 @@
 //! The bells of processes, and who rings them by what.
 //!
-//! A process gives each of its bells, an eventfd, with the first offer that names it. Equals of its owner are given the eventfd itself. Others could
-//! silence it, or have those who ring it wait; for them viaductd makes a pair of Unix sockets.
+//! A process gives each of its bells, an eventfd, with the first offer that names it. Equals of its owner are given the
+//! eventfd itself. Others could silence it, or have those who ring it wait; for them viaductd makes a pair of Unix
+//! sockets.
 
 use crate::guest::is_eventfd;
 use crate::registry::{Claim, GuestId};
@@ -17,8 +18,8 @@ use viaduct_control::message::SO_PASSRIGHTS;
 /// Bells kept for one process.
 const BELLS_PER_PROCESS: usize = 256;
 
-/// What may be on its way through an outer bell: some 170 bytes that are sent one by one, whatever the machine's default is. The bell's owner takes more than 1024 for no
-/// rings.
+/// What may be on its way through an outer bell: some 170 bytes that are sent one by one, whatever the machine's
+/// default is. The bell's owner takes more than 1024 for no rings.
 const ROOM: usize = 64 << 10;
 
 /// A bell that viaductd knows by name.
@@ -42,8 +43,8 @@ struct OuterBell {
 }
 
 impl Server {
-    /// Keeps the bell that was `sent` with an offer under a name of viaductd's. The first one of a number stays; a process or user
-    /// with too many goes without.
+    /// Keeps the bell that was `sent` with an offer under a name of viaductd's. The first one of a number stays; a
+    /// process or user with too many goes without.
     pub(crate) fn keep_bell(&mut self, owner: GuestId, number: u64, sent: &mut Vec<OwnedFd>) -> Option<u64> {
         let may_keep = self.may_keep_bell(owner);
         let guest = self.guests.get_mut(&owner)?;
@@ -75,7 +76,8 @@ impl Server {
         kept < self.settings.descriptors_per_user
     }
 
-    /// Makes an outer bell beside the bell `name`, if it has none yet and there may be one. Returns the end that is its owner's.
+    /// Makes an outer bell beside the bell `name`, if it has none yet and there may be one. Returns the end that is its
+    /// owner's.
     pub(crate) fn make_outer_bell(&mut self, name: u64) -> Option<Rc<OwnedFd>> {
         let owner = self.bells.get(&name).filter(|bell| bell.outer.is_none())?.owner;
         if !self.may_keep_bell(owner) {
@@ -125,8 +127,9 @@ nix::setsockopt_impl!(
     nix::sys::socket::sockopt::SetBool
 );
 
-/// Receiving and sending end of an outer bell. Nothing can be sent the other way, and nothing but bytes at all: who closes the last descriptor of a file may have to wait
-/// for it. Linux before 6.16 cannot keep descriptors out, and there is no outer bell then.
+/// Receiving and sending end of an outer bell. Nothing can be sent the other way, and nothing but bytes at all: who
+/// closes the last descriptor of a file may have to wait for it. Linux before 6.16 cannot keep descriptors out, and
+/// there is no outer bell then.
 fn outer_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (receiver, sender) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

@@ -1,8 +1,10 @@
 //! Closing what processes have sent, without waiting for anybody; `docs/threat-model.md` has what this does not cover.
 //!
-//! A process may send any descriptor that it has, and viaductd's may then be the last of its file. To close that of a socket takes as long as its owner
-//! has said (`SO_LINGER`), but no longer than to the next signal: while there is something to do one comes again and again. The server of a FUSE file is told when a descriptor is closed, and no signal ends the wait for
-//! its answer. So what may be such a file is not closed, and its user turned away once that has happened often enough. Of a socket nothing is asked or changed: somebody may hold its lock.
+//! A process may send any descriptor that it has, and viaductd's may then be the last of its file. To close that of a
+//! socket takes as long as its owner has said (`SO_LINGER`), but no longer than to the next signal: while there is
+//! something to do one comes again and again. The server of a FUSE file is told when a descriptor is closed, and no
+//! signal ends the wait for its answer. So what may be such a file is not closed, and its user turned away once that
+//! has happened often enough. Of a socket nothing is asked or changed: somebody may hold its lock.
 
 use anyhow::Context;
 use nix::sys::signal::{SigEvent, SigSet, SigevNotify, Signal};
@@ -62,7 +64,8 @@ impl Closing {
         }
     }
 
-    /// Closes what a process of `user` has sent, but for what might have viaductd wait. Returns whether there was nothing of that kind.
+    /// Closes what a process of `user` has sent, but for what might have viaductd wait. Returns whether there was
+    /// nothing of that kind.
     pub(crate) fn discard(&mut self, user: u32, sent: impl IntoIterator<Item = OwnedFd>) -> bool {
         let mut harmless = true;
         for descriptor in sent {
@@ -87,7 +90,8 @@ impl Closing {
     }
 }
 
-/// Whether the file is one of the kernel's own kinds, to which nobody listens when a descriptor of it is closed: sockets, pipes, eventfds and the like, files in shared memory.
+/// Whether the file is one of the kernel's own kinds, to which nobody listens when a descriptor of it is closed:
+/// sockets, pipes, eventfds and the like, files in shared memory.
 fn has_nobody_to_tell(descriptor: BorrowedFd<'_>) -> bool {
     // What the kernel knows is enough: a server that is asked may let that wait as well.
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;

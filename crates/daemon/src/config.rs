@@ -1,7 +1,7 @@
 //! What viaductd may give out, from the configuration files and the command line, in rising order.
 //!
-//! The files are those of `viaduct`; viaductd reads their `[daemon]` table. What else they say is `viaduct`'s to judge, but for the names:
-//! a table that is misspelt sets nothing.
+//! The files are those of `viaduct`; viaductd reads their `[daemon]` table. What else they say is `viaduct`'s to judge,
+//! but for the names: a table that is misspelt sets nothing.
 
 use crate::args::Args;
 use crate::registry::Limits;
@@ -134,8 +134,8 @@ fn user_file() -> Option<PathBuf> {
     Some(dir.join("viaduct.toml"))
 }
 
-/// Whether the file is closed to this user and so is another one's, whose home directory the environment still names, as `su` and
-/// service managers leave it. It holds no settings of ours. An own file that cannot be read is an error.
+/// Whether the file is closed to this user and so is another one's, whose home directory the environment still names,
+/// as `su` and service managers leave it. It holds no settings of ours. An own file that cannot be read is an error.
 fn is_closed(path: &Path) -> bool {
     let denied = |error: &std::io::Error| error.kind() == ErrorKind::PermissionDenied;
     let closed = match std::fs::metadata(path) {

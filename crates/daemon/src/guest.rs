@@ -1,6 +1,7 @@
 //! One connected process: its socket, its mail, its bells.
 //!
-//! Everything it sends is checked; what it does not read is queued, within bounds that the loop keeps. Nothing here blocks.
+//! Everything it sends is checked; what it does not read is queued, within bounds that the loop keeps. Nothing here
+//! blocks.
 
 use crate::registry::GuestId;
 use rustix::fs::{FsWord, fcntl_get_seals, fstat, fstatfs};

@@ -1,8 +1,8 @@
-//! What viaductd gives up once it is set up: every capability it does not need, the way to new ones, and all system calls
-//! but those of its loop.
+//! What viaductd gives up once it is set up: every capability it does not need, the way to new ones, and all system
+//! calls but those of its loop.
 //!
-//! It opens no file, makes no socket but for pairs of connected ones, and starts no process from then on. What it says about itself to others is worth something only if
-//! that is so; a viaductd of root that cannot do it must not serve.
+//! It opens no file, makes no socket but for pairs of connected ones, and starts no process from then on. What it says
+//! about itself to others is worth something only if that is so; a viaductd of root that cannot do it must not serve.
 
 use crate::ticket::Tickets;
 use anyhow::Context;

@@ -4,8 +4,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// What viaductd needs more of the more programs it serves. Only the hard limits are somebody's decision about it: the soft ones it
-/// may have from a shell that meant other programs.
+/// What viaductd needs more of the more programs it serves. Only the hard limits are somebody's decision about it: the
+/// soft ones it may have from a shell that meant other programs.
 const RAISED: [(Resource, &str); 5] = [
     (Resource::Nofile, "open files"),
     (Resource::Fsize, "file size"),
@@ -14,8 +14,9 @@ const RAISED: [(Resource, &str); 5] = [
     (Resource::Cpu, "processor time"),
 ];
 
-/// Raises soft limits as far as they go, and has a segment that is larger than a file may be refused, which would otherwise end viaductd.
-/// Returns how many descriptors there may be: every guest costs one, and so does each of its bells.
+/// Raises soft limits as far as they go, and has a segment that is larger than a file may be refused, which would
+/// otherwise end viaductd. Returns how many descriptors there may be: every guest costs one, and so does each of its
+/// bells.
 ///
 /// # Errors
 /// The signal that tells of too large a file could not be caught.

@@ -76,7 +76,8 @@ pub(crate) fn take(dir: &Path, uid: u32) -> anyhow::Result<Taken> {
 }
 
 impl Place {
-    /// Whether programs run that were started with this directory. If not, none can hold [`runtime::PROGRAMS_NAME`] from now on.
+    /// Whether programs run that were started with this directory. If not, none can hold [`runtime::PROGRAMS_NAME`]
+    /// from now on.
     pub(crate) fn has_programs(&self) -> bool {
         flock(&self.programs, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK)
     }
@@ -178,8 +179,8 @@ pub(crate) fn reopen(fd: u32) -> std::io::Result<File> {
     File::options().write(true).open(format!("/proc/self/fd/{fd}"))
 }
 
-/// Tells whoever started viaductd why programs never will be able to connect. Once they could, nobody reads there any more; the log has the
-/// reason as well.
+/// Tells whoever started viaductd why programs never will be able to connect. Once they could, nobody reads there any
+/// more; the log has the reason as well.
 pub(crate) fn tell_failure(mut pipe: File, reason: &str) {
     let mut word = format!("0{reason}").into_bytes();
     // So that one read finds all of it (POSIX `PIPE_BUF`, which is no less on Linux).
@@ -187,7 +188,8 @@ pub(crate) fn tell_failure(mut pipe: File, reason: &str) {
     let _ = pipe.write_all(&word);
 }
 
-/// Word to whoever started viaductd that programs can connect: opened before viaductd gives up the right to open anything, sent once it has.
+/// Word to whoever started viaductd that programs can connect: opened before viaductd gives up the right to open
+/// anything, sent once it has.
 #[derive(Debug, Default)]
 pub(crate) struct Announcement {
     pipe: Option<File>,

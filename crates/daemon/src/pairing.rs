@@ -15,8 +15,8 @@ use viaduct_control::message::{
     PAIR_IS_RUNG_OUTSIDE, Packet, Pair, Refuse,
 };
 
-/// How long an offer may be here before its ticket can be read, which comes later only if another process was interrupted while
-/// its own was written: the ring is read in order. Less than `--offer wait` holds a connection.
+/// How long an offer may be here before its ticket can be read, which comes later only if another process was
+/// interrupted while its own was written: the ring is read in order. Less than `--offer wait` holds a connection.
 const TICKET_PATIENCE: Duration = Duration::from_millis(20);
 
 /// Between two looks for such tickets.
@@ -179,12 +179,14 @@ impl Server {
             [&matched.first, &matched.second].map(|claim| if equal { None } else { self.make_outer_bell(claim.bell) });
         self.hand_over(matched, 0, equal, &segment, first);
         self.hand_over(matched, 1, equal, &segment, second);
-        // Only now, so that a viaductd killed between the two leaves no end with a lane that the other knows nothing of.
+        // Only now, so that a viaductd killed between the two leaves no end with a lane that the other knows nothing
+        // of.
         self.announce(matched.first.guest);
         self.announce(matched.second.guest);
     }
 
-    /// Sends one end its part of a pair of equals, or others; `outer` is its end of an outer bell that has just been made for it.
+    /// Sends one end its part of a pair of equals, or others; `outer` is its end of an outer bell that has just been
+    /// made for it.
     fn hand_over(
         &mut self,
         matched: &Match,

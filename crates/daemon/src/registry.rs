@@ -1,8 +1,8 @@
 //! Which ends are the two ends of one connection, and who may have how much. No system calls and no clock.
 //!
 //! An end shows a [`Proof`]. The other end of the same connection shows the mirrored proof, and only it does: in ticket
-//! mode the kernel made the proof, in same-user mode the user's own processes did, who may trust each other. Whenever two
-//! ends show the same proof, or two fit one, nobody is paired.
+//! mode the kernel made the proof, in same-user mode the user's own processes did, who may trust each other. Whenever
+//! two ends show the same proof, or two fit one, nobody is paired.
 //!
 //! Every user is charged for the segments its processes hold, once for a segment between two of its own processes.
 

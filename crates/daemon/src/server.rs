@@ -26,8 +26,8 @@ const FIRST_GUEST: u64 = 16;
 
 /// Packets taken from one guest before the others have their turn.
 const TURN: usize = 64;
-/// Connections that one user may have beyond its processes: of those that have not said hello yet, of the command line, and of those that are
-/// to be told that there are too many.
+/// Connections that one user may have beyond its processes: of those that have not said hello yet, of the command line,
+/// and of those that are to be told that there are too many.
 const STRANGERS: usize = 64;
 /// Room for mail in the kernel, for one guest: descriptors in flight count against limits that all guests share.
 const SEND_BUFFER: usize = 16 << 10;
@@ -81,8 +81,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// `stop` becomes readable when viaductd shall exit; without `tickets` there is a reason; `instance` is a random number
-    /// for this run.
+    /// `stop` becomes readable when viaductd shall exit; without `tickets` there is a reason; `instance` is a random
+    /// number for this run.
     pub(crate) fn new(
         settings: Settings,
         listener: OwnedFd,

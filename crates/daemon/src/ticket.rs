@@ -45,7 +45,8 @@ pub(crate) struct Ticket {
     pub(crate) user_ns: u64,
 }
 
-/// Tickets of one process whose offers have not come yet. When there are too many, the oldest goes: its offer was never sent.
+/// Tickets of one process whose offers have not come yet. When there are too many, the oldest goes: its offer was never
+/// sent.
 #[derive(Debug, Default)]
 struct Kept {
     tickets: HashMap<u32, Ticket>,

@@ -16,7 +16,8 @@ fn start() -> Daemon {
     Daemon::start(&["--same-user"])
 }
 
-/// Both ends of a connection of which the first has sent more than is taken, and lets who closes it wait half a minute for that, far longer than any answer is waited for.
+/// Both ends of a connection of which the first has sent more than is taken, and lets who closes it wait half a minute
+/// for that, far longer than any answer is waited for.
 fn lingering() -> (OwnedFd, TcpStream) {
     let (end, other) = connection(&listener());
     while rustix::net::send(&end, &[0; 65536], SendFlags::DONTWAIT).is_ok() {}

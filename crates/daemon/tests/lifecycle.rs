@@ -267,7 +267,8 @@ fn as_root_it_does_not_serve_with_rights_that_it_could_not_give_up() {
             seccompiler::apply_filter(&without_seccomp()).unwrap();
             loop {
                 match command.spawn() {
-                    // A child of another test's may have been made while the program was copied, and has it open for writing.
+                    // A child of another test's may have been made while the program was copied, and has it open for
+                    // writing.
                     Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
                     spawned => break spawned.unwrap(),
                 }
@@ -445,7 +446,8 @@ fn the_limit_on_descriptors_in_flight_is_survived() {
     std::thread::scope(|scope| scope.spawn(test).join().unwrap());
 }
 
-/// A limit on the size of files counts for segments, too, and a file that would exceed it ends a program that does not expect that.
+/// A limit on the size of files counts for segments, too, and a file that would exceed it ends a program that does not
+/// expect that.
 #[test]
 fn a_limit_on_files_refuses_matches_and_a_soft_one_does_not() {
     let (opener, accepter) = connection(&listener());

@@ -278,7 +278,8 @@ fn eventfds_are_not_given_across_user_namespaces() {
     }
 }
 
-/// Two clients of another user hold the server's outer bell: each can ring it, neither can keep it from being heard, and one that breaks it is found out.
+/// Two clients of another user hold the server's outer bell: each can ring it, neither can keep it from being heard,
+/// and one that breaks it is found out.
 #[test]
 fn who_holds_an_outer_bell_can_ring_it_and_not_silence_it() {
     let Some(daemon) = start(&[]) else { return };

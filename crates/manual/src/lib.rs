@@ -1,7 +1,7 @@
 //! Manual pages from what the commands print as their help.
 //!
-//! Options and descriptions become what `clap_mangen` makes of them. What follows the options in the help, under headings in
-//! capitals, becomes sections of their own, as it stands there.
+//! Options and descriptions become what `clap_mangen` makes of them. What follows the options in the help, under
+//! headings in capitals, becomes sections of their own, as it stands there.
 #![forbid(unsafe_code)]
 
 use clap::Command;

@@ -14,7 +14,8 @@ pub(crate) unsafe fn note_room_for_control(conn: &'static Conn, message: *const 
     }
 }
 
-/// What the kernel puts into a header that received stream bytes, the `rest` that is to be told of with it. `is_cut`: there would be more to tell.
+/// What the kernel puts into a header that received stream bytes, the `rest` that is to be told of with it. `is_cut`:
+/// there would be more to tell.
 pub(crate) unsafe fn fill_header(message: *mut msghdr, flags: c_int, mut is_cut: bool, rest: Option<c_int>) {
     // SAFETY: the program's header, and its room for control messages.
     unsafe {

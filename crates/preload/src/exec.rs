@@ -69,8 +69,8 @@ pub unsafe extern "C-unwind" fn execveat(
 /// Arguments of a call with a list in place of an array. More are refused; nobody writes as many out.
 const MOST: usize = 1024;
 
-/// What the x86-64 calling convention passes on the stack, of which as much is there as the caller has passed: it is read no further
-/// than the list goes.
+/// What the x86-64 calling convention passes on the stack, of which as much is there as the caller has passed: it is
+/// read no further than the list goes.
 #[repr(C)]
 pub struct Stacked {
     words: [*const c_char; MOST],

@@ -1,5 +1,5 @@
-//! `dprintf` and its kin: the C library writes to the descriptor by itself, unseen, so on a connection the text is made first and
-//! written after.
+//! `dprintf` and its kin: the C library writes to the descriptor by itself, unseen, so on a connection the text is made
+//! first and written after.
 
 use crate::transfer::write;
 use core::ffi::{c_char, c_int, c_void};

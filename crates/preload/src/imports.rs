@@ -1,8 +1,9 @@
 //! What code in a scope of its own imports, led to our functions.
 //!
-//! A library that is opened with `RTLD_DEEPBIND` finds functions in the libraries that it names before any that were there already, so its calls go
-//! to the C library and not to us. Once it has been opened, each of its imports (and of the libraries that came with it) that has found the C
-//! library's function gets ours instead, which is what it would have found without the flag. Formats: System V ABI, AMD64 supplement.
+//! A library that is opened with `RTLD_DEEPBIND` finds functions in the libraries that it names before any that were
+//! there already, so its calls go to the C library and not to us. Once it has been opened, each of its imports (and of
+//! the libraries that came with it) that has found the C library's function gets ours instead, which is what it would
+//! have found without the flag. Formats: System V ABI, AMD64 supplement.
 
 use core::ffi::{CStr, c_int, c_void};
 use core::ops::ControlFlow::{self, Break, Continue};
@@ -61,10 +62,12 @@ impl Loaded {
         Self(all.map(|all| all.iter().map(|object| object.headers.as_ptr()).collect()))
     }
 
-    /// Leads what the libraries import to us that have come since, which is to say with `handle`: no other thread may be there, which might load or
-    /// unload any. False if some of it cannot be, and then none of it is unless the kernel refuses; or if none has come: what was there before may be asked for functions by name.
+    /// Leads what the libraries import to us that have come since, which is to say with `handle`: no other thread may
+    /// be there, which might load or unload any. False if some of it cannot be, and then none of it is unless the
+    /// kernel refuses; or if none has come: what was there before may be asked for functions by name.
     pub(crate) fn lead_others_here(&self, handle: *mut c_void) -> bool {
-        // SAFETY: those that are used have come with the handle, or are opened for good by those that have; nobody is there to close them.
+        // SAFETY: those that are used have come with the handle, or are opened for good by those that have; nobody is
+        // there to close them.
         let (Some(before), Some(mut new)) = (&self.0, unsafe { objects() }) else {
             return false;
         };
@@ -112,7 +115,8 @@ fn places_to_change(objects: &[Object<'_>], handle: *mut c_void) -> Result<Vec<P
     Ok(places)
 }
 
-/// What the libraries opened by `handle` find of a name of ours, if that is what we stand before: the C library's, as a rule.
+/// What the libraries opened by `handle` find of a name of ours, if that is what we stand before: the C library's, as a
+/// rule.
 fn theirs(handle: *mut c_void, name: &CStr) -> Option<usize> {
     // SAFETY: valid handles and a C string.
     let [next, found] = unsafe { [libc::RTLD_NEXT, handle].map(|place| libc::dlsym(place, name.as_ptr())) };
@@ -173,7 +177,8 @@ impl Tables {
         if self.hash == 0 {
             return BTreeMap::new();
         }
-        // Buckets, number of the first symbol in the table, 64-bit words of the filter, its shift; then filter, buckets, chains.
+        // Buckets, number of the first symbol in the table, 64-bit words of the filter, its shift; then filter,
+        // buckets, chains.
         let (buckets, first, filter) = (word(0), word(1), word(2));
         let chains = 4 + 2 * filter + buckets;
         let mut last = (0..buckets)
@@ -246,8 +251,9 @@ impl Place {
     }
 }
 
-/// The objects that are loaded; `None` if they become more while they are looked at. Room for them is made before: who asks for memory while the
-/// loader's lock is held may meet a thread, or an allocator, that has its own lock and wants the loader's.
+/// The objects that are loaded; `None` if they become more while they are looked at. Room for them is made before: who
+/// asks for memory while the loader's lock is held may meet a thread, or an allocator, that has its own lock and wants
+/// the loader's.
 ///
 /// # Safety
 /// Those that are used must stay loaded for that long.
@@ -270,7 +276,8 @@ unsafe fn objects<'a>() -> Option<Vec<Object<'a>>> {
     (!more).then_some(found)
 }
 
-/// Shows one loaded object after the other, for as long as `act` goes on. None of them goes away meanwhile: the loader's lock is held.
+/// Shows one loaded object after the other, for as long as `act` goes on. None of them goes away meanwhile: the
+/// loader's lock is held.
 pub(crate) fn each_object(act: &mut dyn FnMut(&dl_phdr_info) -> ControlFlow<()>) {
     type Act<'a> = &'a mut dyn FnMut(&dl_phdr_info) -> ControlFlow<()>;
     unsafe extern "C" fn show(info: *mut dl_phdr_info, _size: usize, act: *mut c_void) -> c_int {
@@ -424,7 +431,8 @@ impl Object<'_> {
         Ok(held)
     }
 
-    /// Where an import is to be changed that has found the C library's function, or would with its first call; `None` if it need not be.
+    /// Where an import is to be changed that has found the C library's function, or would with its first call; `None`
+    /// if it need not be.
     fn place_to_change(&self, import: &Import<'_>, function: Function) -> Result<Option<Place>, CannotBeLed> {
         let addend = match import.kind {
             R_X86_64_64 => import.addend,

@@ -1,8 +1,8 @@
 //! The C symbols that intercept a program's socket calls.
 //!
-//! Each hook has the contract of the C library's function of its name, which every `# Safety` here means. A hook finds out whether the
-//! descriptor concerns Viaduct, and if not calls the function behind it; if so it hands over to `viaduct-socket`. No hook panics, and
-//! those that may wait can be unwound through by a cancelled thread.
+//! Each hook has the contract of the C library's function of its name, which every `# Safety` here means. A hook finds
+//! out whether the descriptor concerns Viaduct, and if not calls the function behind it; if so it hands over to
+//! `viaduct-socket`. No hook panics, and those that may wait can be unwound through by a cancelled thread.
 
 #![expect(unreachable_pub, reason = "the hooks are for the dynamic linker")]
 #![expect(

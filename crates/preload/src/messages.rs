@@ -123,7 +123,8 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     let mut flags = flags;
     let mut error = 0;
     let mut left = deadline.map(|_| 1);
-    // SAFETY: the program vouches for `count` messages and for its time, of which the kernel takes note after each message only.
+    // SAFETY: the program vouches for `count` messages and for its time, of which the kernel takes note after each
+    // message only.
     let done = each_message(messages, count, |message| unsafe {
         if left == Some(0) {
             return -1;

@@ -105,7 +105,8 @@ macro_rules! exits {
 
 exits! { pthread_exit(*mut c_void) thrd_exit(c_int) }
 
-/// Where the stack will be after a jump to `place`: a word of the C library's `jmp_buf` that it has encrypted (`PTR_MANGLE`).
+/// Where the stack will be after a jump to `place`: a word of the C library's `jmp_buf` that it has encrypted
+/// (`PTR_MANGLE`).
 unsafe fn stack_at(place: *const c_void) -> usize {
     /// The number of the word (`JB_RSP`).
     const STACK: usize = 6;

@@ -1,5 +1,6 @@
-//! `io_uring` by `syscall`: nothing is seen of what such a ring is asked to do, so all connections of a program that has one stay on TCP, but for the
-//! rings of liburing. Who has another way to its sockets, which is seen, is told that the kernel has no rings, and takes that.
+//! `io_uring` by `syscall`: nothing is seen of what such a ring is asked to do, so all connections of a program that
+//! has one stay on TCP, but for the rings of liburing. Who has another way to its sockets, which is seen, is told that
+//! the kernel has no rings, and takes that.
 
 use crate::imports::{Object, object_with, read_own};
 use crate::scopes;
@@ -28,8 +29,9 @@ struct Known {
     answer: Answer,
 }
 
-/// libuv, which has rings for files and for what is registered in its epoll set; monoio's `FusionDriver`, which tries a small one, as its
-/// `IoUringDriver`, which has no other way, does not; and liburing up to 2.1, of which `rings` sees what it hands over.
+/// libuv, which has rings for files and for what is registered in its epoll set; monoio's `FusionDriver`, which tries a
+/// small one, as its `IoUringDriver`, which has no other way, does not; and liburing up to 2.1, of which `rings` sees
+/// what it hands over.
 const KNOWN: [Known; 3] = [
     Known {
         is: |code| exports(code, c"uv_loop_init") || contains(code, b"UV_USE_IO_URING"),
@@ -48,7 +50,8 @@ const KNOWN: [Known; 3] = [
     },
 ];
 
-/// Memory that is looked through at a time, and how far the next part reaches into it, in machine words: whatever is looked for is whole in one of them.
+/// Memory that is looked through at a time, and how far the next part reaches into it, in machine words: whatever is
+/// looked for is whole in one of them.
 const WORDS: usize = 8192;
 const LAP: usize = 4;
 
@@ -134,8 +137,8 @@ fn answer(caller: usize, entries: c_long) -> Option<Answer> {
 
 /// The number of this code among those that are known; as many as there are: none of them.
 fn number_of(code: &Object<'_>) -> usize {
-    /// Where the code lies that asked last, how many libraries had gone by then, and its number: programs ask for a ring a thread. Whoever cannot have it at
-    /// once, as in a signal handler, does without.
+    /// Where the code lies that asked last, how many libraries had gone by then, and its number: programs ask for a
+    /// ring a thread. Whoever cannot have it at once, as in a signal handler, does without.
     static LAST: Mutex<Option<((usize, u64), usize)>> = Mutex::new(None);
     let place = code.loads().map(|(text, _)| text.start).min().unwrap_or(0);
     // The code that asks stays meanwhile; once any has gone, other code may lie there.

@@ -1,8 +1,10 @@
-//! `io_uring` by liburing: the kernel moves the bytes, unseen, so a connection that a program is about to hand to it goes back to TCP first.
+//! `io_uring` by liburing: the kernel moves the bytes, unseen, so a connection that a program is about to hand to it
+//! goes back to TCP first.
 //!
-//! liburing enters the kernel by instructions of its own, but programs reach it through the few functions that are here, each of which may
-//! hand over what has been queued. Layouts: `struct io_uring` of liburing.h, the same since 2.0 up to the fields that are read, and
-//! `struct io_uring_sqe` of linux/io_uring.h. What came before 2.0 has another layout, and rings of which nothing is seen (`raw_rings`).
+//! liburing enters the kernel by instructions of its own, but programs reach it through the few functions that are
+//! here, each of which may hand over what has been queued. Layouts: `struct io_uring` of liburing.h, the same since 2.0
+//! up to the fields that are read, and `struct io_uring_sqe` of linux/io_uring.h. What came before 2.0 has another
+//! layout, and rings of which nothing is seen (`raw_rings`).
 
 use crate::control::hand_over_passed;
 use crate::scopes;
@@ -74,8 +76,8 @@ mod code {
     pub(super) const SENDMSG_WITHOUT_COPY: u8 = 48;
     /// Where entries are mixed: `NOP128` and `URING_CMD128`.
     pub(super) const TAKE_TWO: [u8; 2] = [63, 64];
-    /// Whether the descriptor is one that bytes or events come by: reads and writes of every kind, polls, messages, connects, sends and receives,
-    /// shutdowns, commands to sockets, and waits for sets.
+    /// Whether the descriptor is one that bytes or events come by: reads and writes of every kind, polls, messages,
+    /// connects, sends and receives, shutdowns, commands to sockets, and waits for sets.
     pub(super) const fn uses_descriptor(code: u8) -> bool {
         matches!(
             code,
@@ -170,7 +172,8 @@ struct Behind {
 /// The function is where it stays.
 const FOR_GOOD: u64 = u64::MAX;
 
-/// liburing's own function behind `ours`; null if there is none. Asked for when it is called, since few programs have it.
+/// liburing's own function behind `ours`; null if there is none. Asked for when it is called, since few programs have
+/// it.
 fn find(behind: &Behind, name: &'static CStr, ours: *const c_void) -> *mut c_void {
     // In this order: who sees the count sees no function from before it.
     let gone = behind.gone.load(Acquire);

@@ -9,7 +9,8 @@ use core::sync::atomic::AtomicPtr;
 use viaduct_socket::descriptors::successors;
 use viaduct_socket::sys;
 
-/// Goes on with the C library's function that `{ready}` answers, as if the program had called it: it looks for libraries where its caller's say.
+/// Goes on with the C library's function that `{ready}` answers, as if the program had called it: it looks for
+/// libraries where its caller's say.
 macro_rules! jump_behind {
     ($ready:path) => {
         naked_asm!(
@@ -74,8 +75,8 @@ fn is_place(path: &CStr) -> bool {
     path.to_bytes().contains(&b'/') && !path.to_bytes().contains(&b'$')
 }
 
-/// Opens a library by its place in a scope of its own. No other thread may be there: it could call what has been opened before that is led
-/// here, or open and close libraries at the same places meanwhile.
+/// Opens a library by its place in a scope of its own. No other thread may be there: it could call what has been opened
+/// before that is led here, or open and close libraries at the same places meanwhile.
 unsafe extern "C-unwind" fn open_deep(path: *const c_char, mode: c_int) -> *mut c_void {
     let before = Loaded::now();
     // SAFETY: as the program has called it.

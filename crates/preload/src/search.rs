@@ -54,8 +54,8 @@ pub unsafe extern "C-unwind" fn viaduct_preload_is_stream(fd: c_int) -> bool {
 const SOL_VIADUCT: c_int = 0x5641;
 const VIADUCT_SEEK: c_int = 1;
 
-/// The offset that a receive asks for by a control message, if it asks. Only looked for on sockets of the type for it: elsewhere the
-/// room for control messages holds whatever it held before.
+/// The offset that a receive asks for by a control message, if it asks. Only looked for on sockets of the type for it:
+/// elsewhere the room for control messages holds whatever it held before.
 ///
 /// # Errors
 /// `EINVAL`: it has no room for an offset.

@@ -1,5 +1,6 @@
-//! What unwinds the stack, where a thread is cancelled amidst a call or C++ throws through one. It is found then: linked with, every program would
-//! load its library, which those written in C do without, at a quarter of what ours costs to load.
+//! What unwinds the stack, where a thread is cancelled amidst a call or C++ throws through one. It is found then:
+//! linked with, every program would load its library, which those written in C do without, at a quarter of what ours
+//! costs to load.
 
 use crate::scopes;
 use core::arch::{global_asm, naked_asm};
@@ -8,8 +9,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// Defines the functions of these names, for this library alone. Each leads to the real one, which must find the stack and the registers
-/// as its caller has them.
+/// Defines the functions of these names, for this library alone. Each leads to the real one, which must find the stack
+/// and the registers as its caller has them.
 macro_rules! functions {
     ($($index:literal $name:literal;)*) => {
         const NAMES: &[&CStr] = &[$(
@@ -98,8 +99,8 @@ fn find_in(library: Option<NonNull<c_void>>, number: usize) -> *mut c_void {
     function
 }
 
-/// A thread is about to be cancelled, or ends itself: finds them now, as the C library does, with the first. It could wait for ever for the dynamic
-/// linker amidst its end, where another is about to unload a library and waits for it.
+/// A thread is about to be cancelled, or ends itself: finds them now, as the C library does, with the first. It could
+/// wait for ever for the dynamic linker amidst its end, where another is about to unload a library and waits for it.
 pub(crate) fn prepare() {
     // Once: a later caller may be waited for by whoever has the linker's lock.
     let found = |function: &AtomicPtr<c_void>| !function.load(Relaxed).is_null();

@@ -139,8 +139,8 @@ pub(crate) enum Waited {
     Left(Option<u64>),
 }
 
-/// Makes the program's own call where no lane is concerned. If one has come by its end, because another thread had its connection taken in, what
-/// ended it may have been a mark and no byte of the stream.
+/// Makes the program's own call where no lane is concerned. If one has come by its end, because another thread had its
+/// connection taken in, what ended it may have been a mark and no byte of the stream.
 pub(crate) fn wait_without_lanes<F: Iterator<Item = c_int>>(
     fds: impl Fn() -> F,
     timeout_ns: Option<u64>,
@@ -191,7 +191,8 @@ pub unsafe extern "C-unwind" fn epoll_ctl(set: c_int, operation: c_int, fd: c_in
     };
     // SAFETY: the program's own call.
     let direct = move || unsafe { bare::epoll_ctl(set, operation, fd, event) };
-    // Now: when the kernel has taken it, the program may use its memory for something else, or another thread that has been told of the event may.
+    // Now: when the kernel has taken it, the program may use its memory for something else, or another thread that has
+    // been told of the event may.
     let (events, data) = match operation {
         libc::EPOLL_CTL_DEL => (0, 0),
         _ if is_nowhere(event) => return direct(),
@@ -211,7 +212,8 @@ pub unsafe extern "C-unwind" fn epoll_ctl(set: c_int, operation: c_int, fd: c_in
     }
 }
 
-/// What is not the change of a connection's only registration, and one without a lane. Not inlined, so that the rest fits in few cache lines.
+/// What is not the change of a connection's only registration, and one without a lane. Not inlined, so that the rest
+/// fits in few cache lines.
 #[inline(never)]
 fn epoll_ctl_otherwise(asked: Asked, set: c_int, event: *mut epoll_event) -> c_int {
     // SAFETY: the program's own call.

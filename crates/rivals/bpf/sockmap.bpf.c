@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The shortcut that Linux itself offers to two TCP sockets of one machine: what one of them sends goes to the other's queue of received
-// messages, past the TCP and IP layers.
+// The shortcut that Linux itself offers to two TCP sockets of one machine: what one of them sends goes to the other's
+// queue of received messages, past the TCP and IP layers.
 //
-// Every connection that is established in the cgroup of the first program is noted by its addresses, once an end. The second sees each
-// message sent and hands it to the end whose addresses are the sender's, mirrored. Both ends must be in the cgroup: a message whose far end is
-// not known is refused, since by TCP later ones could overtake it.
+// Every connection that is established in the cgroup of the first program is noted by its addresses, once an end. The
+// second sees each message sent and hands it to the end whose addresses are the sender's, mirrored. Both ends must be
+// in the cgroup: a message whose far end is not known is refused, since by TCP later ones could overtake it.
 //
 // Needs no kernel headers; `make` in this directory compiles it to the committed object.
 
@@ -16,8 +16,8 @@ typedef unsigned long long u64;
 #define FIELD_NUMBER(name, value) int(*name)[value]
 #define FIELD_TYPE(name, type) type *name
 
-// The program's interface to the kernel, as far as it is used; stable, numbers and offsets alike. Addresses and the far port are in network
-// byte order, the near port is in that of the machine.
+// The program's interface to the kernel, as far as it is used; stable, numbers and offsets alike. Addresses and the far
+// port are in network byte order, the near port is in that of the machine.
 
 struct event {
 	u32 operation, arguments[4], family, remote_ip4, local_ip4, remote_ip6[4], local_ip6[4], remote_port, local_port;

@@ -1,7 +1,8 @@
 //! Messages between two processes over iceoryx2: publish and subscribe, one service each way, both sides polling.
 //!
-//! The sender copies a message into lent shared memory and the receiver copies it out again, as over the other roads. A process's part is given by its
-//! arguments; the serving one is ready once it has said so, and ends with its standard input.
+//! The sender copies a message into lent shared memory and the receiver copies it out again, as over the other roads. A
+//! process's part is given by its arguments; the serving one is ready once it has said so, and ends with its standard
+//! input.
 
 use crate::{asked_to_end, say};
 use ::iceoryx2::port::publisher::Publisher;
@@ -18,7 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{fs, hint, io, thread};
 
-/// Looks for a message between two that let other threads run, lest both ends be on one processor; as the raw channel's loops do.
+/// Looks for a message between two that let other threads run, lest both ends be on one processor; as the raw channel's
+/// loops do.
 const LOOKS: u32 = 64;
 /// Bytes under way at most, where that leaves a queue of a sensible length.
 const UNDER_WAY: usize = 4 << 20;
@@ -99,7 +101,8 @@ struct Ports {
     _memory: Option<Memory>,
 }
 
-/// The shared memory of both ends, by the beginning of its names. iceoryx2 never removes what all services have in common.
+/// The shared memory of both ends, by the beginning of its names. iceoryx2 never removes what all services have in
+/// common.
 struct Memory(String);
 
 impl Drop for Memory {
@@ -160,7 +163,8 @@ impl Ports {
         })
     }
 
-    /// A message there and back. Until an end has looked once it is not connected, and what does not fit into its queue is lost.
+    /// A message there and back. Until an end has looked once it is not connected, and what does not fit into its queue
+    /// is lost.
     fn meet(&self, role: Role) -> Result<()> {
         match role {
             Role::Ask => self.send(&[1]).and_then(|()| self.receive(&mut [0])),

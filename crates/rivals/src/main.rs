@@ -1,7 +1,9 @@
-//! What `viaduct bench` measures Viaduct against and no distribution has. No part of the product: nothing depends on it, and it is not installed.
+//! What `viaduct bench` measures Viaduct against and no distribution has. No part of the product: nothing depends on
+//! it, and it is not installed.
 //!
-//! `viaduct bench` starts this program when it is beside `viaduct`, and talks to it over its standard input and output. Whatever it makes outside its
-//! own memory (a cgroup, shared memory) it removes before it ends, also when it is asked to end by a signal.
+//! `viaduct bench` starts this program when it is beside `viaduct`, and talks to it over its standard input and output.
+//! Whatever it makes outside its own memory (a cgroup, shared memory) it removes before it ends, also when it is asked
+//! to end by a signal.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "iceoryx2")]
@@ -21,8 +23,8 @@ use std::sync::atomic::AtomicBool;
 enum Command {
     /// Names the roads that this program was built with
     Roads,
-    /// Short-cuts the TCP connections of a new cgroup, which it names; each line it reads it answers with the bytes that took the shortcut.
-    /// Ends with its standard input
+    /// Short-cuts the TCP connections of a new cgroup, which it names; each line it reads it answers with the bytes
+    /// that took the shortcut. Ends with its standard input
     Sockmap,
     /// One of two ends that pass messages to each other over iceoryx2
     #[cfg(feature = "iceoryx2")]

@@ -1,7 +1,8 @@
-//! Kernel TCP with a shortcut: what an end sends is handed by BPF straight to the other end's queue, for all connections within a cgroup.
+//! Kernel TCP with a shortcut: what an end sends is handed by BPF straight to the other end's queue, for all
+//! connections within a cgroup.
 //!
-//! The programs in the cgroup do not change and do not know. The cgroup is new, lies in that of the caller, and only the benchmark's own
-//! processes are put there; no other connection of the machine meets the BPF programs.
+//! The programs in the cgroup do not change and do not know. The cgroup is new, lies in that of the caller, and only
+//! the benchmark's own processes are put there; no other connection of the machine meets the BPF programs.
 
 use crate::{asked_to_end, say};
 use anyhow::{Context, Result, ensure};
@@ -22,7 +23,8 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// Makes the shortcut, and removes it when standard input ends.
 pub(crate) fn hold() -> Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "needs root");
-    // Whoever asks this process to end also ends the benchmark, and that ends the input. The cgroup must outlast the benchmark's processes.
+    // Whoever asks this process to end also ends the benchmark, and that ends the input. The cgroup must outlast the
+    // benchmark's processes.
     let _ignored = asked_to_end()?;
     let cgroup = Cgroup::make()?;
     let shortcut = Shortcut::across(&cgroup)?;
@@ -50,7 +52,8 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // Only what the benchmark has left behind can be there. Kernels before 5.14 have no such file; there it ends by itself.
+        // Only what the benchmark has left behind can be there. Kernels before 5.14 have no such file; there it ends by
+        // itself.
         let _ = fs::write(self.0.join("cgroup.kill"), "1");
         let start = Instant::now();
         while fs::remove_dir(&self.0).is_err() && start.elapsed() < FAREWELL {

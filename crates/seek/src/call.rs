@@ -38,8 +38,8 @@ impl core::ops::BitOr for Flags {
     }
 }
 
-/// Receives bytes that stand `offset` unread bytes after the next byte of the stream. Answers how many there were: 0 at the end of
-/// the stream, fewer than there is room for where no more have arrived.
+/// Receives bytes that stand `offset` unread bytes after the next byte of the stream. Answers how many there were: 0 at
+/// the end of the stream, fewer than there is room for where no more have arrived.
 ///
 /// # Errors
 /// As `recv`, with the error numbers that `viaduct_seek_recv(3)` lists.
@@ -50,8 +50,8 @@ pub fn seek_recv(socket: impl AsFd, buffer: &mut [u8], flags: Flags, offset: usi
         .map_err(io::Error::from_raw_os_error)
 }
 
-/// How many of the `len` bytes from `offset` on are there now, up to the first that is not. All bytes between two that have come need not
-/// have: while a stream changes its path they travel in two ways.
+/// How many of the `len` bytes from `offset` on are there now, up to the first that is not. All bytes between two that
+/// have come need not have: while a stream changes its path they travel in two ways.
 pub(crate) fn peek_all(socket: impl AsFd, len: usize, offset: usize) -> io::Result<usize> {
     let flags = Flags::PEEK | Flags::DISCARD | Flags::DONT_WAIT | Flags::WAIT_ALL;
     let nowhere = core::ptr::NonNull::dangling().as_ptr();
@@ -79,8 +79,8 @@ pub fn readable(socket: impl AsFd) -> io::Result<usize> {
     readable_bytes(socket.as_fd().as_raw_fd()).map_err(io::Error::from_raw_os_error)
 }
 
-/// Whether the kernel peeks into the stream of such a socket as this at an offset (`SO_PEEK_OFF`), so that a search copies nothing of what
-/// it passes over. Two bytes must have come or be on their way.
+/// Whether the kernel peeks into the stream of such a socket as this at an offset (`SO_PEEK_OFF`), so that a search
+/// copies nothing of what it passes over. Two bytes must have come or be on their way.
 ///
 /// # Errors
 /// As `recv`.
@@ -139,7 +139,8 @@ static SEEK_RECV: Preloaded = Preloaded::new(c"viaduct_preload_seek_recv");
 static READABLE: Preloaded = Preloaded::new(c"viaduct_preload_readable");
 static IS_STREAM: Preloaded = Preloaded::new(c"viaduct_preload_is_stream");
 
-/// When the program or this library is loaded: a search for what is not there asks for memory, which a handler must not, and for locks.
+/// When the program or this library is loaded: a search for what is not there asks for memory, which a handler must
+/// not, and for locks.
 extern "C" fn loaded() {
     for function in [&SEEK_RECV, &READABLE, &IS_STREAM] {
         function.find();

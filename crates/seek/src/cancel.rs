@@ -12,8 +12,8 @@ unsafe extern "C-unwind" {
     safe fn pthread_testcancel();
 }
 
-/// The calling thread is not cancelled until [`Kept::end`] but at a [`Kept::point`]. No destructor: a cancelled thread must find nothing
-/// to run.
+/// The calling thread is not cancelled until [`Kept::end`] but at a [`Kept::point`]. No destructor: a cancelled thread
+/// must find nothing to run.
 #[derive(Debug)]
 pub(crate) struct Kept {
     before: c_int,

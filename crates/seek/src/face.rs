@@ -1,5 +1,5 @@
-//! The C face, as `include/viaduct.h` declares it. Calls that may wait can be unwound through by a cancelled thread; the others are no points of
-//! cancellation.
+//! The C face, as `include/viaduct.h` declares it. Calls that may wait can be unwound through by a cancelled thread;
+//! the others are no points of cancellation.
 
 use crate::call;
 use crate::cancel::keep;

@@ -19,9 +19,10 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! The bytes received become a *hole*, which later calls skip. Under `viaduct run` the ordinary calls (`recv`, `read`, `FIONREAD`) skip
-//! holes too, whatever carries the stream. Without it, a socket that has been received from by [`seek_recv`] must be received from by it
-//! only, with offset 0 in place of `recv`; readiness (`poll`, `epoll`) is right for that without help.
+//! The bytes received become a *hole*, which later calls skip. Under `viaduct run` the ordinary calls (`recv`, `read`,
+//! `FIONREAD`) skip holes too, whatever carries the stream. Without it, a socket that has been received from by
+//! [`seek_recv`] must be received from by it only, with offset 0 in place of `recv`; readiness (`poll`, `epoll`) is
+//! right for that without help.
 //!
 //! The same for C is in `include/viaduct.h`.
 

@@ -1,11 +1,13 @@
 //! Tagged messages on stream sockets, received in any order.
 //!
-//! A message is a frame of twelve bytes and the payload. An [`Inbox`] receives from one socket or several, matches by tag and source,
-//! with wildcards, and keeps the order of arrival within a tag of a source. What has not been asked for stays where it is: on a TCP
-//! socket it is passed over by direct search. What the socket cannot hold, and all that comes on another stream socket, is kept here,
-//! up to [`Limits::store`] of each source, what is known of messages in the socket included.
+//! A message is a frame of twelve bytes and the payload. An [`Inbox`] receives from one socket or several, matches by
+//! tag and source, with wildcards, and keeps the order of arrival within a tag of a source. What has not been asked for
+//! stays where it is: on a TCP socket it is passed over by direct search. What the socket cannot hold, and all that
+//! comes on another stream socket, is kept here, up to [`Limits::store`] of each source, what is known of messages in
+//! the socket included.
 //!
-//! A source that breaks does not disturb the others: one call tells of it, and after that only those that want it by name.
+//! A source that breaks does not disturb the others: one call tells of it, and after that only those that want it by
+//! name.
 //!
 //! | bytes | of the frame, little-endian |
 //! |---|---|
@@ -39,8 +41,8 @@ const MAGIC: [u8; 4] = *b"VMSG";
 pub struct Limits {
     /// Bytes of the longest payload it takes.
     pub longest: usize,
-    /// Bytes it keeps of each source: payloads, and some 80 bytes for each message that has been seen and not received, wherever its
-    /// payload is. Enough for the longest message in any case.
+    /// Bytes it keeps of each source: payloads, and some 80 bytes for each message that has been seen and not received,
+    /// wherever its payload is. Enough for the longest message in any case.
     pub store: usize,
 }
 
@@ -74,8 +76,8 @@ pub enum Error {
         /// The source.
         source: usize,
     },
-    /// So much of the source is kept already that no more can be, and what is wanted has not come: [`Limits::store`]. Goes on once
-    /// other messages of the source are received; the first of them always can be.
+    /// So much of the source is kept already that no more can be, and what is wanted has not come: [`Limits::store`].
+    /// Goes on once other messages of the source are received; the first of them always can be.
     Full {
         /// The source.
         source: usize,
@@ -292,7 +294,8 @@ impl Inbox {
         Ok(number)
     }
 
-    /// Takes a source out. What it has sent and nobody has received stays in the socket, frames and all, as far as it is not kept here.
+    /// Takes a source out. What it has sent and nobody has received stays in the socket, frames and all, as far as it
+    /// is not kept here.
     ///
     /// # Errors
     /// [`Error::NoSource`].
@@ -341,8 +344,8 @@ impl Inbox {
         self.waiter.wake();
     }
 
-    /// Readable when messages may have come since the last call that received or probed, for event loops: call with no time to wait until
-    /// [`Error::TimedOut`], then wait. Nothing else is to be done with it.
+    /// Readable when messages may have come since the last call that received or probed, for event loops: call with no
+    /// time to wait until [`Error::TimedOut`], then wait. Nothing else is to be done with it.
     pub fn as_waitable(&self) -> BorrowedFd<'_> {
         self.waiter.as_fd()
     }

@@ -1,6 +1,7 @@
-//! What most calls on a lane come down to: one buffer, and nothing but moving its bytes to be done. This takes a fraction of the
-//! instructions of [`send::attached`](crate::send::attached) and [`receive::attached`](crate::receive::attached), which find out what
-//! else there may be to do, and go on where this leaves off.
+//! What most calls on a lane come down to: one buffer, and nothing but moving its bytes to be done. This takes a
+//! fraction of the instructions of [`send::attached`](crate::send::attached) and
+//! [`receive::attached`](crate::receive::attached), which find out what else there may be to do, and go on where this
+//! leaves off.
 
 use crate::conn::{self, Conn};
 use crate::receive::lane::take;
@@ -26,8 +27,8 @@ pub(crate) fn send(conn: &'static Conn, id: u64, bytes: Bytes<'_>, flags: c_int)
     append(conn, id, |lane| lane.append(bytes))
 }
 
-/// Sends up to `len` bytes that `fill` puts where they belong (see [`Sender::append_by`]), with the direction owned. Answers how many bytes; 0:
-/// there is something else to be done first, or to be sent.
+/// Sends up to `len` bytes that `fill` puts where they belong (see [`Sender::append_by`]), with the direction owned.
+/// Answers how many bytes; 0: there is something else to be done first, or to be sent.
 pub(crate) fn send_by(conn: &'static Conn, id: u64, len: usize, fill: impl FnOnce(&[Dest<'_>]) -> usize) -> usize {
     append(conn, id, |lane| lane.append_by(len, fill))
 }
@@ -56,8 +57,8 @@ fn append(conn: &'static Conn, id: u64, append: impl FnOnce(&Sender<'_>) -> Resu
     0
 }
 
-/// Receives what is there. Answers how many bytes; 0: nothing has been done. A call that waits polls for a moment, and `polling` keeps how it
-/// did.
+/// Receives what is there. Answers how many bytes; 0: nothing has been done. A call that waits polls for a moment, and
+/// `polling` keeps how it did.
 #[inline(never)]
 pub(crate) fn receive(
     conn: &'static Conn,
@@ -130,7 +131,8 @@ fn look(conn: &'static Conn, id: u64, dest: Dest<'_>, flags: c_int, may_rest: bo
         return Look::Nothing;
     }
     if !conn.only_receives() {
-        // An answer comes next, most likely, and whoever sent this has read what we sent last: the line is fetched while the program works.
+        // An answer comes next, most likely, and whoever sent this has read what we sent last: the line is fetched
+        // while the program works.
         segment.sender(conn.side()).prefetch();
     }
     if there.len() < dest.len() && (flags & libc::MSG_WAITALL != 0 || Incoming::new(lane).sender_leaves()) {

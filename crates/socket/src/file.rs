@@ -93,8 +93,8 @@ pub fn send(
     }
 }
 
-/// Sends what is in memory of a file, which the kernel copies to where it belongs in the lane. Answers how many bytes; 0: there is no room, or the
-/// file is to be waited for, which must not be done while the direction is owned.
+/// Sends what is in memory of a file, which the kernel copies to where it belongs in the lane. Answers how many bytes;
+/// 0: there is no room, or the file is to be waited for, which must not be done while the direction is owned.
 fn put_in_place(conn: &'static Conn, id: u64, input: c_int, at: off_t, len: usize) -> Result<usize, Errno> {
     let mut read = Ok(0);
     let sent = at_once::send_by(conn, id, len.min(PIECE), |places| {
@@ -141,7 +141,8 @@ pub fn splice(conn: &'static Conn, output: c_int, len: usize, flags: c_uint, dir
     receive::by_kernel(conn, 0, direct).unwrap_or_else(|| copy(conn, output, len, flags))
 }
 
-/// The same while the lane still has bytes, which come before those that the kernel can move, and where holes are to be minded.
+/// The same while the lane still has bytes, which come before those that the kernel can move, and where holes are to be
+/// minded.
 fn copy(conn: &'static Conn, output: c_int, len: usize, flags: c_uint) -> isize {
     if len == 0 {
         return 0;

@@ -88,9 +88,9 @@ pub(crate) enum NoPosition {
     Disagree,
 }
 
-/// Kernel position at which the next byte this end hands to the kernel will stand. `active`: this end called connect, so that
-/// its SYN counts one in `bytes_acked`. `check`: hold the result against the kernel's count of bytes sent, which is right as long as nothing was
-/// retransmitted in part. The caller owns the sending direction.
+/// Kernel position at which the next byte this end hands to the kernel will stand. `active`: this end called connect,
+/// so that its SYN counts one in `bytes_acked`. `check`: hold the result against the kernel's count of bytes sent,
+/// which is right as long as nothing was retransmitted in part. The caller owns the sending direction.
 pub(crate) fn send_position(fd: c_int, active: bool, check: bool) -> Result<u64, NoPosition> {
     for _ in 0..16 {
         let before = tcp_info(fd).ok_or(NoPosition::NotNow)?;
@@ -120,8 +120,8 @@ pub(crate) fn buffer_size(fd: c_int) -> c_int {
     if known { size } else { 0 }
 }
 
-/// Whether the program has set the size of a socket's buffer, by `SO_RCVBUF` or `SO_SNDBUF`, rather than left it to the kernel. Unknown before
-/// Linux 5.14, and taken for no.
+/// Whether the program has set the size of a socket's buffer, by `SO_RCVBUF` or `SO_SNDBUF`, rather than left it to the
+/// kernel. Unknown before Linux 5.14, and taken for no.
 pub(crate) fn has_set_size(fd: c_int, option: c_int) -> bool {
     /// linux/socket.h; the libc crate has no names for these.
     const SO_BUF_LOCK: c_int = 72;
@@ -135,7 +135,8 @@ pub(crate) fn has_set_size(fd: c_int, option: c_int) -> bool {
     raw::getsockopt(fd, libc::SOL_SOCKET, SO_BUF_LOCK, &mut locked).is_ok() && locked & bit != 0
 }
 
-/// Whether the kernel resets the connection when its last descriptor goes, whatever ends the program (`SO_LINGER` with no time).
+/// Whether the kernel resets the connection when its last descriptor goes, whatever ends the program (`SO_LINGER` with
+/// no time).
 pub(crate) fn resets_at_close(fd: c_int) -> bool {
     let mut linger = libc::linger {
         l_onoff: 0,
@@ -216,7 +217,8 @@ fn with_option<T>(fd: c_int, locks: &Locks, (note, level, name): (u32, c_int, c_
     counted
 }
 
-/// Who has counted was killed, or has jumped away: the options are as the program has them. The receiving direction is owned.
+/// Who has counted was killed, or has jumped away: the options are as the program has them. The receiving direction is
+/// owned.
 pub(crate) fn end_counts(fd: c_int, locks: &Locks) {
     for (note, level, name) in COUNTING {
         if locks.amid.load(Relaxed) & note != 0 {
@@ -226,7 +228,8 @@ pub(crate) fn end_counts(fd: c_int, locks: &Locks) {
     }
 }
 
-/// The same as [`queued`] with those behind urgent data, up to which the kernel counts unless that is taken in line. The receiving direction is owned.
+/// The same as [`queued`] with those behind urgent data, up to which the kernel counts unless that is taken in line.
+/// The receiving direction is owned.
 pub(crate) fn queued_in_all(fd: c_int, locks: &Locks) -> usize {
     with_option(fd, locks, COUNTING[0], || queued(fd))
 }
@@ -249,8 +252,8 @@ pub(crate) enum Untold {
     Ended,
 }
 
-/// Kernel position of the next byte to be received, with `queued` bytes before the last that came, while the connection is up: its end
-/// hides whether a FIN was counted. The caller owns the receiving direction.
+/// Kernel position of the next byte to be received, with `queued` bytes before the last that came, while the connection
+/// is up: its end hides whether a FIN was counted. The caller owns the receiving direction.
 pub(crate) fn receive_position(fd: c_int, queued: impl Fn() -> usize) -> Result<u64, Untold> {
     for _ in 0..16 {
         let before = tcp_info(fd).ok_or(Untold::Ended)?;
@@ -298,7 +301,8 @@ fn end_position(fd: c_int, locks: &Locks) -> Option<u64> {
     Some(received.wrapping_sub(fin).wrapping_sub(waiting))
 }
 
-/// Nobody can tell how far the stream has been received. What is left of it is not, by whoever holds the socket: an error is.
+/// Nobody can tell how far the stream has been received. What is left of it is not, by whoever holds the socket: an
+/// error is.
 #[cold]
 pub(crate) fn give_up(fd: c_int) {
     if raw::poll_now(fd, 0) & libc::POLLERR == 0 {
@@ -311,8 +315,8 @@ pub(crate) fn give_up(fd: c_int) {
     }
 }
 
-/// Bytes of the stream for which the program has made room with `SO_RCVBUF`; 0 if it has not. What the kernel has enlarged for an earlier wait
-/// is nobody's wish.
+/// Bytes of the stream for which the program has made room with `SO_RCVBUF`; 0 if it has not. What the kernel has
+/// enlarged for an earlier wait is nobody's wish.
 pub(crate) fn room_set(fd: c_int) -> u64 {
     if !has_set_size(fd, libc::SO_RCVBUF) {
         return 0;

@@ -1,8 +1,8 @@
 //! BSD socket semantics over kernel connections and lanes.
 //!
-//! This crate lives in somebody else's process. It prints nothing, starts no thread, holds no lock while waiting, allocates nothing where
-//! bytes move, and does nothing before the first TCP connection, socket to be one, or epoll set. Where it does not understand, or viaductd is absent, the
-//! kernel connection carries on as always.
+//! This crate lives in somebody else's process. It prints nothing, starts no thread, holds no lock while waiting,
+//! allocates nothing where bytes move, and does nothing before the first TCP connection, socket to be one, or epoll
+//! set. Where it does not understand, or viaductd is absent, the kernel connection carries on as always.
 //!
 //! | module | what it knows |
 //! |---|---|

@@ -45,7 +45,8 @@ const STAMPS_BOTH_WAYS: [c_int; 2] = [libc::SO_TIMESTAMPING, SO_TIMESTAMPING_NEW
 /// The option that has receives tell what is left, and its usual value.
 const TELL_REST: (c_int, c_int, c_int) = (libc::IPPROTO_TCP, libc::TCP_INQ, 0);
 
-/// What the record must know of options that were set before it began. An error if only the kernel can do what they ask for.
+/// What the record must know of options that were set before it began. An error if only the kernel can do what they ask
+/// for.
 pub(crate) fn recall(conn: &Conn) -> Result<(), Reason> {
     // On an attached connection these are as lanes need them, and the program's are known.
     if conn.phase() != Phase::Attached {
@@ -181,8 +182,8 @@ pub fn setting(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_i
     Verdict::Pass
 }
 
-/// Whether a send with these flags is told of when the kernel no longer needs its memory. The flag is heeded on sockets that have the option, which
-/// changes nothing by itself, and which another process may have set.
+/// Whether a send with these flags is told of when the kernel no longer needs its memory. The flag is heeded on sockets
+/// that have the option, which changes nothing by itself, and which another process may have set.
 #[inline]
 pub(crate) fn tells_completion(conn: &Conn, flags: c_int) -> bool {
     flags & libc::MSG_ZEROCOPY != 0 && is_unusual(conn.fd(), (libc::SOL_SOCKET, libc::SO_ZEROCOPY, 0))
@@ -202,7 +203,8 @@ pub fn has_control(conn: &Conn) -> bool {
     conn.flag(STAMPED) && is_stamped(conn.fd())
 }
 
-/// Whether the program asks for the times when bytes come and takes them, now that it also does what `flag` says: only the kernel knows them.
+/// Whether the program asks for the times when bytes come and takes them, now that it also does what `flag` says: only
+/// the kernel knows them.
 fn are_times_told(conn: &Conn, flag: u32) -> bool {
     conn.set_flag(flag, true);
     // What other processes do with the connection is not known.
@@ -249,8 +251,8 @@ pub fn getting(conn: &'static Conn, level: c_int, name: c_int) -> Verdict {
     }
 }
 
-/// Makes the program's own call about an option, and not amidst a count of ours that takes urgent data in line for a moment: it would undo what is
-/// set, and show what is not.
+/// Makes the program's own call about an option, and not amidst a count of ours that takes urgent data in line for a
+/// moment: it would undo what is set, and show what is not.
 pub fn undisturbed(conn: &'static Conn, (level, name): (c_int, c_int), call: impl FnOnce() -> c_int) -> c_int {
     let is_ours_too = (level, name) == (libc::SOL_SOCKET, libc::SO_OOBINLINE);
     let _guard = is_ours_too.then(|| conn.own_receive(conn.id())).flatten();
@@ -300,7 +302,8 @@ pub(crate) fn limit_lane(conn: &Conn, send: &Guard<'_>) {
     }
 }
 
-/// The peer is to know what a reset means while there is somebody to tell it: a program that is killed closes nothing itself.
+/// The peer is to know what a reset means while there is somebody to tell it: a program that is killed closes nothing
+/// itself.
 pub(crate) fn tell_of_resets(conn: &Conn, send: &Guard<'_>) {
     if let Some(segment) = conn.segment(send) {
         let out = Outgoing::new(segment.sender(conn.side()));
@@ -338,7 +341,8 @@ pub fn readable_bytes(conn: &'static Conn) -> Option<c_int> {
     }
 }
 
-/// What a receive is to tell of the bytes that are left, if the program wants to know. The end counts as one, as with the kernel.
+/// What a receive is to tell of the bytes that are left, if the program wants to know. The end counts as one, as with
+/// the kernel.
 #[inline]
 pub fn told_rest(conn: &'static Conn) -> Option<c_int> {
     // Another process may have asked.
@@ -361,7 +365,8 @@ pub fn queued_bytes(conn: &Conn) -> isize {
     isize::try_from(crate::kernel::queued(conn.fd())).unwrap_or(isize::MAX)
 }
 
-/// `SIOCATMARK`; `None`: the kernel's business, once marks of ours are out of the way. What the lane still has comes before urgent data.
+/// `SIOCATMARK`; `None`: the kernel's business, once marks of ours are out of the way. What the lane still has comes
+/// before urgent data.
 pub fn at_mark(conn: &'static Conn) -> Option<c_int> {
     if conn.phase() != Phase::Attached {
         return None;
@@ -373,11 +378,12 @@ pub fn at_mark(conn: &'static Conn) -> Option<c_int> {
     (first && lane.has_bytes()).then_some(0)
 }
 
-/// So many bytes a peer's kernel would have acknowledged on TCP before its program receives any: what the window of a new connection takes.
+/// So many bytes a peer's kernel would have acknowledged on TCP before its program receives any: what the window of a
+/// new connection takes.
 const ACKNOWLEDGED: usize = 64 << 10;
 
-/// `SIOCOUTQ`: bytes on the lane that a peer's kernel would not have acknowledged, as far as can be told; `None`: the kernel's business. A program may
-/// wait for all to have been before it has its peer receive them.
+/// `SIOCOUTQ`: bytes on the lane that a peer's kernel would not have acknowledged, as far as can be told; `None`: the
+/// kernel's business. A program may wait for all to have been before it has its peer receive them.
 pub fn unsent_bytes(conn: &'static Conn) -> Option<c_int> {
     if conn.phase() != Phase::Attached {
         return None;

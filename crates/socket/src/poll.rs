@@ -80,7 +80,8 @@ const END_NAP_NS: u64 = 1_000_000;
 /// Who is asked beside the lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ask {
-    /// Nobody: the kernel is asked by the sleep that comes next, or was by the one that has ended. Of an entry that does not wait for input it is.
+    /// Nobody: the kernel is asked by the sleep that comes next, or was by the one that has ended. Of an entry that
+    /// does not wait for input it is.
     Nobody,
     /// The kernel, for descriptors that are not on lanes, so that nobody is starved.
     ForOthers,
@@ -129,7 +130,8 @@ fn with_proof<R>(conn: &'static Conn, body: impl FnOnce(&Guard<'static>) -> R) -
     Some(body(&guard))
 }
 
-/// Waits until an entry is ready, as `poll` does, and fills in `revents`. The program's entries are only read and written here.
+/// Waits until an entry is ready, as `poll` does, and fills in `revents`. The program's entries are only read and
+/// written here.
 ///
 /// # Errors
 /// As `poll`.
@@ -272,8 +274,9 @@ fn at_once(entries: &mut [pollfd], shadow: &mut [pollfd], mask: *const libc::sig
     Ok(ready)
 }
 
-/// Where entries are ready nobody sleeps, and as long as that goes on only this tells of ends of other connections, and of what comes by TCP after
-/// a lane: the kernel is asked for those without bytes, now and then. Answers how many entries are ready then; so far `ready` are.
+/// Where entries are ready nobody sleeps, and as long as that goes on only this tells of ends of other connections, and
+/// of what comes by TCP after a lane: the kernel is asked for those without bytes, now and then. Answers how many
+/// entries are ready then; so far `ready` are.
 fn ask_for_others(entries: &mut [pollfd], shadow: &mut [pollfd], ready: usize) -> usize {
     let began = sys::ticks();
     let left = NEXT_CHECK.get().wrapping_sub(began);
@@ -319,15 +322,17 @@ fn may_be_told_of(fd: c_int) -> bool {
     fd >= 0 && !attached(fd).is_some_and(|conn| conn.flag(conn::QUIET_END))
 }
 
-/// The kernel's view of the entries: connections on lanes are only watched for marks and the end. Those that stand for nothing are left out, since
-/// the kernel takes only so many. The thread's bell comes last, in as many places as are answered.
+/// The kernel's view of the entries: connections on lanes are only watched for marks and the end. Those that stand for
+/// nothing are left out, since the kernel takes only so many. The thread's bell comes last, in as many places as are
+/// answered.
 fn prepare<'s>(entries: &[pollfd], shadow: &'s mut [pollfd]) -> (&'s mut [pollfd], usize) {
     let mut count = 0;
     for (place, entry) in shadow
         .iter_mut()
         .zip(entries.iter().filter(|entry| may_be_told_of(entry.fd)))
     {
-        // An end is something to read, so it wakes in any case; what the kernel tells of bytes alone counts as telling that there is none.
+        // An end is something to read, so it wakes in any case; what the kernel tells of bytes alone counts as telling
+        // that there is none.
         let end = if entry.events & IN != 0 { POLLRDHUP } else { 0 };
         let events = match attached(entry.fd) {
             // Room on the kernel connection only counts where it carries the bytes.
@@ -388,8 +393,8 @@ fn glance(entries: &mut [pollfd], shadow: &mut [pollfd], ask: Ask) -> Result<usi
     Ok(ready)
 }
 
-/// Computes `revents` of all entries from the lanes and what a sleep has `told`, in the order of the entries; without one nothing is known but of
-/// lanes. Answers how many are ready.
+/// Computes `revents` of all entries from the lanes and what a sleep has `told`, in the order of the entries; without
+/// one nothing is known but of lanes. Answers how many are ready.
 fn heed(entries: &mut [pollfd], told: &[pollfd]) -> usize {
     let mut told = told.iter().peekable();
     let mut ready = 0;

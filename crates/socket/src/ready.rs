@@ -37,8 +37,8 @@ pub(crate) enum Kernel {
     Anything,
 }
 
-/// What `conn` is ready for among `interest`. As with TCP, the end is not told of without what there is to receive before it, so that is looked for
-/// last.
+/// What `conn` is ready for among `interest`. As with TCP, the end is not told of without what there is to receive
+/// before it, so that is looked for last.
 #[inline]
 pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, knows: Kernel) -> u32 {
     let mut kernel = knows == Kernel::Anything;
@@ -113,13 +113,15 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, knows: Kern
     mask & (interest | ALWAYS)
 }
 
-/// Bytes that must be free before whoever found no room in a lane is told of some: as with TCP a third of what it can hold, so that a program
-/// that waits before each write seldom blocks in it, and a sender that sleeps does not wake for every block.
+/// Bytes that must be free before whoever found no room in a lane is told of some: as with TCP a third of what it can
+/// hold, so that a program that waits before each write seldom blocks in it, and a sender that sleeps does not wake for
+/// every block.
 pub(crate) fn share(lane: &Sender<'_>) -> usize {
     lane.capacity() / 3
 }
 
-/// Whether a lane counts as writable: with its [`share`] free, or any room at all for a peer that needs more before it receives anything.
+/// Whether a lane counts as writable: with its [`share`] free, or any room at all for a peer that needs more before it
+/// receives anything.
 pub(crate) fn roomy(lane: &Sender<'_>) -> bool {
     // More than it takes to be granted all there is, whatever a hostile peer makes of it.
     for _ in 0..8 {
@@ -212,7 +214,8 @@ fn due(owner: &Guard<'_>, member: &Member, conn: &'static Conn, position: u64) -
         }
     }
     let arrived = flags & FRESH != 0 || came || tells && conn.flag(conn::IN_WANTED);
-    // As with TCP, bytes that have come and have been received meanwhile leave an event that tells of all else there is.
+    // As with TCP, bytes that have come and have been received meanwhile leave an event that tells of all else there
+    // is.
     let roomy = flags & (FRESH | ROOM) != 0 || came;
     let news = mask & NEWS_IN != 0 && arrived || mask & OUT != 0 && roomy;
     if news { mask } else { 0 }
@@ -239,8 +242,8 @@ fn published<P>(conn: &Conn, proof: &P) -> u64 {
         .map_or(0, |segment| segment.receiver(conn.side()).published())
 }
 
-/// How long a sleep for room in `conn`'s lane may be, whose receiver has been asked to ring by `bit`. One that has to ring by a mark can only do
-/// so while its own direction is on the lane.
+/// How long a sleep for room in `conn`'s lane may be, whose receiver has been asked to ring by `bit`. One that has to
+/// ring by a mark can only do so while its own direction is on the lane.
 pub(crate) fn bound_of_room(conn: &Conn, segment: &Segment, bit: u32) -> Bound {
     let incoming = Incoming::new(segment.receiver(conn.side()));
     if bit == bell::BY_BELL || incoming.source() == Source::Lane {
@@ -250,8 +253,10 @@ pub(crate) fn bound_of_room(conn: &Conn, segment: &Segment, bit: u32) -> Bound {
     }
 }
 
-/// After a sleep for room that might not last for ever; it `rang` unless nothing else than that has ended it, and `rings` where somebody has rung since. Whoever makes room takes the wait `bit` and rings.
-/// A bell that has not rung for it twice running is one that the peer cannot ring, having no place for it or a sending end that is full, and is not to be counted on for this connection, for a while.
+/// After a sleep for room that might not last for ever; it `rang` unless nothing else than that has ended it, and
+/// `rings` where somebody has rung since. Whoever makes room takes the wait `bit` and rings. A bell that has not rung
+/// for it twice running is one that the peer cannot ring, having no place for it or a sending end that is full, and is
+/// not to be counted on for this connection, for a while.
 pub(crate) fn mind_bell(conn: &'static Conn, bit: u32, rang: bool, rings: impl Fn() -> bool) {
     if rang && !conn.rung.is_doubted() {
         return;
@@ -285,7 +290,8 @@ pub(crate) fn asks_for_room(member: &Member) -> bool {
     interest & OUT != 0 && !member.has(FIRED) && (!edge || member.has(FRESH | ROOM))
 }
 
-/// Arms a hot member for a sleep; true if it turns out to be ready. `bound` is raised to what the sleep must not exceed.
+/// Arms a hot member for a sleep; true if it turns out to be ready. `bound` is raised to what the sleep must not
+/// exceed.
 pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static Conn, bound: &mut Bound) -> bool {
     if member.has(FIRED) {
         return false;
@@ -367,7 +373,8 @@ pub(crate) fn disarm_for<P>(proof: &P, conn: &'static Conn, bit: u32) {
     }
 }
 
-/// After a sleep for room: a member whose peer asks for it, or has taken nothing off a full lane, goes back to the kernel's buffers.
+/// After a sleep for room: a member whose peer asks for it, or has taken nothing off a full lane, goes back to the
+/// kernel's buffers.
 pub(crate) fn relieve(conn: &'static Conn) {
     switch::serve(conn);
     let id = conn.id();

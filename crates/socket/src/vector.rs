@@ -44,8 +44,8 @@ impl<'a> Vector<'a> {
         self.parts.iter().fold(0, |sum, part| sum.saturating_add(part.iov_len))
     }
 
-    /// Whether a part with bytes lies in the first page, where nothing is: what a null pointer comes to. The kernel would say so
-    /// of any address that is not mapped; of the others we learn by touching them.
+    /// Whether a part with bytes lies in the first page, where nothing is: what a null pointer comes to. The kernel
+    /// would say so of any address that is not mapped; of the others we learn by touching them.
     #[inline]
     pub fn is_nowhere(&self) -> bool {
         self.parts

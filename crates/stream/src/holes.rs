@@ -1,15 +1,16 @@
 //! Holes: bytes that direct search has taken out of the middle of a stream.
 //!
-//! Stream positions are counted from wherever the owner began to count. [`Holes::head`] is the position of the first byte
-//! that has not been received; beyond it lie unread bytes and holes in turn. Neighbouring holes are one hole, and a hole that
-//! the head reaches is gone. Offsets count unread bytes only, as if the bytes of holes had never been there.
+//! Stream positions are counted from wherever the owner began to count. [`Holes::head`] is the position of the first
+//! byte that has not been received; beyond it lie unread bytes and holes in turn. Neighbouring holes are one hole, and
+//! a hole that the head reaches is gone. Offsets count unread bytes only, as if the bytes of holes had never been
+//! there.
 //!
-//! The holes are a treap in a fixed array: a search tree by position that is also a heap by a number drawn from each place's
-//! index and from a seed, so that its depth is logarithmic. The peer has a say in the order in which holes are made; it knows no seed, so it
-//! makes the tree no deeper. Each node knows the bytes of the holes below it, which makes finding the byte at an
-//! offset a walk down. All of it is atomic words, zero is the empty set, and nothing is a pointer: the value may lie in memory
-//! that processes share. One user at a time; who shares it sees to that. A user killed midway leaves [`Holes::is_intact`]
-//! false: walks still end, but what they find means nothing.
+//! The holes are a treap in a fixed array: a search tree by position that is also a heap by a number drawn from each
+//! place's index and from a seed, so that its depth is logarithmic. The peer has a say in the order in which holes are
+//! made; it knows no seed, so it makes the tree no deeper. Each node knows the bytes of the holes below it, which makes
+//! finding the byte at an offset a walk down. All of it is atomic words, zero is the empty set, and nothing is a
+//! pointer: the value may lie in memory that processes share. One user at a time; who shares it sees to that. A user
+//! killed midway leaves [`Holes::is_intact`] false: walks still end, but what they find means nothing.
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::AtomicU64;
@@ -118,8 +119,8 @@ impl Holes {
         }
     }
 
-    /// Takes the bytes from the head up to position `to`, as [`take`](Self::take) does, and answers where the head is then: there, or behind
-    /// the holes that it has reached.
+    /// Takes the bytes from the head up to position `to`, as [`take`](Self::take) does, and answers where the head is
+    /// then: there, or behind the holes that it has reached.
     #[inline(always)]
     pub fn advance(&self, to: u64) -> u64 {
         if to.saturating_sub(self.head()) < self.run() {
@@ -164,7 +165,8 @@ impl Holes {
         self.changing.load(Acquire) == 0
     }
 
-    /// The set is not intact until [`end_change`](Self::end_change): also for who changes something else that goes with it.
+    /// The set is not intact until [`end_change`](Self::end_change): also for who changes something else that goes with
+    /// it.
     #[inline(always)]
     pub fn begin_change(&self) {
         self.changing.store(1, Relaxed);
@@ -234,7 +236,8 @@ impl Holes {
         found
     }
 
-    /// Whether the bytes from `from` to `to` can be taken: so unless every place is used and they touch no hole and not the head.
+    /// Whether the bytes from `from` to `to` can be taken: so unless every place is used and they touch no hole and not
+    /// the head.
     #[inline(always)]
     pub fn has_room(&self, from: u64, to: u64) -> bool {
         (self.used.load(Relaxed) as usize) < HOLES
@@ -248,8 +251,8 @@ impl Holes {
         self.last_before(from).is_some_and(|hole| hole.1 >= from) || self.next(from).is_some_and(|hole| hole.0 <= to)
     }
 
-    /// Takes the bytes from position `from` to `to`, which may reach over holes. Answers the hole they are part of now; where it
-    /// ends at the head, it is gone.
+    /// Takes the bytes from position `from` to `to`, which may reach over holes. Answers the hole they are part of now;
+    /// where it ends at the head, it is gone.
     ///
     /// # Errors
     /// [`Full`].
@@ -478,7 +481,8 @@ mod tests {
         })
     }
 
-    /// The deepest that the tree of `count` holes made in this order ever is, if each makes way for another `again` times.
+    /// The deepest that the tree of `count` holes made in this order ever is, if each makes way for another `again`
+    /// times.
     fn deepest(seed: u64, count: u64, again: u64, order: impl Fn(u64) -> u64) -> u32 {
         let holes = Holes::new();
         holes.clear(seed);

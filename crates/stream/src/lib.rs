@@ -2,22 +2,23 @@
 //!
 //! A direction starts *raw*: the kernel connection carries the program's bytes. The sender alone changes that:
 //!
-//! * **promote**: the sender publishes, in the lane, "the raw stretch ends at kernel position X" and a new epoch. From X on the
-//!   stream's bytes are in the lane, and the kernel connection carries [marks](MARK_BELL), single bytes that are not part of
-//!   the stream.
-//! * **demote**: the sender sends [`MARK_BACK`] on the kernel connection. Everything published in the lane before it belongs
-//!   to the ended stretch; every kernel byte after it is raw again. The receiver acknowledges the epoch once it has taken
-//!   the last lane byte, and only then may the sender promote again. So one word pair suffices, and nothing is ever
-//!   announced twice.
+//! * **promote**: the sender publishes, in the lane, "the raw stretch ends at kernel position X" and a new epoch. From
+//!   X on the stream's bytes are in the lane, and the kernel connection carries [marks](MARK_BELL), single bytes that
+//!   are not part of the stream.
+//! * **demote**: the sender sends [`MARK_BACK`] on the kernel connection. Everything published in the lane before it
+//!   belongs to the ended stretch; every kernel byte after it is raw again. The receiver acknowledges the epoch once it
+//!   has taken the last lane byte, and only then may the sender promote again. So one word pair suffices, and nothing
+//!   is ever announced twice.
 //!
-//! A *kernel position* counts the bytes of one direction of the TCP connection, marks included, from its first byte; both
-//! ends can ask the kernel for it (`TCP_INFO`), so bytes that passed before anyone counted do no harm.
+//! A *kernel position* counts the bytes of one direction of the TCP connection, marks included, from its first byte;
+//! both ends can ask the kernel for it (`TCP_INFO`), so bytes that passed before anyone counted do no harm.
 //!
-//! Law for receivers: while a promotion is possible ([`Outgoing::may_promote`] at the peer), never take more bytes from the
-//! kernel than were there *before* the epoch was last looked at. Marks are published after the epoch, so such bytes are raw.
+//! Law for receivers: while a promotion is possible ([`Outgoing::may_promote`] at the peer), never take more bytes from
+//! the kernel than were there *before* the epoch was last looked at. Marks are published after the epoch, so such bytes
+//! are raw.
 //!
-//! This crate makes no system calls and reads no clock; every word it reads may have been written by a hostile peer, whose
-//! worst is to garble its own connection.
+//! This crate makes no system calls and reads no clock; every word it reads may have been written by a hostile peer,
+//! whose worst is to garble its own connection.
 //!
 //! Words in the lane, by the side that writes them:
 //!
@@ -69,7 +70,8 @@ const PROMOTING: u64 = 4;
 const ANSWERED: u64 = 8;
 const GIVEN_UP: u64 = 16;
 const NEED: u64 = 32;
-/// Where counts begin: of bytes given back in the sender's mode and the receiver's request, of receives beside its readiness.
+/// Where counts begin: of bytes given back in the sender's mode and the receiver's request, of receives beside its
+/// readiness.
 const COUNT: u32 = 8;
 const READY: u64 = 1;
 
@@ -119,11 +121,13 @@ impl<'a> Outgoing<'a> {
 
     fn set_mode(&self, mode: u64) {
         let word = self.lane.word(S_MODE);
-        // Release pairs with the acquire in `Incoming::recalling`: who sees that the sender is raw sees what it took from the lane.
+        // Release pairs with the acquire in `Incoming::recalling`: who sees that the sender is raw sees what it took
+        // from the lane.
         word.store(word.load(Relaxed) & !MODE | mode, Release);
     }
 
-    /// Whether the receiver is attached and has taken the whole of the last lane stretch, so that [`Outgoing::promote`] is allowed.
+    /// Whether the receiver is attached and has taken the whole of the last lane stretch, so that [`Outgoing::promote`]
+    /// is allowed.
     #[inline]
     pub fn may_promote(&self) -> bool {
         // Acquire pairs with the release in `Incoming::set_ready` and `Incoming::lane_drained`.
@@ -144,12 +148,13 @@ impl<'a> Outgoing<'a> {
         self.lane.peer_word(R_REQUEST).load(Relaxed) & (WISH | RECALL | NEED) != 0
     }
 
-    /// Declares that the raw stretch ends at kernel position `until` and the lane goes on from there. A mark must follow on
-    /// the kernel connection, to wake a receiver that waits there. False, and nothing has changed, if the receiver asks for TCP.
+    /// Declares that the raw stretch ends at kernel position `until` and the lane goes on from there. A mark must
+    /// follow on the kernel connection, to wake a receiver that waits there. False, and nothing has changed, if the
+    /// receiver asks for TCP.
     pub fn promote(&self, until: u64) -> bool {
         let request = self.lane.peer_word(R_REQUEST);
-        // A receiver that recalls either comes first, or sees that a promotion is on its way and waits for the epoch. The bit alone is left of a
-        // sender that was killed in the middle, in whose place this one is.
+        // A receiver that recalls either comes first, or sees that a promotion is on its way and waits for the epoch.
+        // The bit alone is left of a sender that was killed in the middle, in whose place this one is.
         if let Err(found) = request.compare_exchange(0, PROMOTING, AcqRel, Relaxed)
             && found != PROMOTING
         {
@@ -176,8 +181,8 @@ impl<'a> Outgoing<'a> {
         }
     }
 
-    /// Whether the program means it if the kernel resets the connection once this end is gone, however it goes; another reset may be due to
-    /// unread marks only.
+    /// Whether the program means it if the kernel resets the connection once this end is gone, however it goes; another
+    /// reset may be due to unread marks only.
     pub fn set_means_reset(&self, means: bool) {
         let word = self.lane.word(S_CLOSED);
         if means {
@@ -197,7 +202,8 @@ impl<'a> Outgoing<'a> {
         self.lane.word(S_CLOSED).fetch_or(REFUSING, Relaxed);
     }
 
-    /// Bytes are about to be sent to a peer that [refuses](Self::set_refusing) them: its kernel resets the connection, and tells its program so.
+    /// Bytes are about to be sent to a peer that [refuses](Self::set_refusing) them: its kernel resets the connection,
+    /// and tells its program so.
     pub fn set_refused(&self) {
         self.lane.word(S_CLOSED).fetch_or(REFUSED, Relaxed);
     }
@@ -207,14 +213,15 @@ impl<'a> Outgoing<'a> {
         self.lane.word(S_CLOSED).load(Relaxed) & REFUSED != 0
     }
 
-    /// The end is being closed, and takes marks once more after [`Incoming::peer_marks`] is false: those that are put later find
-    /// nobody.
+    /// The end is being closed, and takes marks once more after [`Incoming::peer_marks`] is false: those that are put
+    /// later find nobody.
     pub fn set_closing(&self) {
         // SeqCst pairs with `begin_mark`: either the peer sees this, or we see that it is putting a mark.
         self.lane.word(S_CLOSED).fetch_or(CLOSING, SeqCst);
     }
 
-    /// Whether the peer [is closing](Self::set_closing) its end, as `incoming` tells: what is sent from now on may not be received.
+    /// Whether the peer [is closing](Self::set_closing) its end, as `incoming` tells: what is sent from now on may not
+    /// be received.
     #[inline]
     pub fn peer_closes<'p>(&self, incoming: impl FnOnce() -> Incoming<'p>) -> bool {
         // In this order: the first word is looked at with every send, and seldom written.
@@ -222,8 +229,8 @@ impl<'a> Outgoing<'a> {
             && incoming().lane.peer_word(S_CLOSED).load(Relaxed) & CLOSING != 0
     }
 
-    /// Before a mark that no bytes follow. False if the peer, as `incoming` tells, is closing: the mark would break off what its
-    /// kernel still has to deliver. [`end_mark`](Self::end_mark) is due either way.
+    /// Before a mark that no bytes follow. False if the peer, as `incoming` tells, is closing: the mark would break off
+    /// what its kernel still has to deliver. [`end_mark`](Self::end_mark) is due either way.
     pub fn begin_mark(&self, incoming: &Incoming<'_>) -> bool {
         self.lane.word(S_CLOSED).fetch_or(MARKING, SeqCst);
         incoming.lane.peer_word(S_CLOSED).load(SeqCst) & CLOSING == 0
@@ -277,8 +284,8 @@ impl<'a> Incoming<'a> {
         self.lane.word(R_READY).fetch_and(!READY, Release);
     }
 
-    /// Asks the sender for TCP, or takes that back; answers whether that is news. A recall stands either way: who has promised to read no more
-    /// cannot be asked for less.
+    /// Asks the sender for TCP, or takes that back; answers whether that is news. A recall stands either way: who has
+    /// promised to read no more cannot be asked for less.
     pub fn request_raw(&self, raw: bool) -> bool {
         let request = self.lane.word(R_REQUEST);
         let before = if raw {
@@ -289,8 +296,9 @@ impl<'a> Incoming<'a> {
         (before & WISH != 0) != raw
     }
 
-    /// The receiver needs more at once than the lane can hold: asks for TCP as [`request_raw`](Self::request_raw) does, and independently of that.
-    /// Answers whether that is news. What one process needs another may take back that has received some of it.
+    /// The receiver needs more at once than the lane can hold: asks for TCP as [`request_raw`](Self::request_raw) does,
+    /// and independently of that. Answers whether that is news. What one process needs another may take back that has
+    /// received some of it.
     pub fn need_raw(&self, raw: bool) -> bool {
         let request = self.lane.word(R_REQUEST);
         // Mostly there is nothing to take back.
@@ -310,15 +318,16 @@ impl<'a> Incoming<'a> {
         self.lane.peer_word(S_CLOSED).load(Relaxed) & (MEANS_RESET | REFUSED) != 0
     }
 
-    /// Whether the sender has ended the lane stretch, though its [`MARK_BACK`] may not have been seen: more may be behind what the lane holds.
+    /// Whether the sender has ended the lane stretch, though its [`MARK_BACK`] may not have been seen: more may be
+    /// behind what the lane holds.
     #[inline]
     pub fn sender_leaves(&self) -> bool {
         // Acquire pairs with the release in `Outgoing::demote`: all of the stretch has been published.
         Mode::of(self.lane.peer_word(S_MODE).load(Acquire)) != Mode::Lane
     }
 
-    /// Whether the sender has ended its direction, or is about to: the kernel connection tells of it, if it does not yet, and whether bytes went
-    /// before that.
+    /// Whether the sender has ended its direction, or is about to: the kernel connection tells of it, if it does not
+    /// yet, and whether bytes went before that.
     #[inline]
     pub fn sender_ends(&self) -> bool {
         self.lane.peer_word(S_CLOSED).load(Relaxed) & (ENDING | CLOSING) != 0
@@ -334,7 +343,8 @@ impl<'a> Incoming<'a> {
         self.lane.peer_word(S_CLOSED).load(SeqCst) & MARKING != 0
     }
 
-    /// Raw bytes have been received in [`Source::RawUntil`]: a sender whose lane is full meanwhile sees that it is not forgotten.
+    /// Raw bytes have been received in [`Source::RawUntil`]: a sender whose lane is full meanwhile sees that it is not
+    /// forgotten.
     pub fn approached(&self) {
         self.lane.word(R_READY).fetch_add(1 << COUNT, Relaxed);
     }

@@ -1,11 +1,14 @@
-//! Giving a direction back to the kernel connection, with all that its receiver has not read: for a successor that knows no lanes.
+//! Giving a direction back to the kernel connection, with all that its receiver has not read: for a successor that
+//! knows no lanes.
 //!
-//! What stands unread before the marks of a lane stretch can reach the successor only by travelling again. So the receiver takes raw bytes
-//! before X off the kernel connection, and lane bytes whose stretch ended before the sender could see the recall, puts them into the
-//! segment's room for [returns](viaduct_channel::Returns), and the sender sends them raw, before what is left in the lane. If it is raw
-//! already, it begins a stretch of no bytes, up to which the receiver gives back what has come meanwhile.
+//! What stands unread before the marks of a lane stretch can reach the successor only by travelling again. So the
+//! receiver takes raw bytes before X off the kernel connection, and lane bytes whose stretch ended before the sender
+//! could see the recall, puts them into the segment's room for [returns](viaduct_channel::Returns), and the sender
+//! sends them raw, before what is left in the lane. If it is raw already, it begins a stretch of no bytes, up to which
+//! the receiver gives back what has come meanwhile.
 //!
-//! The receiver takes nothing before the sender has answered the recall: until then it can be withdrawn, and nothing has happened.
+//! The receiver takes nothing before the sender has answered the recall: until then it can be withdrawn, and nothing
+//! has happened.
 
 use crate::{
     ANSWERED, BACK_SEEN, COUNT, GIVEN_UP, Incoming, Mode, Outgoing, PROMOTING, R_ENDED, R_READING, R_REQUEST, RECALL,
@@ -27,20 +30,22 @@ pub enum Recall {
     Sending,
     /// Wait for the sender.
     Wait,
-    /// Once [`Incoming::may_give_back`]: give back the raw bytes up to this kernel position. Then, [`Incoming::enter_lane`].
+    /// Once [`Incoming::may_give_back`]: give back the raw bytes up to this kernel position. Then,
+    /// [`Incoming::enter_lane`].
     RawUntil(u64),
     /// Take the marks of the lane stretch.
     Marks,
     /// Give back what the lane holds, then [`Incoming::lane_drained`].
     Lane,
-    /// Nothing of the stretch that has ended is this end's to give back: [`Incoming::lane_drained`], and let the sender know.
+    /// Nothing of the stretch that has ended is this end's to give back: [`Incoming::lane_drained`], and let the sender
+    /// know.
     Ended,
 }
 
 impl Outgoing<'_> {
-    /// Answers a recall, if there is one: this end will send again what the receiver gives back and leaves in the lane, which the receiver reads
-    /// no more. The caller can send. `position` is how far the direction is where it is raw: so much at least the receiver will have to give
-    /// back.
+    /// Answers a recall, if there is one: this end will send again what the receiver gives back and leaves in the lane,
+    /// which the receiver reads no more. The caller can send. `position` is how far the direction is where it is raw:
+    /// so much at least the receiver will have to give back.
     pub fn answer(&self, position: impl FnOnce() -> u64) -> bool {
         if self.lane.peer_word(R_REQUEST).load(Relaxed) & (RECALL | ANSWERED) == RECALL && self.mode() == Mode::Raw {
             let word = self.lane.word(S_CLOSED);
@@ -64,7 +69,8 @@ impl Outgoing<'_> {
         found & (RECALL | ANSWERED) == RECALL | ANSWERED
     }
 
-    /// Whether the receiver recalls what it has not read, and is not done with: unanswered, or with something left to be sent or given back.
+    /// Whether the receiver recalls what it has not read, and is not done with: unanswered, or with something left to
+    /// be sent or given back.
     pub fn is_recalled(&self) -> bool {
         match self.lane.peer_word(R_REQUEST).load(Relaxed) & (RECALL | ANSWERED) {
             RECALL => true,
@@ -73,7 +79,8 @@ impl Outgoing<'_> {
         }
     }
 
-    /// Whether a recall has been answered: what the receiver left in the lane must travel again, raw, after [`MARK_BACK`](crate::MARK_BACK).
+    /// Whether a recall has been answered: what the receiver left in the lane must travel again, raw, after
+    /// [`MARK_BACK`](crate::MARK_BACK).
     pub(crate) fn has_answered(&self) -> bool {
         let request = self.lane.peer_word(R_REQUEST).load(Acquire);
         request & (RECALL | ANSWERED) == RECALL | ANSWERED
@@ -102,9 +109,9 @@ impl Outgoing<'_> {
         self.mode() == Mode::Raw && !self.returned().is_empty() && self.read_to_the_end()
     }
 
-    /// Where [`must_fetch`](Self::must_fetch) holds: begins a stretch without lane bytes at kernel position `until`, behind whose end the bytes
-    /// given back are sent. Where the receiver does not wait for it any more, they are sent at once. False, and nothing has changed, if it
-    /// waits and there is no position.
+    /// Where [`must_fetch`](Self::must_fetch) holds: begins a stretch without lane bytes at kernel position `until`,
+    /// behind whose end the bytes given back are sent. Where the receiver does not wait for it any more, they are sent
+    /// at once. False, and nothing has changed, if it waits and there is no position.
     pub fn fetch(&self, until: Option<u64>) -> bool {
         match until {
             _ if self.is_given_up() => self.set_mode(3),
@@ -122,8 +129,8 @@ impl Outgoing<'_> {
         self.has_entered() || self.read_to_the_end() || self.is_given_up()
     }
 
-    /// Whether it is the receiver's turn in a recall. Nothing is sent meanwhile: what a raw direction sends before the receiver has ended its
-    /// last stretch might have to be given back too, and have no room.
+    /// Whether it is the receiver's turn in a recall. Nothing is sent meanwhile: what a raw direction sends before the
+    /// receiver has ended its last stretch might have to be given back too, and have no room.
     pub fn awaits_receiver(&self) -> bool {
         match self.mode() {
             Mode::Recalling => !self.knows_rest(),
@@ -134,7 +141,8 @@ impl Outgoing<'_> {
         }
     }
 
-    /// In [`Mode::Raw`]: whether the receiver has entered the last stretch, and has neither left anything of it nor given anything back.
+    /// In [`Mode::Raw`]: whether the receiver has entered the last stretch, and has neither left anything of it nor
+    /// given anything back.
     fn nothing_comes_back(&self) -> bool {
         let empty = self.has_entered() && self.lane.in_flight() == 0;
         // Pairs with the release of the receiver's head: what has left the lane to be given back is seen there.
@@ -163,8 +171,9 @@ impl Outgoing<'_> {
 }
 
 impl Incoming<'_> {
-    /// Asks the sender for TCP and for all that is unread in the lane: a successor that knows no lanes is to receive it. Once the sender has
-    /// answered, this end reads the lane no more. [`recalling`](Self::recalling) tells how it goes on.
+    /// Asks the sender for TCP and for all that is unread in the lane: a successor that knows no lanes is to receive
+    /// it. Once the sender has answered, this end reads the lane no more. [`recalling`](Self::recalling) tells how it
+    /// goes on.
     pub fn recall(&self) {
         let request = self.lane.word(R_REQUEST);
         // Who gave one up that was not answered may try again.
@@ -214,7 +223,8 @@ impl Incoming<'_> {
         }
     }
 
-    /// Whether the sender is about to promote, so that what it puts on the kernel connection next is no byte of the stream.
+    /// Whether the sender is about to promote, so that what it puts on the kernel connection next is no byte of the
+    /// stream.
     pub fn is_being_promoted(&self) -> bool {
         self.lane.word(R_REQUEST).load(Acquire) & PROMOTING != 0
     }
@@ -231,8 +241,8 @@ impl Incoming<'_> {
         }
     }
 
-    /// Bytes that a recall will have this end give back if its kernel position is `position`, which is asked for where it matters, as far as can be
-    /// told before the sender has answered; from then on exactly, or less.
+    /// Bytes that a recall will have this end give back if its kernel position is `position`, which is asked for where
+    /// it matters, as far as can be told before the sender has answered; from then on exactly, or less.
     pub fn to_give_back(&self, position: impl FnOnce() -> u64) -> u64 {
         let lane = || self.lane.readable().map_or(0, |bytes| bytes as u64);
         let ahead = |until: u64| until.saturating_sub(position());
@@ -245,7 +255,8 @@ impl Incoming<'_> {
         }
     }
 
-    /// Kernel position up to which a sender that was raw when it answered had sent, and until it may go on. `None` if it is not raw.
+    /// Kernel position up to which a sender that was raw when it answered had sent, and until it may go on. `None` if
+    /// it is not raw.
     fn answered_at(&self) -> Option<u64> {
         let is_raw = Mode::of(self.lane.peer_word(S_MODE).load(Acquire)) == Mode::Raw;
         is_raw.then(|| self.lane.peer_word(S_CLOSED).load(Relaxed) >> COUNT)

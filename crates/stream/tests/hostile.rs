@@ -1,4 +1,5 @@
-//! A peer that writes what it likes into the words. Bytes may be garbled; nothing panics, and every call comes to an end.
+//! A peer that writes what it likes into the words. Bytes may be garbled; nothing panics, and every call comes to an
+//! end.
 
 mod support;
 

@@ -294,10 +294,12 @@ fn what_is_to_be_given_back_is_known_before_anything_is() {
     assert!(handed_over > 100 && full > 100, "{handed_over} {full}");
 }
 
-/// What the threads have for what takes them less than a second; a half whose other half has failed would go on for ever.
+/// What the threads have for what takes them less than a second; a half whose other half has failed would go on for
+/// ever.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Talks until `total` bytes have been sent, and then does what it owes until all has been received. Returns the switches.
+/// Talks until `total` bytes have been sent, and then does what it owes until all has been received. Returns the
+/// switches.
 fn talk(segment: &Segment, side: Side, pipe: &Pipe, total: u64, received: &AtomicBool) -> u64 {
     let mut talker = Talker::new(segment, side, pipe);
     let mut state = total;

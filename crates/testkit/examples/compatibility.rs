@@ -1,4 +1,5 @@
-//! `make compatibility`: writes the table of programs in `docs/compatibility.md` from what the tests of applications have found out.
+//! `make compatibility`: writes the table of programs in `docs/compatibility.md` from what the tests of applications
+//! have found out.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;

@@ -97,8 +97,8 @@ fn print(connections: u32, requests: u32, plain: &[Run], fast: &[Run]) {
     line("CPU a request, both ends (us)", plain, fast, false, |run| run.processor);
 }
 
-/// Shows what `viaduct status --totals` said of the server after the last accelerated run; true if bytes went over shared memory
-/// both ways.
+/// Shows what `viaduct status --totals` said of the server after the last accelerated run; true if bytes went over
+/// shared memory both ways.
 fn prove(runs: &[Run]) -> bool {
     let Some(Run { totals, .. }) = runs.last() else {
         return false;

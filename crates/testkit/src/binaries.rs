@@ -10,8 +10,8 @@ pub const BIN_DIR_VARIABLE: &str = "VIADUCT_BIN_DIR";
 /// Environment variable under which a test that cannot run fails instead of passing with a word about it.
 pub const REQUIRE_VARIABLE: &str = "VIADUCT_TEST_REQUIRE";
 
-/// The directory with the programs under test: [`BIN_DIR_VARIABLE`], else the release directory beside the running test,
-/// else its debug directory.
+/// The directory with the programs under test: [`BIN_DIR_VARIABLE`], else the release directory beside the running
+/// test, else its debug directory.
 ///
 /// # Panics
 /// If the programs are nowhere, because then no test means anything.
@@ -34,8 +34,8 @@ pub fn binary(name: &str) -> PathBuf {
 /// The name by which programs ask for `libviaduct.so`: that of its interface.
 pub const LIBRARY: &str = "libviaduct.so.0";
 
-/// What a C compiler is to link a program with that uses `libviaduct.so`. `dir` gets the library under its other name, for the program to
-/// find.
+/// What a C compiler is to link a program with that uses `libviaduct.so`. `dir` gets the library under its other name,
+/// for the program to find.
 ///
 /// # Panics
 /// If nothing can be made in `dir`.
@@ -52,7 +52,8 @@ pub fn link_with_library(dir: &Path) -> [String; 3] {
     ]
 }
 
-/// Compiles the C sources of a test (`tests/TEST/programs`, names without ending), with what programs that have both ends share. Answers `program`.
+/// Compiles the C sources of a test (`tests/TEST/programs`, names without ending), with what programs that have both
+/// ends share. Answers `program`.
 ///
 /// # Panics
 /// If they do not compile without a warning.

@@ -57,8 +57,8 @@ const REFUSED: [&str; 20] = [
     "userfaultfd",
 ];
 
-/// A container with a root file system, mounts, processes, names and shared memory of its own, on the network of its host. Gone on drop, with
-/// what runs in it.
+/// A container with a root file system, mounts, processes, names and shared memory of its own, on the network of its
+/// host. Gone on drop, with what runs in it.
 #[derive(Debug)]
 pub struct Container<'a> {
     name: String,
@@ -86,7 +86,8 @@ impl<'a> Container<'a> {
         }
     }
 
-    /// Starts what `launch` says as the container's first process. It sees the programs of the machine, and `shared` where it is outside.
+    /// Starts what `launch` says as the container's first process. It sees the programs of the machine, and `shared`
+    /// where it is outside.
     ///
     /// # Panics
     /// If the runtime cannot be started.

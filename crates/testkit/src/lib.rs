@@ -1,7 +1,8 @@
 //! What the tests of the whole product stand on.
 //!
 //! * [`Instance`]: a viaductd with its own runtime directory.
-//! * [`Launch`], [`Program`]: real programs, native or accelerated, whose output is kept and who never outlive their test.
+//! * [`Launch`], [`Program`]: real programs, native or accelerated, whose output is kept and who never outlive their
+//!   test.
 //! * [`Host`]: a network namespace, joined to others by virtual cables.
 //! * [`Container`]: an OCI container on such a host.
 //! * [`Server`], [`peer`]: `viaduct-testpeer`, which checks every byte of its streams.

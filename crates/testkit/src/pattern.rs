@@ -32,7 +32,8 @@ fn word(seed: u64, index: u64) -> [u8; 8] {
     mix(seed.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15))).to_le_bytes()
 }
 
-/// Calls `piece(range of the buffer, bytes that belong there)` for a buffer of `length` bytes at stream position `from`.
+/// Calls `piece(range of the buffer, bytes that belong there)` for a buffer of `length` bytes at stream position
+/// `from`.
 fn pieces(seed: u64, from: u64, length: usize, mut piece: impl FnMut(core::ops::Range<usize>, &[u8]) -> bool) {
     let mut at = 0;
     while at < length {

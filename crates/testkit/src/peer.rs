@@ -22,7 +22,8 @@ pub struct Report {
 
 impl Report {
     /// # Panics
-    /// Unless both ends of the connection, of which `other` is the other one, came to the end of the stream, and all that was sent.
+    /// Unless both ends of the connection, of which `other` is the other one, came to the end of the stream, and all
+    /// that was sent.
     pub fn assert_whole(&self, other: &Self) {
         assert_eq!((&*self.end, &*other.end), ("eof", "eof"), "{self:?} {other:?}");
         assert_eq!(
@@ -41,8 +42,8 @@ pub fn reports(output: &str) -> Vec<Report> {
         .collect()
 }
 
-/// Descriptors that a process may keep until it next looks at its mail or ends an accelerated connection: of up to four connections, the
-/// bells of both ends' threads. However many connections come and go, there are no more.
+/// Descriptors that a process may keep until it next looks at its mail or ends an accelerated connection: of up to four
+/// connections, the bells of both ends' threads. However many connections come and go, there are no more.
 const LAZY: usize = 8;
 
 /// A peer that accepts connections.

@@ -27,8 +27,8 @@ pub fn wait_until(limit: Duration, mut condition: impl FnMut() -> bool) -> bool 
     }
 }
 
-/// Whether a process has a socket listening on TCP `port`, in the network namespace of process `pid`. Asks no socket, so
-/// a server that counts its connections is not disturbed.
+/// Whether a process has a socket listening on TCP `port`, in the network namespace of process `pid`. Asks no socket,
+/// so a server that counts its connections is not disturbed.
 pub fn is_listening(pid: u32, port: u16) -> bool {
     let needle = format!(":{port:04X}");
     ["tcp", "tcp6"].iter().any(|table| {
@@ -42,8 +42,8 @@ pub fn is_listening(pid: u32, port: u16) -> bool {
     })
 }
 
-/// Connections to TCP `port` that programs hold, in the network namespace of process `pid`; one end of such a connection may have shut
-/// down its direction.
+/// Connections to TCP `port` that programs hold, in the network namespace of process `pid`; one end of such a
+/// connection may have shut down its direction.
 pub fn connections_to(pid: u32, port: u16) -> usize {
     const CONNECTING: &str = "02";
     let needle = format!(":{port:04X}");

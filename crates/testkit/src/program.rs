@@ -43,7 +43,8 @@ pub struct Launch<'a> {
 impl<'a> Launch<'a> {
     /// `program` (a path or a name) with `arguments`.
     ///
-    /// Accelerated, it starts no viaductd: that is the instance's part, or a test of its absence would meet another one.
+    /// Accelerated, it starts no viaductd: that is the instance's part, or a test of its absence would meet another
+    /// one.
     ///
     /// # Panics
     /// If the program is not on this machine.

@@ -54,8 +54,8 @@ impl Row {
     }
 }
 
-/// What the connections of a process have carried, those that have ended included: proof of the path that needs no look at the
-/// right moment.
+/// What the connections of a process have carried, those that have ended included: proof of the path that needs no look
+/// at the right moment.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Totals {
     /// Process number.

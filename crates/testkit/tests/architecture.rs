@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use viaduct_testkit::binaries::workspace;
 
-/// What each crate uses of ours, no more and no less. Imports point down only, and the command line never uses the daemon.
+/// What each crate uses of ours, no more and no less. Imports point down only, and the command line never uses the
+/// daemon.
 const USES: &[(&str, &[&str])] = &[
     ("viaduct-channel", &[]),
     ("viaduct-control", &[]),
@@ -96,7 +97,8 @@ fn imports_point_down() {
 fn is_allowed(expression: &str) -> bool {
     let expression = expression.replace('/', " OR ").replace(['(', ')'], "");
     let one = |licence: &str| LICENCES.contains(&licence.trim());
-    // `AND` binds tighter; the few expressions with parentheses are alternatives joined by `AND`, which this reads strictly.
+    // `AND` binds tighter; the few expressions with parentheses are alternatives joined by `AND`, which this reads
+    // strictly.
     expression.split(" OR ").any(|all| all.split(" AND ").all(one)) && {
         let parts = expression.split(" AND ");
         parts.into_iter().all(|part| part.split(" OR ").any(one))
@@ -188,7 +190,8 @@ fn crates_that_need_no_unsafe_code_forbid_it() {
     assert_eq!(files.iter().map(count).sum::<usize>(), 1);
 }
 
-/// `libviaduct` is C's face to the world and calls into it; the rest of it, which reads what strangers send, is safe code.
+/// `libviaduct` is C's face to the world and calls into it; the rest of it, which reads what strangers send, is safe
+/// code.
 #[test]
 fn the_search_library_has_unsafe_code_in_its_corners_only() {
     let sources = workspace().join("crates/seek/src");
@@ -209,6 +212,28 @@ fn the_search_library_has_unsafe_code_in_its_corners_only() {
         corners,
         BTreeSet::from(["call.rs", "cancel.rs", "face.rs", "message/wait.rs"])
     );
+}
+
+/// As wide as `rustfmt.toml` has code be, which leaves comments alone.
+#[test]
+fn comments_are_no_wider_than_code() {
+    let settings = std::fs::read_to_string(workspace().join("rustfmt.toml")).unwrap();
+    let widest: usize = settings.trim().strip_prefix("max_width = ").unwrap().parse().unwrap();
+    let mut files = Vec::new();
+    files_named(workspace(), &["rs", "c", "h"], &mut files);
+    let mut wrong = Vec::new();
+    for file in &files {
+        let text = std::fs::read_to_string(file).unwrap();
+        for (line, number) in text.lines().zip(1..) {
+            let text = line.trim_start();
+            let is_comment = ["//", "/*", "* "].iter().any(|begin| text.starts_with(begin));
+            // A row of a table cannot be broken.
+            if is_comment && !text.starts_with("//! |") && line.chars().count() > widest {
+                wrong.push(format!("{}:{number}", file.display()));
+            }
+        }
+    }
+    assert!(files.len() > 100 && wrong.is_empty(), "{wrong:#?}");
 }
 
 fn rust_files(dir: &Path, found: &mut Vec<PathBuf>) {

@@ -1,4 +1,5 @@
-//! viaductd cannot do what it has given up. The kernel's word for its state is checked in its own tests; here it is made to try.
+//! viaductd cannot do what it has given up. The kernel's word for its state is checked in its own tests; here it is
+//! made to try.
 #![cfg(target_arch = "x86_64")]
 
 use nix::errno::Errno;

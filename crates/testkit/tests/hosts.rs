@@ -1,5 +1,5 @@
-//! Programs in network namespaces of one machine: over a virtual cable, with equal addresses in two networks at once, and
-//! behind address translation. Only a privileged viaductd pairs them, by the kernel's ticket.
+//! Programs in network namespaces of one machine: over a virtual cable, with equal addresses in two networks at once,
+//! and behind address translation. Only a privileged viaductd pairs them, by the kernel's ticket.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -35,8 +35,8 @@ fn lasting<'a>(mode: Mode<'a>, host: &'a Host, to: &str, seed: u64) -> Program {
     client(mode, host, to, &format!("--seconds 100 --seed {seed}"))
 }
 
-/// Waits until both connections of a lasting client are fast both ways and have carried a few megabytes, and ends it. A wrong byte
-/// would have ended it before.
+/// Waits until both connections of a lasting client are fast both ways and have carried a few megabytes, and ends it. A
+/// wrong byte would have ended it before.
 fn assert_fast(instance: &Instance, mut client: Program) {
     let fast = instance.wait_for_status(PATIENCE, |rows| {
         rows.iter()

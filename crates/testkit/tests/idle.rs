@@ -11,8 +11,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// KiB of a segment whose connection is idle: the header page, larger tables of both lanes, and a block each.
 const IDLE_KIB: u64 = 4 + 2 * 8 + 2 * 4;
 
-/// Sends bursts of eight megabytes both ways, one whenever the server has been told to. The server reads late, so that lanes fill. `WAIT`: how it
-/// waits in between. Each burst's bytes are checked.
+/// Sends bursts of eight megabytes both ways, one whenever the server has been told to. The server reads late, so that
+/// lanes fill. `WAIT`: how it waits in between. Each burst's bytes are checked.
 const SCRIPT: &str = r#"
 import os, select, socket, sys, threading, time
 role, way, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -129,8 +129,8 @@ fn burst_and_idle(way: &str) {
     server.finish(PATIENCE).success();
 }
 
-/// Locks its memory, then exchanges messages on several connections, in one process. With `limited` it may lock less than a lane takes, and
-/// locks what it maps from then on.
+/// Locks its memory, then exchanges messages on several connections, in one process. With `limited` it may lock less
+/// than a lane takes, and locks what it maps from then on.
 const LOCKED: &str = "import ctypes, resource, socket, sys, time
 libc, flags = ctypes.CDLL(None), 3
 if sys.argv[1] == 'limited':

@@ -1,4 +1,5 @@
-//! Many connections: ten thousand at once, all of them accelerated, and many in turn, of which those that end early are not.
+//! Many connections: ten thousand at once, all of them accelerated, and many in turn, of which those that end early are
+//! not.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::Mode as FileMode;
@@ -35,8 +36,8 @@ fn echo(mode: Mode<'_>, input: &Path) -> Program {
     server
 }
 
-/// A client that asks `server` so many questions on each of its connections, and then for so many milliseconds on all, before it says that it is
-/// ready.
+/// A client that asks `server` so many questions on each of its connections, and then for so many milliseconds on all,
+/// before it says that it is ready.
 fn load(mode: Mode<'_>, input: &Path, server: &Program, connections: u64, questions: u32, millis: u32) -> Program {
     let address = server.output();
     let arguments = format!(
@@ -108,7 +109,8 @@ fn a_server_whose_connections_end_early_offers_them_later() {
     let (input, _kept_open) = pipe(&instance, "input");
     let server = echo(mode, &input);
     let mut before = 0;
-    // So many clients in turn, each with one connection of so many questions and answers. How many of them has the server offered?
+    // So many clients in turn, each with one connection of so many questions and answers. How many of them has the
+    // server offered?
     let mut offered = |clients: std::ops::Range<u32>, questions: u32| {
         for client in clients {
             let (input, kept_open) = pipe(&instance, &format!("input-{questions}-{client}"));

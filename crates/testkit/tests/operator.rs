@@ -187,8 +187,9 @@ fn a_viaductd_started_by_hand_serves_the_configured_directory() {
     assert!(found);
 }
 
-/// Serves one connection in four ways, as told by the first byte: by itself in a forked child (f), likewise and keeps it (k), by a program that it
-/// becomes (x), and by a process that it is passed to, which has made a pair of Unix sockets (p), or accepted one (a).
+/// Serves one connection in four ways, as told by the first byte: by itself in a forked child (f), likewise and keeps
+/// it (k), by a program that it becomes (x), and by a process that it is passed to, which has made a pair of Unix
+/// sockets (p), or accepted one (a).
 const SERVE: &str = "import os, socket, sys
 ways = {}
 for way in b'p', b'a':
@@ -428,7 +429,8 @@ fn a_ring_of_which_nothing_is_seen_keeps_connections_on_tcp() {
     assert_eq!(server.finish(PATIENCE).success(), ALL_ANSWERED);
 }
 
-/// Accepts past the library, by the C library's own functions, after loading code for which that is so if it is to be `barred`.
+/// Accepts past the library, by the C library's own functions, after loading code for which that is so if it is to be
+/// `barred`.
 const ACCEPT_UNSEEN: &str = "import ctypes, os, socket, sys
 if sys.argv[2] == 'barred':
     assert ctypes.CDLL(None).dlopen(b'libc.so.6', os.RTLD_NOW | os.RTLD_DEEPBIND)

@@ -306,7 +306,8 @@ fn whoever_waits_for_a_match_waits_fifty_milliseconds_at_most() {
     assert_eq!(instance.stats().pairs, 0);
 }
 
-/// Connects as event loops do, without waiting, and has so many messages echoed; a blocking server has them from its first byte on.
+/// Connects as event loops do, without waiting, and has so many messages echoed; a blocking server has them from its
+/// first byte on.
 const CONNECT_AT_ONCE: &str = "import select, socket, sys, time
 s = socket.socket()
 s.setblocking(False)

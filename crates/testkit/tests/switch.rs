@@ -12,16 +12,17 @@ use viaduct_testkit::{Counters, Instance, Launch, Mode, Server, can_run};
 /// How long the connections of one round live.
 const SECONDS: u64 = 4;
 
-/// How often the connections of each check change their paths at least, however many rounds that takes, and how many it may take.
+/// How often the connections of each check change their paths at least, however many rounds that takes, and how many it
+/// may take.
 const CHANGES: u64 = 1000;
 const ROUNDS: u64 = 20;
 
 /// How long a wish may take that a busy end sees at once, on a machine that has much else to do.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Moves random connections of either end until `until`: mostly by the word that `viaduct path` writes, so that it happens
-/// often enough, now and then by the command itself. Returns how many moves were asked for and how many changes of path the
-/// connections have counted.
+/// Moves random connections of either end until `until`: mostly by the word that `viaduct path` writes, so that it
+/// happens often enough, now and then by the command itself. Returns how many moves were asked for and how many changes
+/// of path the connections have counted.
 fn storm(instance: &Instance, pids: &[u32], seed: u64, until: Instant) -> (u64, u64) {
     let mut random = Random::new(seed);
     let counters: Vec<Counters> = pids.iter().map(|pid| Counters::open(*pid).unwrap()).collect();
@@ -78,7 +79,8 @@ fn check(waiting: &str, client_waits: &str, max_chunk: u32, seed: u64) {
     assert!(changes >= CHANGES, "only {changes} changes of path");
 }
 
-/// Moves the connections of one client for a while, and compares what both ends have counted; returns what [`storm`] does.
+/// Moves the connections of one client for a while, and compares what both ends have counted; returns what [`storm`]
+/// does.
 fn round(instance: &Instance, server: &mut Server, options: &str, seed: u64) -> (u64, u64) {
     let ended = server.reports().len();
     let arguments = format!("--connections 3 --seconds {SECONDS} {options}");
@@ -124,8 +126,9 @@ fn polling_against_blocking_with_small_calls() {
     check("poll", "blocking", 512, 4);
 }
 
-/// Moves the only connection of these processes there and back, by the wish of either end in turn and as soon as both directions have moved, until
-/// each direction has changed its path so many times or the time is over. Returns how often each has, by the end that sends.
+/// Moves the only connection of these processes there and back, by the wish of either end in turn and as soon as both
+/// directions have moved, until each direction has changed its path so many times or the time is over. Returns how
+/// often each has, by the end that sends.
 fn shuttle(pids: [u32; 2], changes: u64, until: Instant) -> [u64; 2] {
     let ends = pids.map(|pid| Counters::open(pid).unwrap());
     let only = |end: &Counters| {
@@ -296,7 +299,8 @@ fn a_backlog_in_the_kernel_is_no_stall() {
     receiver.kill();
 }
 
-/// Bytes that came before the lane lie before those in it, and nobody takes any of them before all of the message is there.
+/// Bytes that came before the lane lie before those in it, and nobody takes any of them before all of the message is
+/// there.
 #[test]
 fn a_message_from_before_the_lane_on_is_seen_whole() {
     const SENT: u64 = 9_000_000;

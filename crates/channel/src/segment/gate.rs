@@ -10,9 +10,9 @@ type Gate = fn(usize, &mut dyn FnMut() -> bool) -> bool;
 
 static GATE: OnceLock<Gate> = OnceLock::new();
 
-/// Has `gate` be asked before a mapped lane grows beyond 16 KiB, with the bytes that it would take, at most as many as lie beside each other, and with what takes them.
-/// If it answers `false`, the lane lives on with what it has, as if the system had no memory, and asks again when it next needs more. Set once; later
-/// calls change nothing.
+/// Has `gate` be asked before a mapped lane grows beyond 16 KiB, with the bytes that it would take, at most as many as
+/// lie beside each other, and with what takes them. If it answers `false`, the lane lives on with what it has, as if
+/// the system had no memory, and asks again when it next needs more. Set once; later calls change nothing.
 pub fn set_gate(gate: Gate) {
     let _ = GATE.set(gate);
 }

@@ -6,8 +6,8 @@ use super::{Sender, lowest, narrow};
 use crate::layout::{CARRIED, EAGER_BLOCKS, LEAN_BLOCKS, SMALL_BLOCKS, TOGETHER};
 
 impl Sender<'_> {
-    /// Whether the lane could not grow because the system had no memory, or not for it ([`set_gate`](crate::set_gate)). Blocks may still
-    /// come back; with none in use ([`in_flight`](Self::in_flight) is 0) none will.
+    /// Whether the lane could not grow because the system had no memory, or not for it ([`set_gate`](crate::set_gate)).
+    /// Blocks may still come back; with none in use ([`in_flight`](Self::in_flight) is 0) none will.
     pub fn starved(&self) -> bool {
         self.lane.sender_own.starved.get() != 0
     }
@@ -20,8 +20,9 @@ impl Sender<'_> {
         self.lane.sender_own.spared.set(narrow(spared));
     }
 
-    /// Bytes that the lane holds at most, for now: a stream that goes on, [`grant`](Self::grant), and a receiver that needs more
-    /// ([`Receiver::want`](crate::Receiver::want)) let it hold more. While the system has no memory, those of the blocks in use.
+    /// Bytes that the lane holds at most, for now: a stream that goes on, [`grant`](Self::grant), and a receiver that
+    /// needs more ([`Receiver::want`](crate::Receiver::want)) let it hold more. While the system has no memory, those
+    /// of the blocks in use.
     pub fn capacity(&self) -> usize {
         let blocks = if self.starved() {
             self.grown()
@@ -38,14 +39,14 @@ impl Sender<'_> {
 
     /// Bytes from stream position `at` on that the receiver needs before it consumes anything.
     fn wanted(&self, at: u64) -> u64 {
-        // The fence of `arm_credit` pairs with that in `Receiver::want`: either a look after it finds what is wanted, or
-        // the receiver finds the bits.
+        // The fence of `arm_credit` pairs with that in `Receiver::want`: either a look after it finds what is wanted,
+        // or the receiver finds the bits.
         let wanted = self.lane.receiver.wanted.load(Relaxed).wrapping_sub(at);
         if wanted.cast_signed() > 0 { wanted } else { 0 }
     }
 
-    /// Lets a lane that could hold more, but has not carried enough for it, have half as many blocks again: for a sender that found
-    /// no space while it polled, or is not going to wait. False if it may have all already.
+    /// Lets a lane that could hold more, but has not carried enough for it, have half as many blocks again: for a
+    /// sender that found no space while it polled, or is not going to wait. False if it may have all already.
     #[cold]
     pub fn grant(&self) -> bool {
         let (blocks, most) = (self.blocks(self.tail()), self.most());
@@ -93,13 +94,14 @@ impl Sender<'_> {
         self.grown() > LEAN_BLOCKS
     }
 
-    /// Gives the memory of all blocks back but that of the one being filled, or of two. Only where all that was published has been
-    /// consumed and every block has come back; answers whether it was so. The lane grows again as it did at first.
+    /// Gives the memory of all blocks back but that of the one being filled, or of two. Only where all that was
+    /// published has been consumed and every block has come back; answers whether it was so. The lane grows again as it
+    /// did at first.
     #[cold]
     pub fn shrink(&self) -> bool {
         let tail = self.tail();
-        // Pairs with the release store of the head in `Receiver::consume`: the receiver has read what it wanted in blocks
-        // and table, and reads neither again before the tail moves.
+        // Pairs with the release store of the head in `Receiver::consume`: the receiver has read what it wanted in
+        // blocks and table, and reads neither again before the tail moves.
         let drained = self.lane.receiver_own.head.load(Acquire) == tail;
         let (Ok((given, pending)), true) = (self.pending(), drained) else {
             return false;
@@ -119,8 +121,8 @@ impl Sender<'_> {
             }
             // Killed after this store, the lane goes on with that block and the lowest on the stack.
             self.set_stock(given, grown, 1);
-            // What the block being filled holds has been consumed, so what is to come may as well stand in the first that is
-            // neither of these.
+            // What the block being filled holds has been consumed, so what is to come may as well stand in the first
+            // that is neither of these.
             let first = usize::from(self.numbers.free(0) == 0);
             self.numbers.set_block(self.geometry.block_of(tail), first);
             left = first + 1;

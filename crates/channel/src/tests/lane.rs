@@ -238,8 +238,8 @@ fn a_lane_goes_on_in_larger_tables_amid_a_message() {
     assert_eq!(tx.space(), 128);
 }
 
-/// The last blocks of the small table and the first of the larger one are left behind by a receiver that is killed before it has
-/// given them back: its successor's credits are of the larger table all the same.
+/// The last blocks of the small table and the first of the larger one are left behind by a receiver that is killed
+/// before it has given them back: its successor's credits are of the larger table all the same.
 #[test]
 fn credits_of_the_larger_tables_survive_a_killed_receiver() {
     let geometry = Geometry::new(3, 16).expect("tests allow tiny blocks");

@@ -55,7 +55,8 @@ impl Model {
         self.head + self.bytes.len()
     }
 
-    /// Blocks that the lane may have now. What it has been let grow to stays, and how far that is, is for other tests to say.
+    /// Blocks that the lane may have now. What it has been let grow to stays, and how far that is, is for other tests
+    /// to say.
     fn blocks(&self, tx: Sender<'_>, kept: usize) -> usize {
         let (size, pool) = (self.geometry.block_size(), self.geometry.blocks());
         let blocks = tx.capacity() / size;

@@ -1,5 +1,5 @@
-//! Loads that run at the same time, each for a moment in turn while the others are stopped: how the machine feels, which changes from second to
-//! second, meets all of them alike.
+//! Loads that run at the same time, each for a moment in turn while the others are stopped: how the machine feels,
+//! which changes from second to second, meets all of them alike.
 //!
 //! Should this process be killed, another lets what is stopped go on, so that it can end.
 
@@ -14,7 +14,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a turn is: many thousand requests, so that what a load finds in the caches when its turn begins hardly counts.
+/// How long a turn is: many thousand requests, so that what a load finds in the caches when its turn begins hardly
+/// counts.
 const TURN: Duration = Duration::from_millis(50);
 
 /// Who takes turns.
@@ -155,7 +156,8 @@ pub(crate) struct Seat<'a> {
 }
 
 impl Seat<'_> {
-    /// The process `client` has just been started, and loads `server` until it ends; both wait for their first turn from now on.
+    /// The process `client` has just been started, and loads `server` until it ends; both wait for their first turn
+    /// from now on.
     ///
     /// # Errors
     /// The kernel gives no descriptor for the client.

@@ -211,7 +211,8 @@ impl Findings for Sweep {
         if rates {
             head.push("viaduct (msg/s)".to_owned());
         }
-        // Times as good, whatever is good; of the processor time the ratio as it is. Roads that were not asked for are not compared with.
+        // Times as good, whatever is good; of the processor time the ratio as it is. Roads that were not asked for are
+        // not compared with.
         let against_tcp = has(Road::Viaduct) && has(Road::Tcp);
         let against_channel = has(Road::Viaduct) && has(Road::Channel);
         if against_tcp {

@@ -85,8 +85,8 @@ impl Instance {
     }
 }
 
-/// An interrupted benchmark removes its directory; its programs end with this process, as they do however it ends. What the user has it ignore
-/// (`nohup`) it goes on ignoring.
+/// An interrupted benchmark removes its directory; its programs end with this process, as they do however it ends. What
+/// the user has it ignore (`nohup`) it goes on ignoring.
 fn remove_at_signals(dir: PathBuf) -> Result<()> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

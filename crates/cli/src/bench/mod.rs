@@ -1,8 +1,8 @@
 //! `viaduct bench`: how much faster, measured beside plain TCP in the same run.
 //!
-//! Every experiment runs over each road in turn, several times, so that what else the machine does meets all of them; what is
-//! shown is medians. No figure stands without its rival, the processor time it cost, and the path that the bytes took
-//! according to the counters that `viaduct status` shows. `docs/benchmarks.md` defines each experiment.
+//! Every experiment runs over each road in turn, several times, so that what else the machine does meets all of them;
+//! what is shown is medians. No figure stands without its rival, the processor time it cost, and the path that the
+//! bytes took according to the counters that `viaduct status` shows. `docs/benchmarks.md` defines each experiment.
 
 mod alternation;
 mod apps;
@@ -33,9 +33,9 @@ use std::time::SystemTime;
 
 /// Measure Viaduct against plain TCP
 ///
-/// Runs each experiment natively and under `viaduct run` in turn, several times, with a viaductd of its own, and shows medians, ratios and the
-/// processor time of both ends together. Other work on the machine disturbs all of it: let the machine be idle.
-/// All of apps takes about an hour, seek a quarter of one.
+/// Runs each experiment natively and under `viaduct run` in turn, several times, with a viaductd of its own, and shows
+/// medians, ratios and the processor time of both ends together. Other work on the machine disturbs all of it: let the
+/// machine be idle. All of apps takes about an hour, seek a quarter of one.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "viaduct bench [OPTIONS] <latency|bandwidth|seek|apps>", after_long_help = AFTER_HELP)]
 pub(crate) struct Args {
@@ -166,7 +166,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
 }
 
-/// Minutes of measuring are not to end in a file that cannot be written. One that was not there is not left behind empty.
+/// Minutes of measuring are not to end in a file that cannot be written. One that was not there is not left behind
+/// empty.
 fn check_writable(file: &Path) -> Result<()> {
     let is_new = !file.exists();
     let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);

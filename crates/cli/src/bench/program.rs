@@ -345,8 +345,8 @@ fn text(file: &mut File) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Where the shell would find `program`; administrators' directories count too. PostgreSQL's own go first: Debian keeps them out of the path,
-/// and puts scripts in front of some of what is there.
+/// Where the shell would find `program`; administrators' directories count too. PostgreSQL's own go first: Debian keeps
+/// them out of the path, and puts scripts in front of some of what is there.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
@@ -393,7 +393,8 @@ fn spent_s(pid: u32, times: usize) -> f64 {
     ticks(&stat, times).unwrap_or(0) as f64 / rustix::param::clock_ticks_per_second() as f64
 }
 
-/// The first of the times in a line of `/proc/PID/stat`, together: user and system time of the process, then of its descendants that have been reaped.
+/// The first of the times in a line of `/proc/PID/stat`, together: user and system time of the process, then of its
+/// descendants that have been reaped.
 pub(crate) fn ticks(stat: &str, times: usize) -> Option<u64> {
     // The program's name is in parentheses and may hold anything.
     let words = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11).take(times);

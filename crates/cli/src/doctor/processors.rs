@@ -1,4 +1,5 @@
-//! How many processors there are, and how soon one that idles is awake: what a program that sleeps waits for with each message, on either road.
+//! How many processors there are, and how soon one that idles is awake: what a program that sleeps waits for with each
+//! message, on either road.
 
 use super::{Check, Level};
 use std::fs;

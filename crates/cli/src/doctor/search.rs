@@ -1,5 +1,5 @@
-//! Whether the kernel helps direct search, which is not told by its version: IPv6 came later than IPv4, and distributions bring both to
-//! older kernels.
+//! Whether the kernel helps direct search, which is not told by its version: IPv6 came later than IPv4, and
+//! distributions bring both to older kernels.
 
 use super::{Check, Level};
 use std::io::{self, Write};

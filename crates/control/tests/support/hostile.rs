@@ -1,5 +1,5 @@
-//! Reads bytes as everything that other processes may hand over, and checks what must hold of whatever comes out. Shared with the
-//! fuzz target.
+//! Reads bytes as everything that other processes may hand over, and checks what must hold of whatever comes out.
+//! Shared with the fuzz target.
 
 use viaduct_control::counters::{State, Wanted};
 use viaduct_control::message::{

@@ -1,6 +1,7 @@
 //! A process under remote control: another user, another namespace, a process number of its own.
 //!
-//! It is this very test program, told by an environment variable to run [`driver`], which obeys one line after the other.
+//! It is this very test program, told by an environment variable to run [`driver`], which obeys one line after the
+//! other.
 
 use super::net::{self, forged, take_ticket};
 use super::{Event, Guest};

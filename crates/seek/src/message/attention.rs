@@ -1,8 +1,9 @@
 //! When a source of an inbox is to be looked at.
 //!
-//! An edge tells of news. But a search that needs a larger buffer sets `SO_RCVLOWAT`, at which the kernel tells of the bytes that are there as
-//! if they had just come: so where there are some, it counts whether they have become more. Whether the socket can hold what is missing
-//! is not told by edges in any case, so such a source is looked at now and then as well, less and less often.
+//! An edge tells of news. But a search that needs a larger buffer sets `SO_RCVLOWAT`, at which the kernel tells of the
+//! bytes that are there as if they had just come: so where there are some, it counts whether they have become more.
+//! Whether the socket can hold what is missing is not told by edges in any case, so such a source is looked at now and
+//! then as well, less and less often.
 
 use super::wait;
 use std::os::fd::BorrowedFd;
@@ -77,7 +78,8 @@ impl Attention {
         true
     }
 
-    /// A look is over, and another would find no more. `waits`: what is missing may be kept back by the bytes that are left.
+    /// A look is over, and another would find no more. `waits`: what is missing may be kept back by the bytes that are
+    /// left.
     pub(super) fn rest(&mut self, waits: bool, now: Instant) {
         self.news = false;
         if waits {

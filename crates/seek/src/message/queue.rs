@@ -1,8 +1,8 @@
 //! The messages of a source that have been seen and not received, in order of arrival.
 //!
-//! Each has a number. Those of one tag are linked, and a Fenwick tree sums up what the socket has of each, so that no call walks along
-//! messages that it does not ask for, of which there may be a million. One that is received leaves its number empty; once more are
-//! empty than not, all are numbered anew.
+//! Each has a number. Those of one tag are linked, and a Fenwick tree sums up what the socket has of each, so that no
+//! call walks along messages that it does not ask for, of which there may be a million. One that is received leaves its
+//! number empty; once more are empty than not, all are numbered anew.
 
 use super::FRAME;
 use std::collections::HashMap;
@@ -17,7 +17,8 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// What a message counts of which so many bytes are kept: no less than knowing of it takes, so that empty ones have a bound too.
+    /// What a message counts of which so many bytes are kept: no less than knowing of it takes, so that empty ones have
+    /// a bound too.
     pub(super) const fn cost(len: usize) -> usize {
         let around = size_of::<Slot>() + size_of::<usize>() + size_of::<(u32, Chain)>();
         around.saturating_add(len)

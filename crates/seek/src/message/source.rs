@@ -1,11 +1,11 @@
 //! One socket of an inbox.
 //!
-//! Messages that have been seen and not received stay in the socket while it can hold them. Where it cannot, they are taken off the
-//! head of the stream and kept here: the buffer is full of messages that nobody has asked for, one is larger than it, there are
-//! too many holes, or the socket cannot be searched. What is kept has a bound.
+//! Messages that have been seen and not received stay in the socket while it can hold them. Where it cannot, they are
+//! taken off the head of the stream and kept here: the buffer is full of messages that nobody has asked for, one is
+//! larger than it, there are too many holes, or the socket cannot be searched. What is kept has a bound.
 //!
-//! So [`Source::messages`] has three runs, in order of arrival: those kept whole, at most one of which a part is kept, and those in
-//! the socket.
+//! So [`Source::messages`] has three runs, in order of arrival: those kept whole, at most one of which a part is kept,
+//! and those in the socket.
 
 use super::attention::Attention;
 use super::queue::{Message, Queue};
@@ -137,7 +137,8 @@ impl Source {
         self.state == State::Open
     }
 
-    /// Why none come, other than that the stream has ended in order. Unless `again`, only if that has not been asked for yet.
+    /// Why none come, other than that the stream has ended in order. Unless `again`, only if that has not been asked
+    /// for yet.
     pub(super) fn trouble(&mut self, source: usize, again: bool) -> Option<Error> {
         let error = match self.state {
             State::Open | State::Ended => return None,
@@ -249,7 +250,8 @@ impl Source {
             if len < FRAME {
                 self.lacking = len > 0;
                 if len > 0 && self.searched {
-                    // A look at what is missing is what tells of a socket that cannot hold it, and the peer that it is waited for.
+                    // A look at what is missing is what tells of a socket that cannot hold it, and the peer that it is
+                    // waited for.
                     match self.peek(&mut [0; 1], outside + FRAME - 1) {
                         // It may have come just now.
                         Ok(Some(1)) if !core::mem::replace(&mut again, true) => continue,
@@ -352,8 +354,8 @@ impl Source {
         false
     }
 
-    /// A search has failed: whether there is something to be had from another. Takes messages off the head if the buffer is what it
-    /// lacked.
+    /// A search has failed: whether there is something to be had from another. Takes messages off the head if the
+    /// buffer is what it lacked.
     fn recover(&mut self, error: &io::Error, limits: Limits) -> bool {
         let before = self.messages.outside();
         if error.raw_os_error() != Some(libc::ENOBUFS) || before == 0 {

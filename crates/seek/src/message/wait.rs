@@ -1,7 +1,7 @@
 //! The socket calls of an inbox besides direct search, made through the C library so that they are accelerated too.
 //!
-//! A socket with a message that nobody wants is readable all the time, so an inbox waits for edges: an epoll set reports each arrival
-//! once. An event counter in the set wakes waiters for other reasons.
+//! A socket with a message that nobody wants is readable all the time, so an inbox waits for edges: an epoll set
+//! reports each arrival once. An event counter in the set wakes waiters for other reasons.
 
 use core::ffi::c_int;
 use std::io::{self, ErrorKind};
@@ -42,15 +42,16 @@ fn own(fd: c_int) -> io::Result<OwnedFd> {
 
 /// What calls of an inbox wait with.
 ///
-/// One thread watches the set. The others follow: they sleep until they are called, which whoever takes something out of the set does once it is
-/// noted, since an edge may be of a source that another waits for.
+/// One thread watches the set. The others follow: they sleep until they are called, which whoever takes something out
+/// of the set does once it is noted, since an edge may be of a source that another waits for.
 #[derive(Debug)]
 pub(super) struct Waiter {
     set: OwnedFd,
     bell: OwnedFd,
     /// Number of the thread that watches; 0: none.
     watcher: AtomicU32,
-    /// When it has watched for as long as any does, in milliseconds after `began`: it may have jumped out, and not come back.
+    /// When it has watched for as long as any does, in milliseconds after `began`: it may have jumped out, and not come
+    /// back.
     watched_until: AtomicU64,
     began: Instant,
     followers: AtomicU32,
@@ -158,8 +159,8 @@ impl Waiter {
         u64::try_from(since).unwrap_or(u64::MAX)
     }
 
-    /// Whether another thread watches. One that has left its watch by a jump is the caller, has ended, or has had its time; one that is late
-    /// looks by itself.
+    /// Whether another thread watches. One that has left its watch by a jump is the caller, has ended, or has had its
+    /// time; one that is late looks by itself.
     fn is_watched_elsewhere(&self, now: Instant) -> bool {
         let watcher = self.watcher.load(Acquire);
         let is_over = self.milliseconds(now) > self.watched_until.load(Relaxed);
@@ -323,8 +324,8 @@ fn events(fd: BorrowedFd<'_>) -> libc::c_short {
 
 /// Sends both, all of it, waiting for room where the socket does not. A point of cancellation.
 pub(super) fn send_all(fd: BorrowedFd<'_>, first: &[u8], second: &[u8]) -> io::Result<()> {
-    // Each time: a number that was a stream's may be another's now, which would make packets of what it is given. The preload library sees
-    // numbers change; without it there is no cheaper way to ask whose a number is.
+    // Each time: a number that was a stream's may be another's now, which would make packets of what it is given. The
+    // preload library sees numbers change; without it there is no cheaper way to ask whose a number is.
     if !crate::call::is_known_stream(fd) && !is_stream(fd)? {
         return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
     }

@@ -13,12 +13,12 @@ use viaduct_control::counters::{self as layout, HEADER_WORDS, REGION_WORDS, SLOT
 
 type Region = [AtomicU64; REGION_WORDS];
 
-/// The region, which stays mapped; null for none. Nothing of it is on the heap: a forked child begins its own in the middle of a send, and the
-/// heap may have been another thread's when it was forked.
+/// The region, which stays mapped; null for none. Nothing of it is on the heap: a forked child begins its own in the
+/// middle of a send, and the heap may have been another thread's when it was forked.
 static REGION: AtomicPtr<Region> = AtomicPtr::new(core::ptr::null_mut());
 static REGION_FD: AtomicI32 = AtomicI32::new(-1);
-/// The region to whose sums this process's are added when it ends: its parent's, or that of the nearest process before with one. It stays mapped in
-/// children. Null for none, or once that is done.
+/// The region to whose sums this process's are added when it ends: its parent's, or that of the nearest process before
+/// with one. It stays mapped in children. Null for none, or once that is done.
 static FOREBEAR: AtomicPtr<Region> = AtomicPtr::new(core::ptr::null_mut());
 /// Slots whose memory is known to exist.
 static POPULATED: AtomicUsize = AtomicUsize::new(0);
@@ -157,8 +157,8 @@ pub(crate) fn tell_bar() {
     }
 }
 
-/// The name the program was called by, zero-padded. Asked for first when the library is loaded, since programs overwrite their
-/// arguments.
+/// The name the program was called by, zero-padded. Asked for first when the library is loaded, since programs
+/// overwrite their arguments.
 pub(crate) fn program_name() -> [u8; 64] {
     static NAME: AtomicPtr<[u8; 64]> = AtomicPtr::new(core::ptr::null_mut());
     if let Some(name) = sys::leaked_record(NAME.load(Acquire)) {
@@ -277,7 +277,8 @@ pub(crate) fn close(conn: &Conn) {
     }
 }
 
-/// In a forked child: the region is the parent's; the child begins its own with the first connection that it makes or uses.
+/// In a forked child: the region is the parent's; the child begins its own with the first connection that it makes or
+/// uses.
 pub(crate) fn after_fork() {
     let parents = REGION.swap(core::ptr::null_mut(), Relaxed);
     if !parents.is_null() {

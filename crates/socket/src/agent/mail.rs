@@ -37,7 +37,8 @@ pub(crate) fn deliver() {
     let Some(mail) = mail.filter(|_| fd >= 0) else { return };
     let told = mail.load(Acquire);
     let mut left = told.wrapping_sub(MAILBOX.seen.load(Relaxed)).cast_signed();
-    // Whoever waits for mail comes without having been told. Less than none: the welcome has been read, and is still to be told of.
+    // Whoever waits for mail comes without having been told. Less than none: the welcome has been read, and is still to
+    // be told of.
     if left <= 0 {
         look_after(fd);
         return;

@@ -1,8 +1,8 @@
 //! This process's dealings with viaductd.
 //!
-//! The connection to it is opened when the first TCP connection has shown itself worth it. Everything here is done without
-//! waiting, but for the one answer that opens the connection, which is awaited for at most [`welcome::WELCOME_MS`]. Where viaductd is absent, slow
-//! or gone, connections stay as they are.
+//! The connection to it is opened when the first TCP connection has shown itself worth it. Everything here is done
+//! without waiting, but for the one answer that opens the connection, which is awaited for at most
+//! [`welcome::WELCOME_MS`]. Where viaductd is absent, slow or gone, connections stay as they are.
 
 pub(crate) mod counters;
 mod mail;
@@ -63,8 +63,9 @@ static MAILBOX: Mailbox = Mailbox {
     seen: AtomicU64::new(0),
 };
 
-/// Descriptors of ours have numbers from here on: above most programs' own, and below FD_SETSIZE as far as they find room there, since the
-/// kernel's table of descriptors, which programs inherit from us, is how far it looks into sets that are said to be longer than they are.
+/// Descriptors of ours have numbers from here on: above most programs' own, and below FD_SETSIZE as far as they find
+/// room there, since the kernel's table of descriptors, which programs inherit from us, is how far it looks into sets
+/// that are said to be longer than they are.
 const PRIVATE_FROM: usize = 768;
 
 /// Moves a descriptor of ours out of the program's way and hides it.
@@ -94,7 +95,8 @@ pub(crate) fn unhide(fd: i32) {
     }
 }
 
-/// The number of the connection to viaductd that stands now; 0 if none does, and all mail that came by it has been seen to.
+/// The number of the connection to viaductd that stands now; 0 if none does, and all mail that came by it has been seen
+/// to.
 pub(crate) fn probe() -> u32 {
     match lock::try_acquire(&OWNER) {
         Some(_owner) => standing(),
@@ -112,8 +114,8 @@ fn standing() -> u32 {
     GENERATION.load(Acquire)
 }
 
-/// Whether the connection stands, or has mail left that viaductd told of: it tells of a pair once both ends have it. Else it is given up.
-/// [`OWNER`] is owned: whoever reads mail now has no other connection put in its place.
+/// Whether the connection stands, or has mail left that viaductd told of: it tells of a pair once both ends have it.
+/// Else it is given up. [`OWNER`] is owned: whoever reads mail now has no other connection put in its place.
 fn look_after(fd: i32) -> bool {
     let peek = || raw::recv(fd, &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT);
     // That it left something of ours unread is told first, and once.
@@ -351,7 +353,8 @@ pub(crate) fn detached(segment: u64) {
     }
 }
 
-/// For `--offer wait`: offers a fresh connection and waits until it is attached at both ends, or refused, or time is up.
+/// For `--offer wait`: offers a fresh connection and waits until it is attached at both ends, or refused, or time is
+/// up.
 pub(crate) fn offer_and_wait(conn: &'static Conn, until: u64) {
     conn.note_traffic(0);
     let id = conn.id();
@@ -380,8 +383,9 @@ pub(crate) fn offer_and_wait(conn: &'static Conn, until: u64) {
 /// The thread that forks and has [`OWNER`] meanwhile; 0 for none.
 static FORKER: AtomicU32 = AtomicU32::new(0);
 
-/// Before a fork: waits until no other thread deals with viaductd, and keeps it so, or the child would inherit a segment half taken in or
-/// an offer half made. A signal handler that forks amidst such a dealing of its own thread leaves its child that.
+/// Before a fork: waits until no other thread deals with viaductd, and keeps it so, or the child would inherit a
+/// segment half taken in or an offer half made. A signal handler that forks amidst such a dealing of its own thread
+/// leaves its child that.
 pub(crate) fn before_fork() {
     if let Some(owner) = lock::acquire(&OWNER) {
         owner.keep();

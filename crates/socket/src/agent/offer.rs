@@ -47,7 +47,8 @@ impl Conn {
     /// Counts traffic of a connection that is not attached and offers it when it has shown itself worth it.
     #[inline]
     pub(crate) fn note_traffic(&self, bytes: usize) {
-        // Not indivisible, which would cost more than the rest of this: two threads that count at once may count as one.
+        // Not indivisible, which would cost more than the rest of this: two threads that count at once may count as
+        // one.
         let messages = self.messages.load(Relaxed).wrapping_add(1);
         let volume = self.volume.load(Relaxed).wrapping_add(bytes as u64);
         self.messages.store(messages, Relaxed);
@@ -148,7 +149,8 @@ impl Conn {
         self.set_reason(reason);
     }
 
-    /// The pair stands: takes the segment in. False if the connection is not the one offered any more, or is not to have a lane.
+    /// The pair stands: takes the segment in. False if the connection is not the one offered any more, or is not to
+    /// have a lane.
     pub(crate) fn attach(&self, pair: &Pair, segment: Segment, side: Side, peer_bell: Ringer) -> bool {
         let (Some(send), Some(receive)) = (self.own_send(pair.offer), self.own_receive(pair.offer)) else {
             return false;
@@ -183,7 +185,8 @@ impl Conn {
         true
     }
 
-    /// Tells the peer that promotions may come, unless a call of ours is inside the kernel and might take a mark for data.
+    /// Tells the peer that promotions may come, unless a call of ours is inside the kernel and might take a mark for
+    /// data.
     pub(crate) fn pay_ready(&self, receive: &Guard<'_>) {
         // SeqCst pairs with `DirectCall::begin`: either we see the call, or it sees the phase and turns back.
         if self.flag(READY_OWED)

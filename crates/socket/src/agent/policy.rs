@@ -10,8 +10,8 @@ use viaduct_control::runtime;
 
 static POLICY: AtomicPtr<Policy> = AtomicPtr::new(core::ptr::null_mut());
 
-/// The policy in the environment. One that does not parse is plain TCP, and the status says so: `viaduct run` would have refused it, but a
-/// container that sets `LD_PRELOAD` has nobody else to tell.
+/// The policy in the environment. One that does not parse is plain TCP, and the status says so: `viaduct run` would
+/// have refused it, but a container that sets `LD_PRELOAD` has nobody else to tell.
 #[inline]
 pub(crate) fn policy() -> &'static Policy {
     // Acquire pairs with the release in `parse_policy`.
@@ -62,8 +62,9 @@ pub fn remember_environment() {
     }
 }
 
-/// Tells viaductd that this process and the children that it forks are there, so that it stays though they may have no connections for long. By a
-/// lock rather than a word: it needs no answer, no descriptor, and ends with the last of them however that ends. Without viaductd it is in vain.
+/// Tells viaductd that this process and the children that it forks are there, so that it stays though they may have no
+/// connections for long. By a lock rather than a word: it needs no answer, no descriptor, and ends with the last of
+/// them however that ends. Without viaductd it is in vain.
 pub fn hold_instance() {
     if policy().path == PathPolicy::Tcp {
         return;

@@ -1,8 +1,8 @@
 //! When a connection has shown itself worth a lane.
 //!
-//! To match a connection takes viaductd and both ends some 0.4 ms, in which TCP carries more than twenty messages. One that ends soon after has
-//! paid it for nothing. So a connection is offered early only if those before it went on for long enough; else it first carries as much on
-//! TCP as that price is worth.
+//! To match a connection takes viaductd and both ends some 0.4 ms, in which TCP carries more than twenty messages. One
+//! that ends soon after has paid it for nothing. So a connection is offered early only if those before it went on for
+//! long enough; else it first carries as much on TCP as that price is worth.
 
 use crate::agent::counters;
 use crate::conn::{self, Conn};
@@ -21,10 +21,11 @@ const PRICE: u64 = 28;
 /// What is asked for doubles with each step of doubt. After so many no connection is offered that is not worth it.
 const MOST: u32 = 2;
 
-/// How often more connections than not have ended too soon. A program begins with some: many have a short life and one connection.
+/// How often more connections than not have ended too soon. A program begins with some: many have a short life and one
+/// connection.
 static DOUBT: AtomicU32 = AtomicU32::new(1);
-/// The same for a process that has forked since its first connection, and its children, which learn together: many servers make one for each
-/// connection. Null before.
+/// The same for a process that has forked since its first connection, and its children, which learn together: many
+/// servers make one for each connection. Null before.
 static SHARED: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
 
 #[inline]
@@ -75,8 +76,8 @@ pub(crate) fn learn(conn: &Conn) {
     }
 }
 
-/// The messages of a connection. On a lane they are not counted: its bytes are taken for messages as large as the `messages` of `bytes`
-/// on TCP.
+/// The messages of a connection. On a lane they are not counted: its bytes are taken for messages as large as the
+/// `messages` of `bytes` on TCP.
 fn carried(messages: u32, bytes: u64, by_lane: u64) -> u64 {
     let size = (bytes / u64::from(messages.max(1))).clamp(1, LARGE);
     let counted = u64::from(messages).max(bytes / LARGE);

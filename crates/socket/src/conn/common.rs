@@ -14,7 +14,8 @@ pub(crate) struct Options {
     send_timeout_ns: AtomicU64,
 }
 
-/// What a time-out is of. As a number, the bit that says that there is one: words that are new to a connection keep the last one's.
+/// What a time-out is of. As a number, the bit that says that there is one: words that are new to a connection keep the
+/// last one's.
 #[derive(Clone, Copy, Debug)]
 #[repr(u32)]
 pub(crate) enum Timed {

@@ -62,8 +62,8 @@ impl Conn {
         }
     }
 
-    /// A descriptor that referred to the socket is about to go (`fd`), or, if `stale`, has gone unseen and the number may stand for another
-    /// socket by now. With the last one the record ends.
+    /// A descriptor that referred to the socket is about to go (`fd`), or, if `stale`, has gone unseen and the number
+    /// may stand for another socket by now. With the last one the record ends.
     pub(crate) fn release(&'static self, fd: i32, stale: bool) {
         // The last one need not be taken off indivisibly: there is no other.
         if self.references.load(Acquire) != 1 && self.references.fetch_sub(1, AcqRel) != 1 {
@@ -100,8 +100,8 @@ impl Conn {
             let receive = used.then(|| self.own_receive(id)).flatten();
             if self.phase() == Phase::Attached {
                 let (Some(_), Some(receive)) = (&send, &receive) else {
-                    // Closed by a signal handler that interrupted a call on this very connection: that call still needs the
-                    // segment and the record, which are given up.
+                    // Closed by a signal handler that interrupted a call on this very connection: that call still needs
+                    // the segment and the record, which are given up.
                     self.fd.store(-1, Relaxed);
                     counters::close(self);
                     // The call finds out when it owns its direction anew.

@@ -53,7 +53,8 @@ pub(crate) const LOOKED: u32 = 1 << 23;
 pub(crate) const TELLS_REST: u32 = 1 << 24;
 /// The kernel has said that it is a stream, which datagram sockets that have been connected are not.
 pub(crate) const STREAM: u32 = 1 << 25;
-/// The kernel has met RST where TCP would have met FIN: of a peer that was killed when nothing but marks was unread. Until the program sends.
+/// The kernel has met RST where TCP would have met FIN: of a peer that was killed when nothing but marks was unread.
+/// Until the program sends.
 pub(crate) const QUIET_END: u32 = 1 << 26;
 /// Its offer waits for a wait that is seen.
 pub(crate) const HELD_BACK: u32 = 1 << 28;
@@ -61,5 +62,6 @@ pub(crate) const HELD_BACK: u32 = 1 << 28;
 pub(crate) const LOW_WATER: u32 = 1 << 27;
 /// The program has set `O_NONBLOCK`, as far as its calls were seen.
 pub(crate) const NONBLOCKING: u32 = 1 << 29;
-/// [`Conn::flags`]: bytes have gone out behind the peer's FIN without a mark that tells whether it is there; whoever is about to sleep puts one.
+/// [`Conn::flags`]: bytes have gone out behind the peer's FIN without a mark that tells whether it is there; whoever is
+/// about to sleep puts one.
 pub(crate) const MARK_OWED: u32 = 1 << 30;

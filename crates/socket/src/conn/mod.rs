@@ -1,8 +1,8 @@
 //! The record of one connection end in this process.
 //!
-//! Records live in a static array and are never freed, only recycled, so that a thread may look at one while another closes
-//! it; [`Conn::id`] tells whether it is still the same connection. What the segment holds is only touched while a direction is
-//! owned (`crate::lock`), or while the epoll set the connection is a member of is.
+//! Records live in a static array and are never freed, only recycled, so that a thread may look at one while another
+//! closes it; [`Conn::id`] tells whether it is still the same connection. What the segment holds is only touched while
+//! a direction is owned (`crate::lock`), or while the epoll set the connection is a member of is.
 
 pub(crate) mod common;
 mod ending;
@@ -115,7 +115,8 @@ const _: () = assert!(
 );
 
 impl Conn {
-    /// All zeroes, or every program would map the records from the library's file. What else a connection begins with is for `reset`.
+    /// All zeroes, or every program would map the records from the library's file. What else a connection begins with
+    /// is for `reset`.
     pub(crate) const fn unused() -> Self {
         Self {
             id: AtomicU64::new(0),
@@ -287,7 +288,8 @@ impl Conn {
         self.set_option(NONBLOCKING, on);
     }
 
-    /// Asks the kernel whether `O_NONBLOCK` is set, for a call that is about to wait: another process may have changed it.
+    /// Asks the kernel whether `O_NONBLOCK` is set, for a call that is about to wait: another process may have changed
+    /// it.
     pub(crate) fn refresh_nonblocking(&self) -> bool {
         let flags = raw::fcntl(self.fd(), libc::F_GETFL, 0).unwrap_or(0);
         let on = flags & libc::O_NONBLOCK.cast_unsigned() as usize != 0;
@@ -428,7 +430,8 @@ impl Conn {
     /// The receiving direction has changed its path.
     pub(crate) fn receives_on(&self, path: Path) {
         self.receiving.store(path as u8, Relaxed);
-        // Where there are holes to mind, a receive ends with the stretch though more may have been told of: who takes it for all waits for an edge.
+        // Where there are holes to mind, a receive ends with the stretch though more may have been told of: who takes
+        // it for all waits for an edge.
         if self.searched() {
             self.set_flag(IN_WANTED, true);
         }

@@ -79,8 +79,8 @@ impl Conn {
         }
     }
 
-    /// Has the next peek begin so many bytes behind the kernel's first, or at the front (-1), and notes it for who owns the receiving direction next;
-    /// false where the kernel cannot. The direction is owned.
+    /// Has the next peek begin so many bytes behind the kernel's first, or at the front (-1), and notes it for who owns
+    /// the receiving direction next; false where the kernel cannot. The direction is owned.
     #[cold]
     pub(crate) fn peek_from(&self, locks: &Locks, at: c_int) -> bool {
         let behind = at >= 0;
@@ -95,8 +95,8 @@ impl Conn {
         done
     }
 
-    /// Owns a direction that was not free at once. An owner that was killed may have taken the peer's wait bits and rung for none, so
-    /// `ring` does.
+    /// Owns a direction that was not free at once. An owner that was killed may have taken the peer's wait bits and
+    /// rung for none, so `ring` does.
     #[cold]
     fn await_word(
         &self,
@@ -126,7 +126,8 @@ impl Conn {
     }
 }
 
-/// The owner of this word has jumped away. If it is one of a connection's, it may have taken the peer's wait bits and rung for none.
+/// The owner of this word has jumped away. If it is one of a connection's, it may have taken the peer's wait bits and
+/// rung for none.
 #[cold]
 pub(crate) fn ring_for_left(word: &AtomicU32) {
     for conn in records::all() {

@@ -103,8 +103,8 @@ impl Conn {
         sys::ticks().wrapping_sub(self.heard_at.load(Relaxed)) <= us * sys::ticks_per_us()
     }
 
-    /// Like [`due_for_check`](Self::due_for_check) with every call, but where calls follow each other fast, the clock is only read with
-    /// every fourth.
+    /// Like [`due_for_check`](Self::due_for_check) with every call, but where calls follow each other fast, the clock
+    /// is only read with every fourth.
     #[inline]
     pub(crate) fn due_for_check_of_many(&self, us: u64) -> bool {
         !self.may_go_unchecked(us) && self.due_for_check(us)

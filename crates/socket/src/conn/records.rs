@@ -99,7 +99,8 @@ pub(crate) fn open(fd: i32) -> Option<&'static Conn> {
     Some(conn)
 }
 
-/// The same with these flags, of which `EARLY` is one, so that it is not shown yet; or the record that another thread has begun meanwhile.
+/// The same with these flags, of which `EARLY` is one, so that it is not shown yet; or the record that another thread
+/// has begun meanwhile.
 pub(crate) fn begin(fd: i32, flags: u32) -> Option<&'static Conn> {
     let before = table::word_of(fd);
     if let Some(known) = table::connection(fd) {

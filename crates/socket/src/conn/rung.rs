@@ -9,7 +9,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 /// For how long a bell that does not ring is first not counted on, in nanoseconds, and how often that is doubled.
 const REST_NS: u64 = 1_000_000_000;
 const DOUBLED: u32 = 6;
-/// What is found of several threads, or of sleeps that the program has bounded, is one finding if it is no further apart.
+/// What is found of several threads, or of sleeps that the program has bounded, is one finding if it is no further
+/// apart.
 const ONE_FINDING_NS: u64 = STUCK_NS / 2;
 
 /// What the peer rings.
@@ -43,8 +44,8 @@ impl Rung {
         self.by.store(by, Relaxed);
     }
 
-    /// By what it rings now. One that has not been counted on for a while is tried again: who could not ring, having no place for the bell or a full sending
-    /// end, may be able to by now, or was merely late.
+    /// By what it rings now. One that has not been counted on for a while is tried again: who could not ring, having no
+    /// place for the bell or a full sending end, may be able to by now, or was merely late.
     #[inline]
     pub(crate) fn by(&self) -> u32 {
         let by = self.by.load(Relaxed);

@@ -15,8 +15,8 @@ use viaduct_control::Reason;
 use viaduct_control::policy::OfferPolicy;
 use viaduct_stream::Outgoing;
 
-/// A descriptor has just been created by a call that knows nothing of what the number stood for: whatever that was has been
-/// closed unseen.
+/// A descriptor has just been created by a call that knows nothing of what the number stood for: whatever that was has
+/// been closed unseen.
 pub fn fresh(fd: c_int) {
     if fd >= 0 && !lodgers::has_own_table() {
         streams::clear(fd);
@@ -64,7 +64,8 @@ pub fn closing(fd: c_int) {
     }
 }
 
-/// The program is about to close every descriptor from `first` to `last`. Calls `close` with each range in which nothing is ours.
+/// The program is about to close every descriptor from `first` to `last`. Calls `close` with each range in which
+/// nothing is ours.
 pub fn closing_range(first: c_int, last: c_int, mut close: impl FnMut(c_int, c_int) -> c_int) -> c_int {
     if lodgers::has_own_table() {
         return close(first, last);
@@ -91,7 +92,8 @@ pub fn closing_range(first: c_int, last: c_int, mut close: impl FnMut(c_int, c_i
     result
 }
 
-/// `new` refers to what `old` refers to. A connection that is given a standard number is for the stdio stream that reads or writes there.
+/// `new` refers to what `old` refers to. A connection that is given a standard number is for the stdio stream that
+/// reads or writes there.
 pub fn duplicated(old: c_int, new: c_int) {
     if new < 0 || new == old {
         return;
@@ -141,8 +143,8 @@ fn duplicated_for_successor(old: c_int, new: c_int) {
     }
 }
 
-/// Begins the record of a socket before it is connected, for what must be known of it by then: its descriptors, its sets. Another thread may be
-/// connecting it.
+/// Begins the record of a socket before it is connected, for what must be known of it by then: its descriptors, its
+/// sets. Another thread may be connecting it.
 #[cold]
 pub(crate) fn begin_early(fd: c_int) -> Option<&'static Conn> {
     if !matches!(table::lookup(fd), Entry::Socket) || lodgers::has_own_table() {
@@ -173,8 +175,8 @@ pub fn connected(fd: c_int, family: c_int, pending: bool) {
     }
 }
 
-/// The program is about to dissolve the connection behind `fd` by connecting to no address, which resets it and leaves a new socket. One that has
-/// copies, is in sets or is held elsewhere stays on TCP from then on.
+/// The program is about to dissolve the connection behind `fd` by connecting to no address, which resets it and leaves
+/// a new socket. One that has copies, is in sets or is held elsewhere stays on TCP from then on.
 pub fn disconnecting(fd: c_int) {
     if lodgers::has_own_table() {
         return;
@@ -242,8 +244,8 @@ pub fn accepted(fd: c_int, listener: c_int) {
     }
 }
 
-/// Whether what `listener` accepts may be TCP connections. Only one that the program was not seen to make is asked, once if it is a TCP socket, and if
-/// the program has not forbidden itself to.
+/// Whether what `listener` accepts may be TCP connections. Only one that the program was not seen to make is asked,
+/// once if it is a TCP socket, and if the program has not forbidden itself to.
 fn accepts_tcp(listener: c_int) -> bool {
     if !matches!(table::lookup(listener), Entry::Unknown) || process::is_confined() {
         return true;
@@ -256,8 +258,9 @@ fn accepts_tcp(listener: c_int) -> bool {
     protocol.is_some()
 }
 
-/// What the record must know before the first lane: what was set before it began, on the listener or before connect. An error if no
-/// lane may be had: the socket is no TCP stream, or only the kernel can do what was asked. Until then a connection costs no system call of ours.
+/// What the record must know before the first lane: what was set before it began, on the listener or before connect. An
+/// error if no lane may be had: the socket is no TCP stream, or only the kernel can do what was asked. Until then a
+/// connection costs no system call of ours.
 pub(crate) fn recall_options(conn: &Conn) -> Result<(), Reason> {
     let fd = conn.fd();
     if !is_tcp(fd) {
@@ -276,7 +279,8 @@ pub(crate) fn nanoseconds(time: libc::timeval) -> u64 {
 /// How long `--offer wait` holds `connect` and `accept`.
 const HOLD_NS: u64 = 50_000_000;
 
-/// A connection stands, or is about to (`pending`): with `--offer wait`, hold the call until it is decided how it goes on.
+/// A connection stands, or is about to (`pending`): with `--offer wait`, hold the call until it is decided how it goes
+/// on.
 fn settle(conn: &'static Conn, pending: bool) {
     if policy::policy().offer != OfferPolicy::Wait {
         return;
@@ -363,7 +367,8 @@ pub fn to_stdio(conn: &'static Conn) -> bool {
     demote::hand_over(conn, Reason::Stdio, false)
 }
 
-/// The program has the C library's threads move the socket's bytes, whose calls are not seen; false if it is still on a lane.
+/// The program has the C library's threads move the socket's bytes, whose calls are not seen; false if it is still on a
+/// lane.
 pub fn to_background(conn: &'static Conn) -> bool {
     demote::hand_over(conn, Reason::UnseenWait, false)
 }
@@ -388,7 +393,8 @@ pub(crate) fn receives_by_kernel(conn: &'static Conn) -> bool {
     }
 }
 
-/// Whether the connection has gone back to TCP for good because of an earlier such call. To ban it once more with each call would wake the peer each time.
+/// Whether the connection has gone back to TCP for good because of an earlier such call. To ban it once more with each
+/// call would wake the peer each time.
 fn off_lanes(conn: &'static Conn) -> bool {
     let id = conn.id();
     conn.reason() == Reason::Splice && demote::sends_raw(conn, id) && demote::receives_raw(conn, id)

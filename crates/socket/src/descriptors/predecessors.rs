@@ -1,5 +1,5 @@
-//! Connections that come from other programs and processes. They stay on TCP: who opened them may go on using them, and what they have carried
-//! is not known. They are shown.
+//! Connections that come from other programs and processes. They stay on TCP: who opened them may go on using them, and
+//! what they have carried is not known. They are shown.
 
 use crate::conn::{self, Conn, records};
 use crate::descriptors::lifecycle::{duplicated, fresh, is_tcp};
@@ -47,7 +47,8 @@ fn is_started_confined() -> bool {
     KNOWN.load(Relaxed) == CONFINED
 }
 
-/// `fd` is new here. Where it is one more descriptor of a socket that is known, `may_be` says so of a descriptor of that.
+/// `fd` is new here. Where it is one more descriptor of a socket that is known, `may_be` says so of a descriptor of
+/// that.
 fn came(fd: c_int, may_be: impl Fn(c_int) -> bool) {
     if fd < 0 || lodgers::has_own_table() {
         return;

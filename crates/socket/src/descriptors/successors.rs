@@ -60,8 +60,9 @@ fn hand_over_many(reason: Reason, leaves: bool, concerned: impl Fn(c_int, &'stat
     });
 }
 
-/// Whether the program that this process becomes is meant to have the connection by `fd`: as its standard input or output, or because nobody else
-/// has it any more. A socket that the process has in common with others is most often left open by oversight.
+/// Whether the program that this process becomes is meant to have the connection by `fd`: as its standard input or
+/// output, or because nobody else has it any more. A socket that the process has in common with others is most often
+/// left open by oversight.
 fn is_for_successor(fd: c_int, conn: &'static Conn) -> bool {
     fd <= libc::STDERR_FILENO || conn.alone() && is_kept(fd)
 }
@@ -98,7 +99,8 @@ pub fn handing_over(fd: c_int) {
     }
 }
 
-/// The program has the kernel do something with `fd` by `io_uring`, unseen; false if it is a connection that is still on a lane.
+/// The program has the kernel do something with `fd` by `io_uring`, unseen; false if it is a connection that is still
+/// on a lane.
 pub fn to_ring(fd: c_int) -> bool {
     // What is asked for, or registered, may stand longer than it takes to connect it.
     begin_early(fd);

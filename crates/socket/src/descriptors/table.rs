@@ -16,10 +16,12 @@ const EPOLL: u32 = 2;
 const PRIVATE: u32 = 3;
 const SOCKET: u32 = 4;
 
-/// One word a descriptor: the kind in the upper bits, an index in the lower, or of a socket the forks so far. Untouched pages cost nothing.
+/// One word a descriptor: the kind in the upper bits, an index in the lower, or of a socket the forks so far. Untouched
+/// pages cost nothing.
 static TABLE: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 
-/// The highest number of which anything has been noted. Not the limit that the process runs under: it may be lowered to less than what is open.
+/// The highest number of which anything has been noted. Not the limit that the process runs under: it may be lowered to
+/// less than what is open.
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether a descriptor of Viaduct's own has had a number beyond those of ordinary sets.
@@ -129,7 +131,8 @@ pub(crate) fn word_of(fd: i32) -> u32 {
     word(fd).map_or(0, |word| word.load(Acquire))
 }
 
-/// Notes that `fd` is connection record `index` unless something else than `before` has been noted meanwhile; false also if the number is too high.
+/// Notes that `fd` is connection record `index` unless something else than `before` has been noted meanwhile; false
+/// also if the number is too high.
 pub(crate) fn become_connection(fd: i32, before: u32, index: usize) -> bool {
     change(fd, before, CONNECTION, index)
 }
@@ -194,8 +197,8 @@ pub(crate) fn connections() -> impl Iterator<Item = (i32, &'static Conn)> {
     known().filter_map(|fd| Some((fd, connection(fd)?)))
 }
 
-/// How many descriptors the kernel would look for in sets of `count` if there were none of ours: programs say more than their sets hold, and the
-/// kernel stops where its table of descriptors ends, which grows with the highest of them.
+/// How many descriptors the kernel would look for in sets of `count` if there were none of ours: programs say more than
+/// their sets hold, and the kernel stops where its table of descriptors ends, which grows with the highest of them.
 pub fn reach(count: usize) -> usize {
     let theirs = |fd: usize| i32::try_from(fd).is_ok_and(|fd| !is_private(fd) && crate::sys::is_open(fd));
     if count <= libc::FD_SETSIZE || theirs(count - 1) {

@@ -44,7 +44,8 @@ pub(crate) fn signalled(set: &Set, number: u32, told: u32) {
     }
 }
 
-/// Arms every hot member for a sleep; answers whether one is ready after all. `bound` is raised to what the sleep must not exceed. The set is owned.
+/// Arms every hot member for a sleep; answers whether one is ready after all. `bound` is raised to what the sleep must
+/// not exceed. The set is owned.
 pub(crate) fn arm(set: &Set, owner: &Guard<'_>, bound: &mut Bound) -> bool {
     let crowded = set.hot.len() > 64;
     let mut number = set.hot.first();
@@ -73,8 +74,8 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, bound: &mut Bound) -> bool {
     false
 }
 
-/// Arms the hot members on behalf of others who sleep in the set: a wait bit goes with the first bytes, and bell and kernel wake one of them. True if
-/// one of them is to look again. The set is owned.
+/// Arms the hot members on behalf of others who sleep in the set: a wait bit goes with the first bytes, and bell and
+/// kernel wake one of them. True if one of them is to look again. The set is owned.
 pub(crate) fn arm_for_others(set: &Set, owner: &Guard<'_>) -> bool {
     let mut bound = Bound::Program;
     let due = set.hot_members().any(|(_, member)| {

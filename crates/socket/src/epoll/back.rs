@@ -1,5 +1,5 @@
-//! Registrations that the kernel gets back as the program made them: of sets that are waited for unseen, and of connections that end before their
-//! sockets do.
+//! Registrations that the kernel gets back as the program made them: of sets that are waited for unseen, and of
+//! connections that end before their sockets do.
 
 use crate::conn::{Conn, records};
 use crate::epoll::set::{EMULATED, FIRED, Member, NOBODY, PARKED, Set, member, set, set_links, tag};
@@ -9,8 +9,8 @@ use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 use libc::EPOLLONESHOT;
 use viaduct_control::Reason;
 
-/// The set is waited for in a way that Viaduct cannot look into (through another set, by poll, in another process that was passed it): its members stay on
-/// TCP.
+/// The set is waited for in a way that Viaduct cannot look into (through another set, by poll, in another process that
+/// was passed it): its members stay on TCP.
 pub(crate) fn nest(index: usize) {
     let Some(set) = set(index) else { return };
     // A handler that has interrupted a call on the set leaves it to the next one that asks, whole.
@@ -61,7 +61,8 @@ fn hand_back(set: &Set, number: u32, member: &Member) {
     }
 }
 
-/// The connection ends, and its socket goes on without: only the kernel has its registrations from now on. Answers whether there are any.
+/// The connection ends, and its socket goes on without: only the kernel has its registrations from now on. Answers
+/// whether there are any.
 pub(crate) fn leave(conn: &'static Conn) -> bool {
     let lone = conn.lone.is_registered();
     let _ = lone::settle(conn);

@@ -1,7 +1,8 @@
 //! The program's `epoll_ctl`.
 //!
-//! Most of it is inlined into the hook: kernels that guard their returns against speculation leave the processor without our callers'
-//! addresses, so that every function that is open during a system call returns by a misprediction (8 ns each on AMD Zen).
+//! Most of it is inlined into the hook: kernels that guard their returns against speculation leave the processor
+//! without our callers' addresses, so that every function that is open during a system call returns by a misprediction
+//! (8 ns each on AMD Zen).
 
 use crate::conn::{Conn, Phase};
 pub use crate::epoll::lone::Change;
@@ -30,7 +31,8 @@ pub struct Asked {
     pub data: u64,
 }
 
-/// Begins what concerns the only registration of a connection without a lane, in the set with this index: to be done by [`Change::make`].
+/// Begins what concerns the only registration of a connection without a lane, in the set with this index: to be done by
+/// [`Change::make`].
 #[inline(always)]
 pub fn begin(set: usize, fd: i32) -> Option<Change> {
     lone::begin(table::connection(fd)?, epoll::set(set)?, set, fd)
@@ -135,8 +137,8 @@ fn registered(set: &'static Set, conn: &'static Conn, known: Option<(u32, &'stat
     }
 }
 
-/// What needs no call of the program's, the registration being ours or to be ours from the start; `None`: the kernel is to be asked. The set is
-/// owned.
+/// What needs no call of the program's, the registration being ours or to be ours from the start; `None`: the kernel is
+/// to be asked. The set is owned.
 fn without_kernel(
     set: &'static Set,
     conn: &'static Conn,
@@ -179,7 +181,8 @@ fn without_kernel(
     Some(0)
 }
 
-/// What of it changes a registration that is ours, or takes one over; `None`: the kernel is to be asked. The set is owned.
+/// What of it changes a registration that is ours, or takes one over; `None`: the kernel is to be asked. The set is
+/// owned.
 fn change_ours(
     set: &'static Set,
     number: u32,

@@ -1,5 +1,5 @@
-//! Doubly linked lists of records in static arrays, by number (one more than the index; 0 is none). A list is used by one party at
-//! a time; links are atomic only so that the arrays can be static.
+//! Doubly linked lists of records in static arrays, by number (one more than the index; 0 is none). A list is used by
+//! one party at a time; links are atomic only so that the arrays can be static.
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;

@@ -1,9 +1,10 @@
-//! The only registration in an epoll set that a connection without a lane has: it is kept with the connection, and becomes a member of its set
-//! when the connection gets a lane or is registered a second time. Until then nobody asks for it, and many programs register around every
-//! message, or for connections that carry one.
+//! The only registration in an epoll set that a connection without a lane has: it is kept with the connection, and
+//! becomes a member of its set when the connection gets a lane or is registered a second time. Until then nobody asks
+//! for it, and many programs register around every message, or for connections that carry one.
 //!
-//! It is owned (as in `crate::lock`) while it is used, and through the kernel's call that changes it, so that it is as the kernel has it; by the only
-//! thread of a process not through that call, which nobody but a signal handler interrupts. Order: after a set, which nobody keeps who waits for it.
+//! It is owned (as in `crate::lock`) while it is used, and through the kernel's call that changes it, so that it is as
+//! the kernel has it; by the only thread of a process not through that call, which nobody but a signal handler
+//! interrupts. Order: after a set, which nobody keeps who waits for it.
 
 use crate::conn::{Conn, Phase};
 use crate::epoll::ctl::Asked;
@@ -67,8 +68,8 @@ pub struct Change {
     shared: bool,
 }
 
-/// Whether the program has the connection watched in a set of which no wait has been seen, so that it may be asked by system calls of the program's own
-/// (see `crate::process::own_waits`).
+/// Whether the program has the connection watched in a set of which no wait has been seen, so that it may be asked by
+/// system calls of the program's own (see `crate::process::own_waits`).
 pub(crate) fn is_watched_unseen(conn: &Conn) -> bool {
     let lone = &conn.lone;
     !lone.is_parked() && named(lone.set.load(Acquire)).is_some_and(|(_, set)| set.is_unseen())
@@ -163,7 +164,8 @@ impl Lone {
     }
 }
 
-/// Begins what the program asks of the set with this index; `None`: it is not about the only registration of a connection without a lane.
+/// Begins what the program asks of the set with this index; `None`: it is not about the only registration of a
+/// connection without a lane.
 #[inline(always)]
 pub(crate) fn begin(conn: &'static Conn, set: &Set, index: usize, fd: i32) -> Option<Change> {
     let lone = &conn.lone;
@@ -280,7 +282,8 @@ impl Change {
             shelf::empty();
             return Need::Call;
         };
-        // Before the call, at whose end signals come: a handler that empties the shelf would take back what the call has made.
+        // Before the call, at whose end signals come: a handler that empties the shelf would take back what the call
+        // has made.
         shelf::take(self.conn);
         if raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_MOD, asked.fd, asked.events, asked.data).is_ok() {
             return Need::Note;
@@ -329,8 +332,8 @@ impl Change {
         let (true, Some(_owner)) = (settled, set.own()) else {
             return demote::ban(self.conn, Reason::UnseenWait);
         };
-        // Whoever has attached it may have taken the kernel's registration over before it became the program's again. A one-shot one stays the
-        // kernel's, which may have told of it already.
+        // Whoever has attached it may have taken the kernel's registration over before it became the program's again. A
+        // one-shot one stays the kernel's, which may have told of it already.
         let oneshot = events & libc::EPOLLONESHOT.cast_unsigned() != 0;
         if let Some((number, member)) = epoll::find(self.conn, index, fd)
             && self.conn.phase() == Phase::Attached
@@ -345,7 +348,8 @@ impl Change {
     }
 }
 
-/// Makes the connection's only registration a member of its set; false if this very thread is about to change it, or uses the set.
+/// Makes the connection's only registration a member of its set; false if this very thread is about to change it, or
+/// uses the set.
 #[inline]
 pub(crate) fn settle(conn: &'static Conn) -> bool {
     let lone = &conn.lone;
@@ -396,9 +400,9 @@ pub(crate) enum Busy {
     Ours,
 }
 
-/// Owns the registration after the set, if there is one. The set is not kept while the registration is waited for: whoever changes it may have been
-/// interrupted by a handler that wants the set. Nor is the set waited for the other way round: a thread that forks keeps all of them for long, and may close
-/// the connection meanwhile.
+/// Owns the registration after the set, if there is one. The set is not kept while the registration is waited for:
+/// whoever changes it may have been interrupted by a handler that wants the set. Nor is the set waited for the other
+/// way round: a thread that forks keeps all of them for long, and may close the connection meanwhile.
 pub(crate) fn own_after(
     conn: &'static Conn,
     set: Option<Guard<'static>>,
@@ -418,8 +422,9 @@ pub(crate) fn after_fork() {
     CHILD.store(true, Relaxed);
 }
 
-/// Before a fork, the sets being kept: waits for whoever changes the connection's registration, of which the child is to get a whole copy. Not for
-/// ever: a handler may have interrupted it, and want one of the sets. What is not whole the child gives up.
+/// Before a fork, the sets being kept: waits for whoever changes the connection's registration, of which the child is
+/// to get a whole copy. Not for ever: a handler may have interrupted it, and want one of the sets. What is not whole
+/// the child gives up.
 pub(crate) fn before_fork(conn: &'static Conn) {
     for _ in 0..WAITS_BEFORE_FORK {
         let word = conn.lone.owner.load(Acquire);
@@ -435,7 +440,8 @@ pub(crate) fn before_fork(conn: &'static Conn) {
     }
 }
 
-/// The connection ends: whoever changes its registration does so before. To be repeated when its number is gone, for who came in between.
+/// The connection ends: whoever changes its registration does so before. To be repeated when its number is gone, for
+/// who came in between.
 pub(crate) fn forget(conn: &'static Conn) {
     // A handler that interrupted the change clears what it has interrupted.
     let _guard = conn.lone.own();

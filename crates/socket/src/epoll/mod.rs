@@ -1,13 +1,13 @@
 //! Epoll sets whose members may be on lanes.
 //!
-//! The program's set stays a kernel set with the program's registrations. When a member is attached to a segment, its kernel registration
-//! is replaced by an edge-triggered one whose data is a tag of ours, so that the kernel still tells us of marks, FIN, RST
-//! and room for raw bytes, and readiness as the program sees it is computed here: `crate::ready`. A bell is added to the set, so that
-//! peers can wake whoever sleeps in it.
+//! The program's set stays a kernel set with the program's registrations. When a member is attached to a segment, its
+//! kernel registration is replaced by an edge-triggered one whose data is a tag of ours, so that the kernel still tells
+//! us of marks, FIN, RST and room for raw bytes, and readiness as the program sees it is computed here: `crate::ready`.
+//! A bell is added to the set, so that peers can wake whoever sleeps in it.
 //!
 //! Members with recent traffic are *hot*: they are looked at by polling and, before sleeping, armed to ring the bell. A
-//! member without traffic for a while becomes *cold*: it is armed for a mark on its kernel connection, which costs its next message a
-//! system call and everybody else nothing.
+//! member without traffic for a while becomes *cold*: it is armed for a mark on its kernel connection, which costs its
+//! next message a system call and everybody else nothing.
 //!
 //! A set is owned (as in `crate::lock`) while its lists are used, never while waiting. Order: a set before a direction.
 
@@ -42,7 +42,8 @@ pub fn created(fd: i32) {
     if lodgers::has_own_table() {
         return;
     }
-    // First: a child shares the set with us, though neither of us may have had a socket by then. Not where that could take a forbidden system call.
+    // First: a child shares the set with us, though neither of us may have had a socket by then. Not where that could
+    // take a forbidden system call.
     if !process::is_confined() {
         process::start();
     }
@@ -134,8 +135,8 @@ fn claim() -> Option<(u32, &'static Member)> {
     Some((number, member(number)?))
 }
 
-/// The members of a connection, in all sets. Nobody owns all of the list: who meets a member that has left it begins anew, and may see others
-/// twice. One that is met again and again is passed over; those behind it may then be missed.
+/// The members of a connection, in all sets. Nobody owns all of the list: who meets a member that has left it begins
+/// anew, and may see others twice. One that is met again and again is passed over; those behind it may then be missed.
 fn memberships(conn: &Conn) -> impl Iterator<Item = (u32, &'static Member)> {
     let id = conn.id();
     let mut next = if id == 0 { 0 } else { conn.memberships.load(Acquire) };
@@ -242,8 +243,8 @@ pub(crate) struct Registration {
     pub(crate) parked: bool,
 }
 
-/// A registration that the kernel has had for a while becomes a member of its set; false: there is no room. Who attaches the connection takes it
-/// over. The set is owned.
+/// A registration that the kernel has had for a while becomes a member of its set; false: there is no room. Who
+/// attaches the connection takes it over. The set is owned.
 pub(crate) fn join(set: &'static Set, index: usize, conn: &'static Conn, registration: Registration) -> bool {
     let Registration {
         fd,
@@ -308,8 +309,8 @@ pub(crate) fn taken_over(set: &Set, number: u32, member: &'static Member) {
     set.nudge();
 }
 
-/// A connection has been attached: takes over its registrations. A one-shot registration is left until the program arms it again,
-/// since only the kernel knows whether it has fired.
+/// A connection has been attached: takes over its registrations. A one-shot registration is left until the program arms
+/// it again, since only the kernel knows whether it has fired.
 pub(crate) fn attached(conn: &'static Conn) {
     // Pairs with `lone::begin`: either it sees the phase, or we see that the registration is owned.
     fence(SeqCst);
@@ -318,7 +319,8 @@ pub(crate) fn attached(conn: &'static Conn) {
     }
     for_each_membership(conn, |set, number, member| {
         let oneshot = member.events.load(Relaxed) & EPOLLONESHOT.cast_unsigned() != 0;
-        // Another thread may have closed it meanwhile: then the record may be that of a connection without a lane, of which only the kernel knows.
+        // Another thread may have closed it meanwhile: then the record may be that of a connection without a lane, of
+        // which only the kernel knows.
         if conn.phase() != Phase::Attached || member.has(PARKED) {
             return;
         }
@@ -330,8 +332,8 @@ pub(crate) fn attached(conn: &'static Conn) {
     });
 }
 
-/// The program has been told that the connection is full, and may wait for room without saying so again: sleepers are to look for it, which they do
-/// at hot members only.
+/// The program has been told that the connection is full, and may wait for room without saying so again: sleepers are
+/// to look for it, which they do at hot members only.
 pub(crate) fn wants_room(conn: &'static Conn) {
     if conn.flag(conn::OUT_WANTED) {
         return;
@@ -356,8 +358,8 @@ fn tell_again(conn: &'static Conn, events: u32, flag: u32) {
     });
 }
 
-/// A connection ends: leaves its sets. The kernel removes the registrations by itself, but keeps one whose socket another process holds.
-/// `stale`: the descriptor may stand for something else already.
+/// A connection ends: leaves its sets. The kernel removes the registrations by itself, but keeps one whose socket
+/// another process holds. `stale`: the descriptor may stand for something else already.
 pub(crate) fn forget(conn: &'static Conn, stale: bool) {
     lone::forget(conn);
     for_each_membership(conn, |set, number, member| {
@@ -368,8 +370,8 @@ pub(crate) fn forget(conn: &'static Conn, stale: bool) {
     });
 }
 
-/// One of several descriptors of the connection is about to go. The kernel keeps registrations made with it, which the program can
-/// no longer name; parked ones it must not find.
+/// One of several descriptors of the connection is about to go. The kernel keeps registrations made with it, which the
+/// program can no longer name; parked ones it must not find.
 pub(crate) fn descriptor_gone(conn: &'static Conn, fd: i32, stale: bool) {
     for_each_membership(conn, |set, number, member| {
         if member.has(PARKED) && member.fd.load(Relaxed) == fd {
@@ -399,8 +401,8 @@ pub(crate) fn registrations(conn: &Conn) -> impl Iterator<Item = &'static Member
         .filter(|member| !member.has(PARKED))
 }
 
-/// Whether every wait for the connection that is known of looks at its lane: if not, its next bytes must announce themselves on the
-/// kernel connection.
+/// Whether every wait for the connection that is known of looks at its lane: if not, its next bytes must announce
+/// themselves on the kernel connection.
 pub(crate) fn covers(conn: &Conn) -> bool {
     registrations(conn).next().is_some() && !is_left_to_kernel(conn)
 }
@@ -452,7 +454,8 @@ mod tests {
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let fd = stream.as_raw_fd();
         let conn = records::begin(fd, 0).unwrap();
-        // No other test uses it. It has no kernel set, so that to take anything over there would fail, and end the membership.
+        // No other test uses it. It has no kernel set, so that to take anything over there would fail, and end the
+        // membership.
         let index = crate::epoll::set::SETS - 4;
         let set = &SET[index];
         set.used.store(true, Relaxed);

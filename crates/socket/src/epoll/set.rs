@@ -37,8 +37,8 @@ pub(crate) const BYTES: u32 = 1 << 9;
 /// [`Member::flags`]: the kernel signalled since the last report (an edge).
 pub(crate) const EDGE: u32 = 1 << 5;
 
-/// [`Member::flags`]: the program has taken the registration back. The record stays, and with [`EMULATED`] our registration too, since
-/// many programs register and deregister around every message.
+/// [`Member::flags`]: the program has taken the registration back. The record stays, and with [`EMULATED`] our
+/// registration too, since many programs register and deregister around every message.
 pub(crate) const PARKED: u32 = 1 << 6;
 /// [`Member::flags`]: the kernel has signalled what the program's interest left out so far.
 pub(crate) const UNSEEN: u32 = 1 << 7;
@@ -90,7 +90,8 @@ pub(crate) struct Set {
     pub(crate) nested: AtomicBool,
     /// Another process has the set too, and must not find registrations in it that no program made.
     pub(crate) shared: AtomicBool,
-    /// Shared with the parent since a fork. The parent would not know what to make of a registration that this process takes over.
+    /// Shared with the parent since a fork. The parent would not know what to make of a registration that this process
+    /// takes over.
     pub(crate) inherited: AtomicBool,
     /// Owned by a thread that forks.
     pub(crate) forks: AtomicBool,
@@ -308,7 +309,8 @@ impl Set {
         }
     }
 
-    /// The calling thread goes to sleep in the set. Threads need not return from there: they are cancelled, or jump out of a signal handler.
+    /// The calling thread goes to sleep in the set. Threads need not return from there: they are cancelled, or jump out
+    /// of a signal handler.
     pub(crate) fn fall_asleep(&'static self) {
         let thread = thread::this();
         thread.asleep.end();
@@ -334,7 +336,8 @@ impl Set {
 
     /// One more registration is ours: whoever falls asleep without having seen that is seen by [`Set::nudge`].
     pub(crate) fn emulates_one_more(&self) {
-        // SeqCst, here and below, pairs with `fall_asleep` and `is_emulated_now`: a store and then a look at what the other has stored.
+        // SeqCst, here and below, pairs with `fall_asleep` and `is_emulated_now`: a store and then a look at what the
+        // other has stored.
         self.emulated.fetch_add(1, SeqCst);
     }
 
@@ -374,8 +377,9 @@ impl Set {
         !self.waited.load(Relaxed)
     }
 
-    /// Whether only the kernel's registrations may be in it: it is waited for in a way that cannot be looked into, or, where no wait has been seen, may be
-    /// waited in by the program's own system calls. To be asked where a connection has a lane: it may search the program's file.
+    /// Whether only the kernel's registrations may be in it: it is waited for in a way that cannot be looked into, or,
+    /// where no wait has been seen, may be waited in by the program's own system calls. To be asked where a connection
+    /// has a lane: it may search the program's file.
     pub(crate) fn is_kernels(&self) -> bool {
         self.nested.load(Relaxed) || self.is_unseen() && own_waits::are_made()
     }
@@ -429,15 +433,16 @@ pub(crate) fn set_links(number: u32) -> Option<&'static Links> {
 }
 
 impl Member {
-    /// Takes the flags `gone` away and adds `come`; answers what they were. The set is owned, so this need not be indivisible.
+    /// Takes the flags `gone` away and adds `come`; answers what they were. The set is owned, so this need not be
+    /// indivisible.
     pub(crate) fn change(&self, gone: u32, come: u32) -> u32 {
         let before = self.flags.load(Relaxed);
         self.flags.store(before & !gone | come, Relaxed);
         before
     }
 
-    /// Notes what the program registers. Our own registration asks for everything, so what the kernel has to say is known already, but
-    /// for what nobody wanted to know until now.
+    /// Notes what the program registers. Our own registration asks for everything, so what the kernel has to say is
+    /// known already, but for what nobody wanted to know until now.
     pub(crate) fn register(&self, events: u32, data: u64) {
         self.events.store(events, Relaxed);
         self.data.store(data, Relaxed);

@@ -20,7 +20,8 @@ fn share(set: &Set) {
     }
 }
 
-/// Before a fork: shares the sets and keeps other threads from changing their lists, of which the child is to get whole copies.
+/// Before a fork: shares the sets and keeps other threads from changing their lists, of which the child is to get whole
+/// copies.
 pub(crate) fn before_fork() {
     // Both processes are to know each other's tags.
     tag();

@@ -1,8 +1,10 @@
-//! A registration in an epoll set that the program has just taken back, and the kernel still has. Many programs register the same connection
-//! again at once, for something else: then the kernel is asked to change one thing, not two.
+//! A registration in an epoll set that the program has just taken back, and the kernel still has. Many programs
+//! register the same connection again at once, for something else: then the kernel is asked to change one thing, not
+//! two.
 //!
-//! There is at most one, and as long as the process has one thread. It must not show: before anybody can wait, and before a descriptor or a
-//! process comes or goes, the kernel is told ([`empty`]); but not by `posix_spawn`, whose child seldom waits in its parent's set. Only sets in which the program waits by calls that are seen are concerned.
+//! There is at most one, and as long as the process has one thread. It must not show: before anybody can wait, and
+//! before a descriptor or a process comes or goes, the kernel is told ([`empty`]); but not by `posix_spawn`, whose
+//! child seldom waits in its parent's set. Only sets in which the program waits by calls that are seen are concerned.
 
 use crate::conn::{Conn, records};
 use crate::epoll::Registration;
@@ -66,7 +68,8 @@ fn take_back(held: u32) {
     let Registration { fd, .. } = lone.registration();
     let _ = raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_DEL, fd, 0, 0);
     if HELD.compare_exchange(held, 0, AcqRel, Relaxed).is_err() && !lone.is_parked() {
-        // A signal handler has registered it anew, which was a change then and is undone; or nothing is left to be done.
+        // A signal handler has registered it anew, which was a change then and is undone; or nothing is left to be
+        // done.
         let Registration { fd, events, data, .. } = lone.registration();
         let _ = raw::epoll_ctl(set.fd(), libc::EPOLL_CTL_ADD, fd, events, data);
     }

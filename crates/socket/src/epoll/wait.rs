@@ -61,10 +61,12 @@ pub fn begin(index: usize) -> Wait {
         cancel::point();
         return Wait::Ours(OurWait(set));
     }
-    // Of interest to other threads only. What a handler of this one brings onto a lane it registers anew, of which the kernel tells.
+    // Of interest to other threads only. What a handler of this one brings onto a lane it registers anew, of which the
+    // kernel tells.
     if !sys::single_threaded() {
         set.fall_asleep();
-        // Since the look above, a thread's first sleep taking a while: whoever took the first registration over has not seen this one sleep.
+        // Since the look above, a thread's first sleep taking a while: whoever took the first registration over has not
+        // seen this one sleep.
         if set.is_emulated_now() {
             set.wake_up();
             cancel::point();
@@ -178,8 +180,8 @@ fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *con
     }
 }
 
-/// Takes the kernel's events, if it is time to ask for them, and those of the lanes. Where the program takes few at a time, either may leave no room
-/// for the other, so they take turns in coming first.
+/// Takes the kernel's events, if it is time to ask for them, and those of the lanes. Where the program takes few at a
+/// time, either may leave no room for the other, so they take turns in coming first.
 fn collect(set: &'static Set, events: &mut Events, ask: bool) {
     // Nobody takes a registration over in between, whose event would then be given twice.
     let owner = set.own();
@@ -200,8 +202,9 @@ fn collect(set: &'static Set, events: &mut Events, ask: bool) {
     }
 }
 
-/// Takes the lanes' events as well, and tells of them before what the kernel has told. Of two connections it tells in the order in which they stirred: whoever may
-/// have so many clients only is to hear of those that have gone before it is asked to accept others.
+/// Takes the lanes' events as well, and tells of them before what the kernel has told. Of two connections it tells in
+/// the order in which they stirred: whoever may have so many clients only is to hear of those that have gone before it
+/// is asked to accept others.
 fn put_lanes_first(set: &'static Set, owner: &Guard<'_>, events: &mut Events) {
     let from = events.used();
     set.crowded.store(events.room() == 0, Relaxed);
@@ -222,7 +225,8 @@ fn from_kernel(set: &'static Set, owner: Option<&Guard<'_>>, events: &mut Events
     }
 }
 
-/// Takes the lanes' events. Served members go to the end of the list, so everyone gets a turn even where the program takes few events at a time.
+/// Takes the lanes' events. Served members go to the end of the list, so everyone gets a turn even where the program
+/// takes few events at a time.
 fn from_lanes(set: &'static Set, owner: &Guard<'_>, events: &mut Events) {
     let mut left = set.hot.len();
     let mut next = set.hot.first();
@@ -319,7 +323,8 @@ fn sleep(
     Ok(if is_over(deadline) { Slept::TimeUp } else { Slept::Woken })
 }
 
-/// After a sleep for room, that something `ended` or that has run out, in a set whose bell had been heard `rings` times: of several threads another may have heard it. The set is owned.
+/// After a sleep for room, that something `ended` or that has run out, in a set whose bell had been heard `rings`
+/// times: of several threads another may have heard it. The set is owned.
 fn mind_bell(set: &'static Set, ended: bool, rings: u32) {
     let rang = ended || set.rings.load(Relaxed) != rings;
     let waiting = set.hot_members().filter(|(_, member)| ready::asks_for_room(member));
@@ -328,7 +333,8 @@ fn mind_bell(set: &'static Set, ended: bool, rings: u32) {
     }
 }
 
-/// Takes our own registrations' events out of what the kernel wrote from `from` on; true if there were any. `owned`: the caller owns the set.
+/// Takes our own registrations' events out of what the kernel wrote from `from` on; true if there were any. `owned`:
+/// the caller owns the set.
 fn translate(set: &'static Set, owned: Option<&Guard<'_>>, events: &mut Events, from: usize) -> bool {
     let mut ours = false;
     let mut owner = None;

@@ -1,7 +1,8 @@
 //! Jumps: the program leaves functions without returning from them, by `longjmp` and its like.
 //!
-//! Most jumps come from functions of the program's own and leave nothing of ours. A signal handler may have interrupted calls of ours, though: then
-//! what these own and are counted with is given up if the jump leaves them, and stays if the handler jumps within itself.
+//! Most jumps come from functions of the program's own and leave nothing of ours. A signal handler may have interrupted
+//! calls of ours, though: then what these own and are counted with is given up if the jump leaves them, and stays if
+//! the handler jumps within itself.
 
 use crate::conn::owning;
 use crate::process::forks;
@@ -27,8 +28,8 @@ impl Jump {
         }
     }
 
-    /// Whether it leaves the function that was at `frame` of the stack. Stacks grow downwards, and a signal's frame takes more of them than what lies
-    /// between a function of ours and its caller.
+    /// Whether it leaves the function that was at `frame` of the stack. Stacks grow downwards, and a signal's frame
+    /// takes more of them than what lies between a function of ours and its caller.
     pub(crate) fn leaves(&self, frame: usize) -> bool {
         let apart = self.apart.get_or_init(sys::signal_stack);
         match (apart.contains(&frame), apart.contains(&self.target)) {
@@ -48,7 +49,8 @@ pub fn jumping(target: usize) {
     forks::jumping(&jump);
 }
 
-/// The calling thread is about to end, in a handler perhaps that has interrupted a call of ours: nobody goes on with what that owns.
+/// The calling thread is about to end, in a handler perhaps that has interrupted a call of ours: nobody goes on with
+/// what that owns.
 pub fn ending() {
     lock::jumping(&Jump::to(usize::MAX), owning::ring_for_left);
 }

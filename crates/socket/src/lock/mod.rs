@@ -1,10 +1,10 @@
 //! Ownership words: who uses a direction of a connection now.
 //!
-//! The words live in anonymous shared memory, so that a process and its forked children exclude each other, and out of the
-//! peer's reach. A word holds the name of the thread that owns it. A thread that finds its own name there has
-//! been interrupted by a signal whose handler uses the same direction; it must not wait. A thread that leaves its stretch by a jump out of a handler
-//! gives its words up as it jumps, see `crate::lock::jump`. A word held by a thread that no longer exists is taken over: the channel's stores are
-//! ordered so that a user killed midway does no harm.
+//! The words live in anonymous shared memory, so that a process and its forked children exclude each other, and out of
+//! the peer's reach. A word holds the name of the thread that owns it. A thread that finds its own name there has been
+//! interrupted by a signal whose handler uses the same direction; it must not wait. A thread that leaves its stretch by
+//! a jump out of a handler gives its words up as it jumps, see `crate::lock::jump`. A word held by a thread that no
+//! longer exists is taken over: the channel's stores are ordered so that a user killed midway does no harm.
 //!
 //! No word is held while waiting.
 
@@ -27,15 +27,16 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, compiler_fence};
 pub(crate) struct Locks {
     pub(crate) send: AtomicU32,
     pub(crate) receive: AtomicU32,
-    /// Processes that hold the connection: a forked child counts until it lets go. One that was killed counts for ever, which only
-    /// keeps the connection from being offered again.
+    /// Processes that hold the connection: a forked child counts until it lets go. One that was killed counts for ever,
+    /// which only keeps the connection from being offered again.
     pub(crate) holders: AtomicU32,
     /// Threads that sleep in a receive or a poll until a mark comes, see [`crate::wait::asleep`].
     pub(crate) sleepers: [AtomicU32; asleep::NAMES],
     pub(crate) more_sleepers: AtomicU32,
     /// The reference of the [`Area`](crate::search::area::Area) with the holes of the receiving direction; 0 for none.
     pub(crate) area: AtomicU32,
-    /// What who owns the receiving direction is amid: [`PEEKS_BEHIND`], [`ENDS_STRETCH`], [`COUNTS`], [`IN_LINE`], [`TELLS_REST`].
+    /// What who owns the receiving direction is amid: [`PEEKS_BEHIND`], [`ENDS_STRETCH`], [`COUNTS`], [`IN_LINE`],
+    /// [`TELLS_REST`].
     pub(crate) amid: AtomicU32,
     pub(crate) options: Options,
     /// See `Conn::position` in `crate::receive::plain`.
@@ -85,10 +86,12 @@ const GENERATION: u32 = !(NUMBER | SEARCHED | AWAITED | UNTOLD);
 /// The first of them.
 const ONE_GENERATION: u32 = NUMBER + 1;
 
-/// Words that one thread can own at a time and give up by a jump: four, and as many again for each handler that interrupts another.
+/// Words that one thread can own at a time and give up by a jump: four, and as many again for each handler that
+/// interrupts another.
 const MOST: usize = 16;
 
-/// What a thread knows of its words. Most calls use one: up to the first that is held it is on one line, see [`thread::Thread`].
+/// What a thread knows of its words. Most calls use one: up to the first that is held it is on one line, see
+/// [`thread::Thread`].
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Own {
@@ -126,7 +129,8 @@ pub(crate) fn name() -> u32 {
     thread::this().locks.name()
 }
 
-/// Whether the thread of this name lives, as far as this process may see: who cannot be asked for does. An earlier one of the caller's number does not.
+/// Whether the thread of this name lives, as far as this process may see: who cannot be asked for does. An earlier one
+/// of the caller's number does not.
 pub(crate) fn lives(name: u32) -> bool {
     let own = self::name();
     if name == own || (name | own) & UNTOLD != 0 {
@@ -193,12 +197,14 @@ impl Own {
         self.name.get()
     }
 
-    /// Before the word is taken: from then on a handler may interrupt the thread and jump. Answers how many there were before.
+    /// Before the word is taken: from then on a handler may interrupt the thread and jump. Answers how many there were
+    /// before.
     #[inline]
     fn note(&self, word: &'static AtomicU32) -> usize {
         let before = self.count.get();
-        // The fences are for handlers of this thread: none uses an entry that is being written, and a word that is owned has one. What stood in
-        // the entry before is no harm: a word that the thread does not own, or has in another entry.
+        // The fences are for handlers of this thread: none uses an entry that is being written, and a word that is
+        // owned has one. What stood in the entry before is no harm: a word that the thread does not own, or has in
+        // another entry.
         self.count.set(before + 1);
         compiler_fence(SeqCst);
         if let Some(held) = self.held.get(before) {
@@ -237,7 +243,8 @@ impl Own {
     }
 }
 
-/// The calling thread is about to jump: what it owns in functions that it leaves is free for others, and `left` is told of each word.
+/// The calling thread is about to jump: what it owns in functions that it leaves is free for others, and `left` is told
+/// of each word.
 pub(crate) fn jumping(jump: &Jump, left: impl Fn(&AtomicU32)) {
     let own = &thread::this().locks;
     if own.count.get() > 0 {
@@ -297,8 +304,8 @@ impl Drop for Guard<'_> {
         // Nobody takes a word from a thread that lives. Should it be another's all the same, that one's it stays.
         let seen = self.word.load(Relaxed);
         if seen == self.owned {
-            // Release pairs with the acquire in `take`. Who says in between that it waits does not sleep, since the word has changed, or wakes
-            // by itself: a store costs a fraction of what an exchange does.
+            // Release pairs with the acquire in `take`. Who says in between that it waits does not sleep, since the
+            // word has changed, or wakes by itself: a store costs a fraction of what an exchange does.
             self.word.store(self.idle, Release);
         } else if seen == self.owned | AWAITED {
             give_up(self.word);
@@ -397,8 +404,8 @@ pub(crate) struct Awaited {
 
 /// Takes a word when its owner gives it up or is gone; `None` if this very thread holds it already.
 ///
-/// Nobody gives the core up while it waits: where others want it, that costs a turn of each of them, and the owner may be the one that has lost the
-/// core for as long. Who sleeps until it is woken goes first.
+/// Nobody gives the core up while it waits: where others want it, that costs a turn of each of them, and the owner may
+/// be the one that has lost the core for as long. Who sleeps until it is woken goes first.
 #[cold]
 pub(crate) fn acquire_contended(word: &'static AtomicU32) -> Option<Awaited> {
     let own = &thread::this().locks;
@@ -452,7 +459,8 @@ fn give_up(word: &AtomicU32) {
 static REGION: AtomicPtr<Locks> = AtomicPtr::new(core::ptr::null_mut());
 pub(crate) static TURNS: Turns = Turns::among(256);
 
-/// Takes words that no process of the family holds, of `count` in all; `None` if there are none or there is no memory for them.
+/// Takes words that no process of the family holds, of `count` in all; `None` if there are none or there is no memory
+/// for them.
 pub(crate) fn claim(count: usize) -> Option<&'static Locks> {
     let mut region = REGION.load(Acquire);
     if region.is_null() {

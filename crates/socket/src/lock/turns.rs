@@ -3,8 +3,9 @@
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU32};
 
-/// Gives places out in turn, so that one that has been freed is not soon used again: a thread that came too late may still look at it. But in
-/// turn among about twice as many as were ever needed at a time, since places that were never used cost memory, and others the caches.
+/// Gives places out in turn, so that one that has been freed is not soon used again: a thread that came too late may
+/// still look at it. But in turn among about twice as many as were ever needed at a time, since places that were never
+/// used cost memory, and others the caches.
 #[derive(Debug)]
 pub(crate) struct Turns {
     next: AtomicU32,
@@ -31,7 +32,8 @@ impl Turns {
         self.over.store(over, SeqCst);
     }
 
-    /// The first free place of `all`, by `claim`, which answers whether it has taken the place of that number. `None` if none is free.
+    /// The first free place of `all`, by `claim`, which answers whether it has taken the place of that number. `None`
+    /// if none is free.
     #[inline]
     pub(crate) fn claim(&self, all: u32, claim: impl Fn(u32) -> bool) -> Option<u32> {
         // At worst up to the end, and then from the first; other threads take turns too.
@@ -51,7 +53,8 @@ impl Turns {
         None
     }
 
-    /// All places in reach have had their turn, which was `place`'s now: it is the first one's again, or those' beyond if half of them were taken.
+    /// All places in reach have had their turn, which was `place`'s now: it is the first one's again, or those' beyond
+    /// if half of them were taken.
     #[cold]
     fn begin_again(&self, all: u32, place: u32) {
         let reach = self.reach.load(Relaxed).min(all);

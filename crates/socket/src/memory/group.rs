@@ -1,9 +1,11 @@
 //! What the process's control group has left of memory, which lanes ask before they grow.
 //!
-//! The kernel kills a process whose group has no more memory for a lane, and slows it down above `memory.high`, where it would only have made TCP's
-//! buffers smaller. So lanes leave an eighth of each limit alone, and more of a small one. Other threads and processes take of the same, and may be looking at this moment: so one thread
-//! at a time looks and takes, little at once, and of much that is to spare lanes take some before somebody looks again. A look is some dozen system calls, and
-//! there is none where nothing limits the process, but for one a second, or where it was refused a moment ago.
+//! The kernel kills a process whose group has no more memory for a lane, and slows it down above `memory.high`, where
+//! it would only have made TCP's buffers smaller. So lanes leave an eighth of each limit alone, and more of a small
+//! one. Other threads and processes take of the same, and may be looking at this moment: so one thread at a time looks
+//! and takes, little at once, and of much that is to spare lanes take some before somebody looks again. A look is some
+//! dozen system calls, and there is none where nothing limits the process, but for one a second, or where it was
+//! refused a moment ago.
 
 use crate::process;
 use crate::sys::{self, Errno, listing};
@@ -15,8 +17,8 @@ use core::sync::atomic::Ordering::Relaxed;
 const UNLIMITED_NS: u64 = 1_000_000_000;
 /// and what was found of a limit so long.
 const LIMITED_NS: u64 = 10_000_000;
-/// Of a limit lanes leave so much alone, or half of it: programs go on growing after their lanes have, whose threads come first to each of their pages
-/// while they begin.
+/// Of a limit lanes leave so much alone, or half of it: programs go on growing after their lanes have, whose threads
+/// come first to each of their pages while they begin.
 const KEPT: usize = 32 << 20;
 /// Lanes take one part in so many of what there is to spare before somebody looks again,
 const PARTS: u64 = 64;
@@ -107,7 +109,8 @@ pub(crate) fn take(bytes: usize, take: &mut dyn FnMut() -> bool) -> bool {
     taken
 }
 
-/// The process is about to forbid itself system calls: a part of what there is now is all that lanes may take from then on.
+/// The process is about to forbid itself system calls: a part of what there is now is all that lanes may take from then
+/// on.
 pub(crate) fn confining() {
     if !process::is_confined() {
         look(usize::MAX);
@@ -250,7 +253,8 @@ impl Group {
     }
 }
 
-/// Bytes of a limit that may be taken, of which `used` are. Those of the cache are free, too, but are only asked for where the rest is too little.
+/// Bytes of a limit that may be taken, of which `used` are. Those of the cache are free, too, but are only asked for
+/// where the rest is too little.
 fn of_limit(limit: usize, used: usize, bytes: usize, cache: impl FnOnce() -> usize) -> u64 {
     let most = limit - (limit / 8).max(KEPT.min(limit / 2));
     let spare = most.saturating_sub(used);

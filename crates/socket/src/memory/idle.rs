@@ -1,8 +1,9 @@
 //! Memory that lanes have grown to, given back once nothing has moved on them for a while.
 //!
-//! Only who sends on a lane may make it smaller, and no thread is ours. So whoever is about to sleep in a wait looks after the lanes that the
-//! process sends on, and sleeps no longer than until the next look is due. Where nothing has grown since all lanes were found small, that
-//! costs two loads. What another process has grown that shares an end is for it to give back.
+//! Only who sends on a lane may make it smaller, and no thread is ours. So whoever is about to sleep in a wait looks
+//! after the lanes that the process sends on, and sleeps no longer than until the next look is due. Where nothing has
+//! grown since all lanes were found small, that costs two loads. What another process has grown that shares an end is
+//! for it to give back.
 
 use crate::conn::{Conn, Phase, records};
 use crate::sys::{self, raw};
@@ -32,8 +33,8 @@ static GOES_ON_AT: AtomicUsize = AtomicUsize::new(0);
 static LEFT: AtomicBool = AtomicBool::new(false);
 static DONE: AtomicBool = AtomicBool::new(false);
 
-/// The caller is about to sleep: gives back what is due, and answers for how many nanoseconds at most the caller is to sleep before it comes
-/// here again; `None`: as long as it likes. Takes a millisecond at most. Nothing may be owned.
+/// The caller is about to sleep: gives back what is due, and answers for how many nanoseconds at most the caller is to
+/// sleep before it comes here again; `None`: as long as it likes. Takes a millisecond at most. Nothing may be owned.
 #[inline]
 pub(crate) fn tend() -> Option<u64> {
     let grown = growths();

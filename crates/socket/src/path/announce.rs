@@ -1,8 +1,9 @@
-//! Bytes that announce themselves: a mark with the next ones, for a program that found nothing and may now wait where this library does not
-//! see it.
+//! Bytes that announce themselves: a mark with the next ones, for a program that found nothing and may now wait where
+//! this library does not see it.
 //!
-//! Most programs then call `poll`, which looks at lanes. So the announcement has a wait bit of its own, and a wait that is seen takes it back for
-//! as long as it lasts, if it is known to be the calling thread's: a mark costs the peer more than all the rest of a message.
+//! Most programs then call `poll`, which looks at lanes. So the announcement has a wait bit of its own, and a wait that
+//! is seen takes it back for as long as it lasts, if it is known to be the calling thread's: a mark costs the peer more
+//! than all the rest of a message.
 
 use crate::conn::Conn;
 use crate::wait::bell;
@@ -14,8 +15,8 @@ const SEVERAL: u32 = u32::MAX;
 /// In [`Conn::announcer`]: the thread with the number in the other bits has taken its request back for a wait.
 const TAKEN_BACK: u32 = 1 << 31;
 
-/// The program found nothing and will not wait here. Unless it waits where the lane is looked at, the next bytes must announce
-/// themselves on the kernel connection. True if there are some already.
+/// The program found nothing and will not wait here. Unless it waits where the lane is looked at, the next bytes must
+/// announce themselves on the kernel connection. True if there are some already.
 pub(crate) fn announce(conn: &'static Conn, id: u64) -> bool {
     !epoll::covers(conn) && ask(conn, id)
 }

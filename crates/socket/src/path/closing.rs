@@ -8,7 +8,8 @@ use crate::sys::{self, raw};
 use viaduct_channel::Segment;
 use viaduct_stream::{Incoming, Outgoing, Source};
 
-/// How long an end that closes waits for a mark that its peer is putting: some time slices, which a preempted peer may take to go on.
+/// How long an end that closes waits for a mark that its peer is putting: some time slices, which a preempted peer may
+/// take to go on.
 const MARKING_NS: u64 = 20_000_000;
 
 /// The stream does not end where it ends now: the peer is to see that.
@@ -20,8 +21,9 @@ pub(crate) fn reset_on_close(conn: &Conn) {
     let _ = raw::setsockopt(conn.fd(), libc::SOL_SOCKET, libc::SO_LINGER, &abort);
 }
 
-/// The process lets go of a connection that it has handed over: what is left in its lane, after a peer that can send nothing again has ended the
-/// stream, reaches nobody. The successor is not to take what it has for the whole stream. The receiving direction is owned.
+/// The process lets go of a connection that it has handed over: what is left in its lane, after a peer that can send
+/// nothing again has ended the stream, reaches nobody. The successor is not to take what it has for the whole stream.
+/// The receiving direction is owned.
 fn tell_of_loss(conn: &Conn, receive: &Guard<'_>) {
     let Some(segment) = conn.segment(receive) else { return };
     let lane = segment.receiver(conn.side());
@@ -33,7 +35,8 @@ fn tell_of_loss(conn: &Conn, receive: &Guard<'_>) {
     }
 }
 
-/// The program shuts a direction down. With both down the kernel answers bytes with RST, and forgets what it has still to deliver.
+/// The program shuts a direction down. With both down the kernel answers bytes with RST, and forgets what it has still
+/// to deliver.
 pub(crate) fn shutting(conn: &Conn, how: libc::c_int, send: &Guard<'_>) {
     let Some(segment) = conn.segment(send) else { return };
     conn.learn_what_is_shut();
@@ -79,9 +82,10 @@ fn refuse(conn: &Conn, segment: &Segment) {
     }
 }
 
-/// Before the last descriptor goes, or the process: takes marks off the kernel connection, since the kernel answers unread
-/// bytes with RST where the program has read everything; and has it send RST where the program has left lane bytes unread.
-/// Where another process may go on with the socket, only marks are taken. The receiving direction is owned.
+/// Before the last descriptor goes, or the process: takes marks off the kernel connection, since the kernel answers
+/// unread bytes with RST where the program has read everything; and has it send RST where the program has left lane
+/// bytes unread. Where another process may go on with the socket, only marks are taken. The receiving direction is
+/// owned.
 pub(crate) fn settle(conn: &Conn, receive: &Guard<'_>) {
     if conn.flag(conn::HANDED_OVER) {
         return tell_of_loss(conn, receive);

@@ -22,8 +22,8 @@ pub(crate) const PATIENCE_NS: u64 = 200_000_000;
 /// How long it waits for a peer that has begun to answer.
 const ANSWERED_NS: u64 = 1_000_000_000;
 
-/// Bans the connection from lanes, brings the sending direction back to TCP and asks the peer to do the same. A direction whose stretch
-/// has not ended yet goes on correctly; it is just not on TCP yet.
+/// Bans the connection from lanes, brings the sending direction back to TCP and asks the peer to do the same. A
+/// direction whose stretch has not ended yet goes on correctly; it is just not on TCP yet.
 pub(crate) fn ban(conn: &'static Conn, reason: Reason) {
     ban_with(conn, reason, |_, incoming| {
         incoming.request_raw(true);
@@ -112,8 +112,9 @@ fn patiently(mut done: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Gives both directions to the kernel connection, with all that is unread, for somebody who does not know of lanes. Waits for the peer, which
-/// has a part in it; false if it did not do it in time. Where this end goes on then (not `leaves`), all is as it was, but on its way to TCP.
+/// Gives both directions to the kernel connection, with all that is unread, for somebody who does not know of lanes.
+/// Waits for the peer, which has a part in it; false if it did not do it in time. Where this end goes on then (not
+/// `leaves`), all is as it was, but on its way to TCP.
 pub(crate) fn hand_over(conn: &'static Conn, reason: Reason, leaves: bool) -> bool {
     begin_hand_over(conn, reason);
     let begun = sys::now_ns();
@@ -146,8 +147,8 @@ pub(crate) fn hand_over(conn: &'static Conn, reason: Reason, leaves: bool) -> bo
     }
 }
 
-/// Whether it is time to ring the peer once more: whoever heard of the recall may have been kept from its part by somebody who had the
-/// direction, and who receives here beside this thread may have ended a stretch.
+/// Whether it is time to ring the peer once more: whoever heard of the recall may have been kept from its part by
+/// somebody who had the direction, and who receives here beside this thread may have ended a stretch.
 fn rings_again(rung: &mut u64) -> bool {
     let now = sys::now_ns();
     let due = now.saturating_sub(*rung) >= recall::TURN_NS;
@@ -205,7 +206,8 @@ where
 {
     // Once more if it has been before: the peer may have left marks since.
     all().for_each(|conn| begin_hand_over(conn, reason));
-    // Each has its turn again and again, so that those that do not answer keep nobody from the others. The time runs anew with each that is done.
+    // Each has its turn again and again, so that those that do not answer keep nobody from the others. The time runs
+    // anew with each that is done.
     let last = sys::now_ns() + ANSWERED_NS;
     let soon = || (sys::now_ns() + PATIENCE_NS).min(last);
     let (mut until, mut most) = (soon(), 0);
@@ -250,8 +252,8 @@ pub(crate) fn sent_by_kernel(conn: &Conn, flags: c_int) -> Option<Reason> {
     }
 }
 
-/// The kernel is about to be asked to send without copying on a connection that has no lane: if it will tell of it, none is to come. What it tells
-/// shows as an event, and one of a lane would not be told from it.
+/// The kernel is about to be asked to send without copying on a connection that has no lane: if it will tell of it,
+/// none is to come. What it tells shows as an event, and one of a lane would not be told from it.
 #[cold]
 pub(crate) fn before_lanes(conn: &'static Conn, len: usize, flags: c_int) {
     if len != 0 && !conn.flag(conn::BANNED) && !conn.is_early() && options::tells_completion(conn, flags) {
@@ -263,7 +265,8 @@ pub(crate) fn before_lanes(conn: &'static Conn, len: usize, flags: c_int) {
 #[cold]
 pub(crate) fn send_on_tcp(conn: &'static Conn, reason: Reason, flags: c_int, direct: impl FnOnce() -> isize) -> isize {
     if conn.flag(conn::SHUT_WRITE) {
-        // Nothing brings the direction back behind its FIN, and the kernel refuses whatever is sent; an error is told first.
+        // Nothing brings the direction back behind its FIN, and the kernel refuses whatever is sent; an error is told
+        // first.
         return match conn.take_error() {
             0 => direct(),
             errno => sys::fail(errno),
@@ -302,7 +305,8 @@ fn is_back(conn: &Conn, reason: Reason) -> bool {
     conn.flag(conn::BANNED) && conn.reason() == reason && sends_raw(conn, conn.id())
 }
 
-/// Brings the sending direction back, soon, or where the call may wait for room, once the kernel's buffer has room for the mark.
+/// Brings the sending direction back, soon, or where the call may wait for room, once the kernel's buffer has room for
+/// the mark.
 fn bring_back(conn: &'static Conn, reason: Reason, flags: c_int) -> Result<(), Errno> {
     ban(conn, reason);
     let id = conn.id();

@@ -35,8 +35,8 @@ pub(crate) fn look_at_marks(conn: &Conn, incoming: &Incoming<'_>, lane: &Receive
     look(conn, incoming, lane, Leave::None, 0)
 }
 
-/// The same for a search that finds too little in the lane and leaves what there is: bells stay for those who sleep until one tells of it.
-/// Also how many bytes of the kernel's are no news.
+/// The same for a search that finds too little in the lane and leaves what there is: bells stay for those who sleep
+/// until one tells of it. Also how many bytes of the kernel's are no news.
 pub(crate) fn look_behind_bells(
     conn: &Conn,
     incoming: &Incoming<'_>,
@@ -51,19 +51,20 @@ pub(crate) fn look_behind_bells(
     Ok((look(conn, incoming, lane, Leave::Bells, 0)?, queued as u64))
 }
 
-/// The same, but leaves all marks while the lane has bytes: others who sleep on the kernel connection, threads and processes, would not find
-/// there what woke them, and sleep on.
+/// The same, but leaves all marks while the lane has bytes: others who sleep on the kernel connection, threads and
+/// processes, would not find there what woke them, and sleep on.
 pub(crate) fn look_past_bells(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>) -> Result<Marks, Errno> {
     look(conn, incoming, lane, Leave::All, 0)
 }
 
-/// The same for who has armed the lane and is about to sleep, and noted for that already: it would go on to be woken by marks, each of which it takes here.
+/// The same for who has armed the lane and is about to sleep, and noted for that already: it would go on to be woken by
+/// marks, each of which it takes here.
 pub(crate) fn look_before_sleep(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>) -> Result<Marks, Errno> {
     look(conn, incoming, lane, Leave::All, lock::name())
 }
 
-/// Whether a look would find nothing on the kernel connection, and nothing else to do: known before anything is owned. A thread may lose the core
-/// as it leaves a system call, and whoever wants what it owns then waits for as long.
+/// Whether a look would find nothing on the kernel connection, and nothing else to do: known before anything is owned.
+/// A thread may lose the core as it leaves a system call, and whoever wants what it owns then waits for as long.
 pub(crate) fn is_quiet(conn: &Conn) -> bool {
     !has_news(conn) && raw::poll_now(conn.fd(), libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP) == 0
 }
@@ -133,14 +134,16 @@ fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leave: Leave,
     Ok(Marks::Changed)
 }
 
-/// Whether the kernel may drop the edge that a mark made in a set, the mark being taken. As a rule it does not: our registrations ask for room,
-/// too, and there is some as long as this end's own bytes go by the lane. The program's own need not.
+/// Whether the kernel may drop the edge that a mark made in a set, the mark being taken. As a rule it does not: our
+/// registrations ask for room, too, and there is some as long as this end's own bytes go by the lane. The program's own
+/// need not.
 fn set_may_miss_edge(conn: &Conn) -> bool {
     let raw = |segment: &Segment| Outgoing::new(segment.sender(conn.side())).mode() != Mode::Lane;
     conn.memberships.load(Relaxed) != 0 && (conn.segment(&conn).is_some_and(raw) || epoll::is_left_to_kernel(conn))
 }
 
-/// Whether the kernel holds bytes of the stream, behind marks or the rest of a lane stretch; also where that cannot be told now.
+/// Whether the kernel holds bytes of the stream, behind marks or the rest of a lane stretch; also where that cannot be
+/// told now.
 #[cold]
 pub(crate) fn hide_bytes(conn: &Conn) -> bool {
     let Some(guard) = conn.own_receive(conn.id()) else {
@@ -180,7 +183,8 @@ fn take_seen(conn: &Conn, incoming: &Incoming<'_>, marks: &[u8]) -> Result<(), E
     };
     take(conn, bells)?;
     let Some(locks) = conn.locks() else { return Ok(()) };
-    // Who is killed in between leaves it to others to tell by this whether the mark is still there: what follows is data.
+    // Who is killed in between leaves it to others to tell by this whether the mark is still there: what follows is
+    // data.
     let position = plain::own_position(conn).ok_or(libc::ECONNRESET)?;
     locks.behind_mark.store(position.wrapping_add(1), Relaxed);
     locks.begin(ENDS_STRETCH);
@@ -190,7 +194,8 @@ fn take_seen(conn: &Conn, incoming: &Incoming<'_>, marks: &[u8]) -> Result<(), E
     taken
 }
 
-/// Does what is left of that. Where nobody can tell how far it has come, the connection is broken: what the kernel has left is not received.
+/// Does what is left of that. Where nobody can tell how far it has come, the connection is broken: what the kernel has
+/// left is not received.
 #[cold]
 pub(crate) fn finish_stretch(conn: &Conn, locks: &Locks, guard: &Guard<'_>) {
     if let Some(segment) = conn.segment(guard) {
@@ -226,8 +231,8 @@ pub(crate) fn take(conn: &Conn, count: usize) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Takes as many bytes as there is `room`, which have been seen, off the kernel connection. Read rather than discarded: what stays behind
-/// would be taken for data later.
+/// Takes as many bytes as there is `room`, which have been seen, off the kernel connection. Read rather than discarded:
+/// what stays behind would be taken for data later.
 pub(crate) fn take_into(conn: &Conn, mut room: &mut [u8]) -> Result<(), Errno> {
     while !room.is_empty() {
         match conn.take_counted(|| raw::recv(conn.fd(), room, libc::MSG_DONTWAIT)) {
@@ -256,8 +261,8 @@ fn last_bytes_first(conn: &Conn, lane: &Receiver<'_>, ending: Result<Marks, Errn
     }
 }
 
-/// Puts a mark by `put`, though no bytes follow it, unless the peer is closing: its kernel would answer with RST and forget what it has still to
-/// deliver.
+/// Puts a mark by `put`, though no bytes follow it, unless the peer is closing: its kernel would answer with RST and
+/// forget what it has still to deliver.
 pub(crate) fn unless_closing<T>(conn: &Conn, out: &Outgoing<'_>, put: impl FnOnce() -> T) -> Option<T> {
     let segment = conn.segment(&conn)?;
     let may = out.begin_mark(&Incoming::new(segment.receiver(conn.side())));
@@ -266,7 +271,8 @@ pub(crate) fn unless_closing<T>(conn: &Conn, out: &Outgoing<'_>, put: impl FnOnc
     done
 }
 
-/// A mark could not be sent. The kernel tells a broken connection's error once, so it is kept for the program's next call.
+/// A mark could not be sent. The kernel tells a broken connection's error once, so it is kept for the program's next
+/// call.
 pub(crate) fn found_broken(conn: &Conn, errno: Errno) {
     let quiet = conn.segment(&conn).is_some_and(|segment| {
         let incoming = Incoming::new(segment.receiver(conn.side()));
@@ -278,8 +284,9 @@ pub(crate) fn found_broken(conn: &Conn, errno: Errno) {
     }
 }
 
-/// Notes if the peer was killed after it had received all that was sent to it, and answers whether. TCP would have ended with FIN then, and so does
-/// the connection from now on; the RST only says that the peer's kernel held marks of ours that nobody took.
+/// Notes if the peer was killed after it had received all that was sent to it, and answers whether. TCP would have
+/// ended with FIN then, and so does the connection from now on; the RST only says that the peer's kernel held marks of
+/// ours that nobody took.
 fn note_quiet_end(conn: &Conn, incoming: &Incoming<'_>, errno: Errno) -> bool {
     // Behind the peer's FIN the kernel calls it a broken pipe.
     let reset = errno == libc::ECONNRESET || errno == libc::EPIPE && conn.flag(conn::PEER_FIN);
@@ -291,7 +298,8 @@ fn note_quiet_end(conn: &Conn, incoming: &Incoming<'_>, errno: Errno) -> bool {
     quiet
 }
 
-/// The kernel tells waits of an error: finds out whether the program is to be told. Left to the kernel where it is in any case.
+/// The kernel tells waits of an error: finds out whether the program is to be told. Left to the kernel where it is in
+/// any case.
 ///
 /// # Errors
 /// The program is to be told of this one, which the kernel has forgotten.
@@ -314,7 +322,8 @@ pub(crate) fn learn_of_error(conn: &Conn) -> Result<(), Errno> {
     })
 }
 
-/// The error that has not been told: to a send on a broken connection, as with TCP, before that it is broken. The kernel is asked where there may be one.
+/// The error that has not been told: to a send on a broken connection, as with TCP, before that it is broken. The
+/// kernel is asked where there may be one.
 pub(crate) fn untold_error(conn: &Conn) -> Option<Errno> {
     let kept = conn.take_error();
     if kept != 0 {
@@ -341,8 +350,9 @@ fn peer_took_all(conn: &Conn) -> bool {
     })
 }
 
-/// Bytes are about to be sent, on whatever path. Answers whether the peer has shut both directions down, whose kernel answers them with RST: it tells the
-/// peer's program of that, too, who is not to take it for one of marks that nobody took.
+/// Bytes are about to be sent, on whatever path. Answers whether the peer has shut both directions down, whose kernel
+/// answers them with RST: it tells the peer's program of that, too, who is not to take it for one of marks that nobody
+/// took.
 pub(crate) fn will_be_refused(conn: &Conn) -> bool {
     conn.segment(&conn).is_some_and(|segment| {
         let out = Outgoing::new(segment.sender(conn.side()));
@@ -355,7 +365,8 @@ pub(crate) fn will_be_refused(conn: &Conn) -> bool {
     })
 }
 
-/// For the program's next call, an error that came behind bytes of this one: the kernel tells each of the connection once.
+/// For the program's next call, an error that came behind bytes of this one: the kernel tells each of the connection
+/// once.
 pub(crate) fn keep_error(conn: &Conn, errno: Errno) {
     let of_call = [
         libc::EAGAIN,
@@ -390,8 +401,8 @@ pub(crate) fn check_peer(conn: &Conn, owner: &Guard<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Looks at the peer of a full lane, and if it has closed a direction, finds out whether it is there at all: the kernel answers a mark
-/// to a closed connection with RST. The sending direction is owned and on the lane.
+/// Looks at the peer of a full lane, and if it has closed a direction, finds out whether it is there at all: the kernel
+/// answers a mark to a closed connection with RST. The sending direction is owned and on the lane.
 #[cold]
 pub(crate) fn probe_peer(conn: &Conn, owner: &Guard<'_>) -> Result<(), Errno> {
     check_peer(conn, owner)?;
@@ -402,8 +413,9 @@ pub(crate) fn probe_peer(conn: &Conn, owner: &Guard<'_>) -> Result<(), Errno> {
     }
 }
 
-/// Probes the peer of a full lane in which nothing moves, and whose FIN this end's own kernel would not show, since it is full of what the program does
-/// not receive: the mark makes the kernel of a peer that is gone answer with RST. At most one a second, for a living peer that does not read keeps them.
+/// Probes the peer of a full lane in which nothing moves, and whose FIN this end's own kernel would not show, since it
+/// is full of what the program does not receive: the mark makes the kernel of a peer that is gone answer with RST. At
+/// most one a second, for a living peer that does not read keeps them.
 #[cold]
 pub(crate) fn probe_behind_bytes(conn: &Conn, out: &Outgoing<'_>) {
     let may_be_hidden = !conn.flag(conn::PEER_FIN) && raw::poll_now(conn.fd(), libc::POLLIN) & libc::POLLIN != 0;
@@ -415,18 +427,20 @@ pub(crate) fn probe_behind_bytes(conn: &Conn, out: &Outgoing<'_>) {
     }
 }
 
-/// Once, when the peer's FIN has been seen: is it gone without having received all that was sent to it on the lane? TCP would have ended with
-/// RST then; but a peer that was killed, or whose last holder did not know that it was the last, leaves its kernel unaware of lane
-/// bytes. One that has only closed its own direction still reads. Its kernel tells which it is: it answers a bell with RST. So it does where the
-/// program has shut both directions down, and may still read: a peer that says so itself is not asked, and resets by itself
-/// when it closes. One that is killed between the two is found out by the second send only.
+/// Once, when the peer's FIN has been seen: is it gone without having received all that was sent to it on the lane? TCP
+/// would have ended with RST then; but a peer that was killed, or whose last holder did not know that it was the last,
+/// leaves its kernel unaware of lane bytes. One that has only closed its own direction still reads. Its kernel tells
+/// which it is: it answers a bell with RST. So it does where the program has shut both directions down, and may still
+/// read: a peer that says so itself is not asked, and resets by itself when it closes. One that is killed between the
+/// two is found out by the second send only.
 pub(crate) fn look_behind_fin(conn: &Conn) {
     if let Some(guard) = conn.try_own_send() {
         look_behind(conn, &guard);
     }
 }
 
-/// Before a sleep: the last bytes may have gone out behind the FIN without a mark, and the peer may have been killed with them.
+/// Before a sleep: the last bytes may have gone out behind the FIN without a mark, and the peer may have been killed
+/// with them.
 pub(crate) fn put_owed(conn: &Conn) {
     if conn.flag(conn::MARK_OWED)
         && let Some(guard) = conn.try_own_send()

@@ -1,4 +1,5 @@
-//! Which path the bytes of a direction travel, and how that changes: the marks on the kernel connection, and both ways back to TCP.
+//! Which path the bytes of a direction travel, and how that changes: the marks on the kernel connection, and both ways
+//! back to TCP.
 
 pub(crate) mod announce;
 pub(crate) mod closing;

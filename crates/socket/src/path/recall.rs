@@ -1,5 +1,5 @@
-//! Both parts in giving a direction back to the kernel connection with all that is unread: the receiver's, which hands the connection to
-//! a successor, and the sender's.
+//! Both parts in giving a direction back to the kernel connection with all that is unread: the receiver's, which hands
+//! the connection to a successor, and the sender's.
 
 use crate::conn::{self, Conn, Phase, records};
 use crate::path::marks::{self, Marks};
@@ -96,7 +96,8 @@ pub(crate) fn begin(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>) {
     }
 }
 
-/// Whether there is room for all that would have to be given back, as far as can be told now: part of it would only put the rest out of order.
+/// Whether there is room for all that would have to be given back, as far as can be told now: part of it would only put
+/// the rest out of order.
 fn fits(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>) -> bool {
     has_room(segment, incoming, incoming.to_give_back(|| position_or_end(conn)))
 }
@@ -132,7 +133,8 @@ pub(crate) fn give_up(conn: &Conn, id: u64) {
     conn.ring_peer();
 }
 
-/// Kernel position of the next byte. Where that cannot be told the connection has been reset, and nothing is given back.
+/// Kernel position of the next byte. Where that cannot be told the connection has been reset, and nothing is given
+/// back.
 fn position_or_end(conn: &Conn) -> u64 {
     plain::position(conn).unwrap_or(u64::MAX)
 }
@@ -212,8 +214,8 @@ pub(crate) fn answer(conn: &Conn, out: &Outgoing<'_>) {
     }
 }
 
-/// Sends again, raw, what the peer has given back and what it left unread in the lane; false: the kernel's buffer is full, or the peer has
-/// not given back all that it will. The sending direction is owned.
+/// Sends again, raw, what the peer has given back and what it left unread in the lane; false: the kernel's buffer is
+/// full, or the peer has not given back all that it will. The sending direction is owned.
 pub(crate) fn send_again(conn: &Conn, segment: &Segment, out: &Outgoing<'_>) -> Result<bool, Errno> {
     if is_peers_turn(conn, out) {
         return Ok(false);
@@ -242,13 +244,15 @@ pub(crate) fn send_again(conn: &Conn, segment: &Segment, out: &Outgoing<'_>) -> 
     Ok(true)
 }
 
-/// Whether it is the peer's turn in a recall, and the peer is there to take it. Notes since when. The sending direction is owned.
+/// Whether it is the peer's turn in a recall, and the peer is there to take it. Notes since when. The sending direction
+/// is owned.
 pub(crate) fn is_peers_turn(conn: &Conn, out: &Outgoing<'_>) -> bool {
     // What can be sent no more is waited for no more; the kernel tells.
     out.awaits_receiver() && !conn.flag(conn::SHUT_WRITE | conn::DEAD) && !peer_is_gone(conn)
 }
 
-/// Whether this end has a part in a recall that is not over: it is to look at the connection again soon, since not each peer can ring.
+/// Whether this end has a part in a recall that is not over: it is to look at the connection again soon, since not each
+/// peer can ring.
 pub(crate) fn is_pending(conn: &Conn, out: &Outgoing<'_>) -> bool {
     out.is_recalled() && !conn.flag(conn::SHUT_WRITE | conn::DEAD) && !(out.awaits_receiver() && peer_is_gone(conn))
 }
@@ -266,8 +270,8 @@ static SERVE_AT_NS: AtomicU64 = AtomicU64::new(0);
 /// and what the last look found.
 static PENDING: AtomicBool = AtomicBool::new(false);
 
-/// Somebody rang, and none of the connections waited for has anything new: one may be recalled, of which a bell does not tell. Serves those that
-/// are; true if one is not done with. Nothing may be owned.
+/// Somebody rang, and none of the connections waited for has anything new: one may be recalled, of which a bell does
+/// not tell. Serves those that are; true if one is not done with. Nothing may be owned.
 pub(crate) fn serve_all() -> bool {
     let now = sys::now_ns();
     if now < SERVE_AT_NS.load(Relaxed) {
@@ -287,13 +291,15 @@ pub(crate) fn serve_all() -> bool {
     pending
 }
 
-/// Whether a recall that this end has answered leaves it something to send again, or may yet. The sending direction is owned.
+/// Whether a recall that this end has answered leaves it something to send again, or may yet. The sending direction is
+/// owned.
 pub(crate) fn owes(conn: &Conn, out: &Outgoing<'_>) -> bool {
     out.owes_recalled() && !conn.flag(conn::SHUT_WRITE | conn::DEAD) && !(out.awaits_receiver() && peer_is_gone(conn))
 }
 
-/// Whether a peer that has not given back all that it will never does: it was killed in the middle of its hand-over. Where the kernel shows a
-/// closed direction, that may have been closed long before, so such a peer has as much time as one takes that lives.
+/// Whether a peer that has not given back all that it will never does: it was killed in the middle of its hand-over.
+/// Where the kernel shows a closed direction, that may have been closed long before, so such a peer has as much time as
+/// one takes that lives.
 fn peer_is_gone(conn: &Conn) -> bool {
     let now = sys::now_ns();
     let since = match conn.rest_awaited_since.load(Relaxed) {
@@ -345,8 +351,8 @@ fn put(conn: &Conn, bytes: &[u8]) -> Result<usize, Errno> {
     }
 }
 
-/// Begins to send what the peer has given back, though the direction is raw; false if it cannot be told now how far that is. The sending
-/// direction is owned.
+/// Begins to send what the peer has given back, though the direction is raw; false if it cannot be told now how far
+/// that is. The sending direction is owned.
 pub(crate) fn fetch(conn: &Conn, out: &Outgoing<'_>) -> bool {
     // A call of the program that is inside the kernel sending moves the end of the raw stretch.
     if !out.must_fetch() || conn.sending_directly() {

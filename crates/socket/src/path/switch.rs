@@ -1,4 +1,5 @@
-//! The sender's changes of path, which it alone declares: onto the lane, back to the kernel connection, and what is owed there first.
+//! The sender's changes of path, which it alone declares: onto the lane, back to the kernel connection, and what is
+//! owed there first.
 
 use crate::agent::counters;
 use crate::conn::{self, Conn, Phase};
@@ -70,7 +71,8 @@ pub(crate) fn send_back(conn: &Conn, out: &Outgoing<'_>) -> Result<bool, Errno> 
     }
 }
 
-/// Whether something must go out on the kernel connection before the sending direction is raw, and is not the peer's to make possible.
+/// Whether something must go out on the kernel connection before the sending direction is raw, and is not the peer's to
+/// make possible.
 pub(crate) fn owes(conn: &Conn) -> bool {
     conn.learn_what_is_shut();
     if conn.flag(conn::SHUT_WRITE | conn::DEAD) {
@@ -84,8 +86,8 @@ pub(crate) fn owes(conn: &Conn) -> bool {
     })
 }
 
-/// Before a FIN, which nothing may follow: what a recall that has been answered leaves to be sent again goes out. False if kernel or peer did not
-/// let it in time.
+/// Before a FIN, which nothing may follow: what a recall that has been answered leaves to be sent again goes out. False
+/// if kernel or peer did not let it in time.
 pub(crate) fn finish(conn: &Conn, until: u64) -> bool {
     loop {
         let owes = conn.phase() == Phase::Attached

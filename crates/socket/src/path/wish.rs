@@ -1,8 +1,8 @@
 //! What `viaduct path` wants of a connection: that both directions be on TCP, or that Viaduct choose.
 //!
-//! An end moves its own direction when it next sends. The other direction is the peer's to move, so this end asks it to, and
-//! takes that back when the wish changes. The wish is looked at where the kernel is called anyway, and where the receiver gives
-//! blocks back, so the data path pays nothing for it.
+//! An end moves its own direction when it next sends. The other direction is the peer's to move, so this end asks it
+//! to, and takes that back when the wish changes. The wish is looked at where the kernel is called anyway, and where
+//! the receiver gives blocks back, so the data path pays nothing for it.
 
 use crate::conn::{ASKED, BANNED, Conn, PEER_FIN};
 use crate::path::demote;
@@ -54,8 +54,8 @@ fn tell(conn: &Conn, incoming: &Incoming<'_>) {
     conn.ring_peer();
 }
 
-/// Says of an end whose sending direction is raw whether the peer keeps it so. One that sends is told when it does, and takes this back when it
-/// promotes; one that only receives learns it here.
+/// Says of an end whose sending direction is raw whether the peer keeps it so. One that sends is told when it does, and
+/// takes this back when it promotes; one that only receives learns it here.
 pub(crate) fn note_peers(conn: &Conn, out: &Outgoing<'_>) {
     if out.mode() != Mode::Raw {
         return;

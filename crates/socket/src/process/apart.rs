@@ -1,7 +1,7 @@
 //! Processes in other namespaces of processes than the one their family began in, where numbers mean others.
 //!
-//! What they write into memory that the family shares are the numbers that they have there, as the kernel's files tell where these are still the
-//! family's. Elsewhere nobody can ask for them, nor they for others.
+//! What they write into memory that the family shares are the numbers that they have there, as the kernel's files tell
+//! where these are still the family's. Elsewhere nobody can ask for them, nor they for others.
 
 use crate::process::is_confined;
 use crate::sys::{self, listing, raw};

@@ -1,8 +1,8 @@
 //! What `fork` does to the records of connections.
 //!
-//! Other threads open and close connections until the child is made. So the parent notes for whom it counts the child among the holders, and the
-//! child goes by that note, not by what it finds: it gives the count back for what is not what was counted or has no descriptor any more, and
-//! forgets what nobody counted.
+//! Other threads open and close connections until the child is made. So the parent notes for whom it counts the child
+//! among the holders, and the child goes by that note, not by what it finds: it gives the count back for what is not
+//! what was counted or has no descriptor any more, and forgets what nobody counted.
 
 use crate::conn::records::{self, RECORDS, all};
 use crate::conn::{ASKED, BANNED, Conn, FORKED, LEFT, Phase, READY_OWED};
@@ -58,13 +58,14 @@ impl Begun {
         self.depth.set(self.depth.get().saturating_sub(1));
     }
 
-    /// In a forked child: forks that were interrupted by the one that has made it, and that it goes on with, are its own.
+    /// In a forked child: forks that were interrupted by the one that has made it, and that it goes on with, are its
+    /// own.
     pub(crate) fn forget(&self) {
         self.depth.set(0);
     }
 
-    /// Whether the jump leaves the fork that has begun last. The C library calls handlers from the same depth before and after: a jump within one goes no
-    /// higher than where the first of them was called.
+    /// Whether the jump leaves the fork that has begun last. The C library calls handlers from the same depth before
+    /// and after: a jump within one goes no higher than where the first of them was called.
     pub(crate) fn is_left_by(&self, jump: &Jump) -> bool {
         let last = self.depth.get().checked_sub(1);
         last.and_then(|last| self.frames.get(last.min(DEEPEST - 1)))
@@ -72,8 +73,8 @@ impl Begun {
     }
 }
 
-/// The calling thread is about to jump, perhaps out of a handler of forks: that fork is over, in whichever process it is. There may be a child, so
-/// what was counted for it stays.
+/// The calling thread is about to jump, perhaps out of a handler of forks: that fork is over, in whichever process it
+/// is. There may be a child, so what was counted for it stays.
 pub(crate) fn jumping(jump: &Jump) {
     while thread::this().forks.is_left_by(jump) {
         if owns_records() {
@@ -84,7 +85,8 @@ pub(crate) fn jumping(jump: &Jump) {
     }
 }
 
-/// Forks of this process and of those it descends from, twice: a socket that is made amidst one differs from those before and after.
+/// Forks of this process and of those it descends from, twice: a socket that is made amidst one differs from those
+/// before and after.
 static SO_FAR: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) fn so_far() -> u32 {
@@ -96,7 +98,8 @@ fn place(bits: &'static [AtomicU64; RECORDS / 64], conn: &Conn) -> (&'static Ato
     (&bits[index / 64], 1 << (index % 64))
 }
 
-/// Counts the child to come among the connection's holders. `within`: another fork has begun, which goes by what is noted already.
+/// Counts the child to come among the connection's holders. `within`: another fork has begun, which goes by what is
+/// noted already.
 fn count(conn: &Conn, within: bool, child: &mut area::Child) {
     let Some(locks) = conn.locks().filter(|_| !within || was_counted(conn)) else {
         return;
@@ -252,7 +255,8 @@ pub(crate) fn after_fork_in_parent() {
     for conn in all() {
         conn.set_flag(FORKED, true);
         if !was_counted(conn) {
-            // The child may have it, and does not know of it. It is not on a lane yet: who forks keeps viaductd's messages to itself.
+            // The child may have it, and does not know of it. It is not on a lane yet: who forks keeps viaductd's
+            // messages to itself.
             conn.set_flag(BANNED, true);
             conn.set_reason(Reason::SharedEnd);
         }

@@ -1,7 +1,8 @@
-//! Children that run on this process's memory, until they become other programs: as `vfork` and `posix_spawn` make them, by `clone`.
+//! Children that run on this process's memory, until they become other programs: as `vfork` and `posix_spawn` make
+//! them, by `clone`.
 //!
-//! They find its records and must leave them alone: what such a child closes, copies or opens in a table of descriptors of its own changes nothing
-//! for its parent.
+//! They find its records and must leave them alone: what such a child closes, copies or opens in a table of descriptors
+//! of its own changes nothing for its parent.
 
 use crate::process;
 use crate::sys::threads;

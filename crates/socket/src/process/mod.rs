@@ -1,4 +1,5 @@
-//! The process whose records of connections and sets there are: its forks, its threads, what it forbids itself, and its end.
+//! The process whose records of connections and sets there are: its forks, its threads, what it forbids itself, and its
+//! end.
 
 pub(crate) mod apart;
 pub(crate) mod forks;
@@ -76,7 +77,8 @@ pub(crate) fn is_confined() -> bool {
     CONFINED.load(Relaxed)
 }
 
-/// The process is about to forbid itself system calls: what would take some later, and can be done without, is done now or never.
+/// The process is about to forbid itself system calls: what would take some later, and can be done without, is done now
+/// or never.
 pub fn confining() {
     if lodgers::is_one() {
         return;
@@ -139,12 +141,14 @@ pub(crate) fn after_fork_in_child() {
     forks::after_fork_in_child();
 }
 
-/// Before the process ends in order: its connections are closed by the kernel, which is to see what `close` would have shown it.
+/// Before the process ends in order: its connections are closed by the kernel, which is to see what `close` would have
+/// shown it.
 pub fn exiting() {
     if PROCESS.load(Relaxed) == 0 {
         return;
     }
-    // A child that runs on its parent's memory ends nothing of its parent's. Not asked for nothing: programs forbid themselves system calls.
+    // A child that runs on its parent's memory ends nothing of its parent's. Not asked for nothing: programs forbid
+    // themselves system calls.
     if lodgers::is_one() {
         return;
     }

@@ -1,5 +1,5 @@
-//! Whether the program waits in epoll sets by system calls of its own, as Bun does. Of such waits nothing is seen, and what the kernel would tell
-//! them of a connection on a lane would not be what the program has registered.
+//! Whether the program waits in epoll sets by system calls of its own, as Bun does. Of such waits nothing is seen, and
+//! what the kernel would tell them of a connection on a lane would not be what the program has registered.
 
 use crate::process;
 use crate::sys::{Errno, raw};
@@ -8,8 +8,9 @@ use core::sync::atomic::Ordering::Relaxed;
 
 /// The program's file.
 const PROGRAM: &core::ffi::CStr = c"/proc/self/exe";
-/// `epoll_wait`, `epoll_pwait` and `epoll_pwait2`. Nothing but the C library's own functions is known to have `mov $NUMBER, %eax` and, at most `NEAR`
-/// bytes later, `syscall`. Not as bytes, which would themselves stand in a program that has this code in it.
+/// `epoll_wait`, `epoll_pwait` and `epoll_pwait2`. Nothing but the C library's own functions is known to have `mov
+/// $NUMBER, %eax` and, at most `NEAR` bytes later, `syscall`. Not as bytes, which would themselves stand in a program
+/// that has this code in it.
 const NUMBERS: [libc::c_long; 3] = [libc::SYS_epoll_wait, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2];
 const MOVE: u8 = 0xb8;
 const CALL: [u8; 2] = [0x0f, 0x05];
@@ -25,8 +26,8 @@ const ITSELF: u8 = 2;
 
 static FOUND: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// Whether there is code for it in the program's file, which is read through once, as far as it can be: a hundred megabytes take some 60 ms. Not in a
-/// process that has forbidden itself system calls.
+/// Whether there is code for it in the program's file, which is read through once, as far as it can be: a hundred
+/// megabytes take some 60 ms. Not in a process that has forbidden itself system calls.
 pub(crate) fn are_made() -> bool {
     match FOUND.load(Relaxed) {
         UNKNOWN if process::is_confined() => false,

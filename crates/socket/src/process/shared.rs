@@ -16,7 +16,8 @@ pub(crate) fn memory(len: usize) -> Result<*mut u8, Errno> {
 
 /// The same of a program that locks all that it maps. Only a file's mapping can grow, and so be left out.
 fn unlocked(len: usize) -> Result<*mut u8, Errno> {
-    // The program may have forbidden itself the calls that this takes; and a file longer than it may write is not refused only: the kernel kills it.
+    // The program may have forbidden itself the calls that this takes; and a file longer than it may write is not
+    // refused only: the kernel kills it.
     if process::is_confined() || sys::limit_of(libc::RLIMIT_FSIZE) < len as u64 {
         return Err(libc::ENOMEM);
     }

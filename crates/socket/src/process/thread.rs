@@ -1,4 +1,5 @@
-//! What the library keeps for each thread and looks up at every call, in one block: to find a block takes a shared library a function call.
+//! What the library keeps for each thread and looks up at every call, in one block: to find a block takes a shared
+//! library a function call.
 
 use crate::epoll::set;
 use crate::process::{self, forks};

@@ -1,8 +1,10 @@
-//! What the program does past the library, so that its connections must stay on TCP: code in scopes of symbols of its own, whose calls go
-//! straight to the C library, rings by which the kernel moves bytes, and epoll sets that it made by system calls of its own (Rust's `rustix` does).
+//! What the program does past the library, so that its connections must stay on TCP: code in scopes of symbols of its
+//! own, whose calls go straight to the C library, rings by which the kernel moves bytes, and epoll sets that it made by
+//! system calls of its own (Rust's `rustix` does).
 //!
-//! Who waits in such a set is not seen to: no lane is looked at for it, and what a program does after such a wait need not lead it to `EAGAIN`, where
-//! bytes to come would be announced. So in a process that has such a set connections stay on TCP.
+//! Who waits in such a set is not seen to: no lane is looked at for it, and what a program does after such a wait need
+//! not lead it to `EAGAIN`, where bytes to come would be announced. So in a process that has such a set connections
+//! stay on TCP.
 
 use crate::agent::counters;
 use crate::conn::records;
@@ -13,8 +15,8 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64};
 use viaduct_control::Reason;
 
-/// So far beyond the connection's own number sets are looked for: they are mostly made before connections, and numbers are given out lowest
-/// first.
+/// So far beyond the connection's own number sets are looked for: they are mostly made before connections, and numbers
+/// are given out lowest first.
 const BEYOND: i32 = 64;
 /// Between two looks at this or any later offer, except that the first ones are looked at more often.
 const AGAIN_NS: u64 = 1_000_000_000;
@@ -28,8 +30,8 @@ static FOUND: AtomicBool = AtomicBool::new(false);
 static OFFERS: AtomicU32 = AtomicU32::new(0);
 static LOOKED_AT_NS: AtomicU64 = AtomicU64::new(0);
 
-/// Such code is about to be loaded, or such a ring to be made, and may be once `prepare` has given all connections back, which this answers. Threads
-/// that come together each see to it.
+/// Such code is about to be loaded, or such a ring to be made, and may be once `prepare` has given all connections
+/// back, which this answers. Threads that come together each see to it.
 pub(crate) fn come(reason: Reason, prepare: impl FnOnce() -> bool) -> bool {
     // Of two reasons the later one in their list is told: the ring.
     BAR.fetch_max(reason as u16, Relaxed);
@@ -63,8 +65,8 @@ pub(crate) fn objection(fd: i32) -> Option<Reason> {
     bar().or_else(|| has_set(fd).then_some(Reason::UnseenWait))
 }
 
-/// Whether the process, which is about to offer a connection with descriptor `fd`, has such a set. The first time it is found to, the
-/// connections that it has already are banned. Nothing may be owned.
+/// Whether the process, which is about to offer a connection with descriptor `fd`, has such a set. The first time it is
+/// found to, the connections that it has already are banned. Nothing may be owned.
 fn has_set(fd: i32) -> bool {
     if FOUND.load(Relaxed) {
         return true;

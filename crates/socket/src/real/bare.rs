@@ -1,12 +1,13 @@
-//! The same calls without the C library's frame: the hook enters the kernel itself. For hooks that have something to do afterwards; the others
-//! jump to the C library's function and leave nothing open.
+//! The same calls without the C library's frame: the hook enters the kernel itself. For hooks that have something to do
+//! afterwards; the others jump to the C library's function and leave nothing open.
 //!
-//! Kernels that guard their own returns leave the processor without our callers' addresses, so each function that is open during a system call
-//! returns by a misprediction. A hook that has something to do afterwards stays open as well, beside the C library's function; without that one
-//! there is one frame, as there is natively.
+//! Kernels that guard their own returns leave the processor without our callers' addresses, so each function that is
+//! open during a system call returns by a misprediction. A hook that has something to do afterwards stays open as well,
+//! beside the C library's function; without that one there is one frame, as there is natively.
 //!
-//! What that function does beside entering the kernel is to act on the cancellation of a thread. So whoever may wait, and may be cancelled meanwhile,
-//! goes through it, and so does everybody if it is not the C library's, but another preloaded library's.
+//! What that function does beside entering the kernel is to act on the cancellation of a thread. So whoever may wait,
+//! and may be cancelled meanwhile, goes through it, and so does everybody if it is not the C library's, but another
+//! preloaded library's.
 
 use crate::sys::{raw, set_errno, threads};
 use crate::wait::cancel;
@@ -18,8 +19,8 @@ use libc::{epoll_event, iovec, msghdr, nfds_t, pollfd, size_t, sockaddr, socklen
 /// Whether the functions behind ours are the C library's.
 static ARE_ITS_OWN: AtomicBool = AtomicBool::new(false);
 
-/// Whether a call that waits as told may do without the C library. Of several threads each ends here if it has been cancelled; one that is alone and
-/// has cancelled itself counts as several (`cancel::requested`).
+/// Whether a call that waits as told may do without the C library. Of several threads each ends here if it has been
+/// cancelled; one that is alone and has cancelled itself counts as several (`cancel::requested`).
 #[inline(always)]
 fn may_be_bare(waits: impl FnOnce() -> bool) -> bool {
     if !ARE_ITS_OWN.load(Relaxed) {

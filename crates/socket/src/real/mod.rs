@@ -1,7 +1,7 @@
 //! The C library's own functions, found behind ours.
 //!
-//! A second corner of `unsafe`: each function here is the one the program would have called without us, with the same contract. They are
-//! declared as able to unwind, because a cancelled thread unwinds through them.
+//! A second corner of `unsafe`: each function here is the one the program would have called without us, with the same
+//! contract. They are declared as able to unwind, because a cancelled thread unwinds through them.
 #![expect(non_snake_case, reason = "the C library's names")]
 
 #[expect(
@@ -197,8 +197,8 @@ real! {
     __longjmp_chk(place: *mut c_void, value: c_int) -> ();
 }
 
-/// Finds them, when the library is loaded: later a handler may have interrupted the dynamic linker, or the program may be about to ask why a look-up of its
-/// own has failed (`dlerror`), which the next one makes it forget.
+/// Finds them, when the library is loaded: later a handler may have interrupted the dynamic linker, or the program may
+/// be about to ask why a look-up of its own has failed (`dlerror`), which the next one makes it forget.
 pub fn prepare() {
     for find in [NUMBERS, POINTERS, NOTHING].into_iter().flatten() {
         find();
@@ -232,8 +232,8 @@ pub(crate) fn ppoll_wait(entries: &mut [pollfd], timeout: Option<&libc::timespec
     usize::try_from(count).map_err(|_| errno())
 }
 
-/// Sleeps until the socket has bytes, an error or its end, in a call that the kernel restarts after signal handlers that want it so.
-/// False if a signal handler ran that does not. A cancellation point.
+/// Sleeps until the socket has bytes, an error or its end, in a call that the kernel restarts after signal handlers
+/// that want it so. False if a signal handler ran that does not. A cancellation point.
 pub(crate) fn peek_wait(fd: c_int) -> bool {
     let mut byte = 0_u8;
     // SAFETY: room for one byte.

@@ -63,8 +63,8 @@ pub(crate) fn take(conn: &Conn, lane: &Receiver<'_>, there: There, dest: Dest<'_
     bytes
 }
 
-/// The same by pieces: the sender goes on with the blocks of one while the next is copied. Where all were given back at the end, a sender
-/// would wait for as long as all of it takes to copy, longer than it polls, and sleep at each call.
+/// The same by pieces: the sender goes on with the blocks of one while the next is copied. Where all were given back at
+/// the end, a sender would wait for as long as all of it takes to copy, longer than it polls, and sleep at each call.
 #[inline(never)]
 fn take_pieces(conn: &Conn, lane: Receiver<'_>, dest: Dest<'_>) -> usize {
     let mut taken = 0;

@@ -32,11 +32,13 @@ use viaduct_control::Reason;
 use viaduct_control::counters::{Path, slot};
 use viaduct_stream::{Incoming, Source};
 
-/// Steps of one look at the stream. Each takes something that the peer did; no peer that keeps to the protocol is ahead by so many.
+/// Steps of one look at the stream. Each takes something that the peer did; no peer that keeps to the protocol is ahead
+/// by so many.
 const ROUNDS: u32 = 4096;
 /// Not an error number: the direction is searched, `crate::search` receives.
 const SEARCHED: Errno = -1;
-/// A reader that never waits looks this often, in microseconds, whether the kernel connection has ended without a word from the peer.
+/// A reader that never waits looks this often, in microseconds, whether the kernel connection has ended without a word
+/// from the peer.
 const CHECK_US: u64 = 50;
 
 /// What one look at the stream found.
@@ -71,8 +73,8 @@ pub fn receive(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: im
     attached(conn, id, vector, flags, polling, direct)
 }
 
-/// Receives by the program's own call, which fills more than one list of buffers or none at all; `None` where a lane or holes stand in
-/// the way.
+/// Receives by the program's own call, which fills more than one list of buffers or none at all; `None` where a lane or
+/// holes stand in the way.
 pub fn by_kernel(conn: &'static Conn, flags: c_int, direct: impl FnOnce() -> isize) -> Option<isize> {
     if agent::has_mail() {
         agent::deliver();
@@ -100,8 +102,8 @@ fn by(conn: &Conn, call: DirectCall, flags: c_int, direct: impl FnOnce() -> isiz
     received
 }
 
-/// Receives on a connection that was attached when the call began, and had this id. No point of cancellation before there is nothing to receive. `polling`: the
-/// call has polled already, and goes on from there.
+/// Receives on a connection that was attached when the call began, and had this id. No point of cancellation before
+/// there is nothing to receive. `polling`: the call has polled already, and goes on from there.
 #[inline(never)]
 pub(crate) fn attached(
     conn: &'static Conn,
@@ -203,7 +205,8 @@ pub(crate) fn attached(
     sys::fail(error)
 }
 
-/// Whether urgent data comes next and has come. An end that receives no more hears of some that its kernel has not taken.
+/// Whether urgent data comes next and has come. An end that receives no more hears of some that its kernel has not
+/// taken.
 fn holds_urgent_data(conn: &Conn, id: u64) -> bool {
     let has_come = |locks| {
         conn.own_receive(id)
@@ -228,8 +231,8 @@ fn receive_nothing(conn: &'static Conn, id: u64) -> Result<Found, Errno> {
     }
 }
 
-/// Waits until a peek with `MSG_WAITALL` may find more than it did. What it found stays where it is and would end any other wait at
-/// once, so this one looks again and again.
+/// Waits until a peek with `MSG_WAITALL` may find more than it did. What it found stays where it is and would end any
+/// other wait at once, so this one looks again and again.
 #[cold]
 fn wait_for_more(conn: &Conn, deadline: Deadline) -> Result<Woken, Errno> {
     const NAP_NS: u64 = 1_000_000;
@@ -254,8 +257,8 @@ fn peek_rest(conn: &Conn, id: u64, vector: Vector<'_>) -> usize {
     }
 }
 
-/// Receives what is there now, in however many stretches: a program that gets less than it has room for may take that for all there is, and
-/// wait for an edge.
+/// Receives what is there now, in however many stretches: a program that gets less than it has room for may take that
+/// for all there is, and wait for an edge.
 #[inline]
 fn attempt(
     conn: &Conn,
@@ -301,7 +304,8 @@ fn attempt(
     }
 }
 
-/// Receives from place `at` of the vector on, and moves it; what is found behind all that is for the caller only if nothing was.
+/// Receives from place `at` of the vector on, and moves it; what is found behind all that is for the caller only if
+/// nothing was.
 #[inline]
 fn in_stretches(
     conn: &Conn,
@@ -449,15 +453,16 @@ pub(crate) fn look(conn: &Conn, id: u64) -> Result<Found, Errno> {
     Err(send::violated(conn))
 }
 
-/// Takes marks that are in the way. An error behind them, which the kernel tells once, is kept for the program's next call.
+/// Takes marks that are in the way. An error behind them, which the kernel tells once, is kept for the program's next
+/// call.
 pub(crate) fn clear_marks(conn: &Conn, id: u64) {
     if let Err(errno) = look(conn, id) {
         conn.set_error(errno);
     }
 }
 
-/// Where a promotion to the lane at position `until` stands: so many raw bytes are to be received before; once there are none, the lane is
-/// entered.
+/// Where a promotion to the lane at position `until` stands: so many raw bytes are to be received before; once there
+/// are none, the lane is entered.
 pub(crate) fn approach(conn: &Conn, incoming: &Incoming<'_>, until: u64) -> Result<u64, Errno> {
     // Beyond X there are only marks, which are never received before X is reached.
     // Who cannot tell takes no mark for data.

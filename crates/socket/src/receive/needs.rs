@@ -10,7 +10,8 @@ use viaduct_channel::Receiver;
 use viaduct_control::counters::slot;
 use viaduct_stream::{Incoming, Outgoing, Source};
 
-/// Bytes up to a lane's position are waited for, while those before them stay where they are. False if the lane can never hold so much.
+/// Bytes up to a lane's position are waited for, while those before them stay where they are. False if the lane can
+/// never hold so much.
 #[inline]
 pub(crate) fn want(conn: &Conn, lane: &Receiver<'_>, until: u64) -> bool {
     if !lane.can_hold(until) {
@@ -54,7 +55,8 @@ pub(crate) fn want_more(conn: &Conn, lane: &Receiver<'_>) {
     conn.set_flag(LOOKED, true);
 }
 
-/// Something has been consumed, a block of the lane or raw bytes before it: what looks have asked for is taken back. The receiving direction is owned.
+/// Something has been consumed, a block of the lane or raw bytes before it: what looks have asked for is taken back.
+/// The receiving direction is owned.
 #[inline]
 pub(crate) fn consumed(conn: &Conn, incoming: &Incoming<'_>) {
     if conn.flag(LOOKED) {
@@ -66,15 +68,16 @@ pub(crate) fn consumed(conn: &Conn, incoming: &Incoming<'_>) {
     }
 }
 
-/// The lane can hold no more. The program has made the socket's buffer large enough for what it waits for: the stream goes on there.
+/// The lane can hold no more. The program has made the socket's buffer large enough for what it waits for: the stream
+/// goes on there.
 pub(crate) fn go_on_in_kernel(conn: &Conn, incoming: &Incoming<'_>) {
     if incoming.need_raw(true) {
         conn.ring_peer();
     }
 }
 
-/// Wakes a sender that waits for blocks. By bell, or by a mark where our own sending direction is on the lane; else the sender finds
-/// out by itself, since it never sleeps long.
+/// Wakes a sender that waits for blocks. By bell, or by a mark where our own sending direction is on the lane; else the
+/// sender finds out by itself, since it never sleeps long.
 #[cold]
 pub(crate) fn ring_for_credit(conn: &Conn, bits: u32) {
     if bits & bell::BY_BELL != 0 && conn.ring_peer() {

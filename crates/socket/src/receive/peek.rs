@@ -1,6 +1,8 @@
-//! Looking at what is unread without receiving it: over the ends of stretches, since what follows in the stream may have travelled otherwise.
+//! Looking at what is unread without receiving it: over the ends of stretches, since what follows in the stream may
+//! have travelled otherwise.
 //!
-//! What is unread lies in at most three parts: raw bytes before a promotion, the lane's, and raw bytes after its demotion.
+//! What is unread lies in at most three parts: raw bytes before a promotion, the lane's, and raw bytes after its
+//! demotion.
 
 use crate::conn::Conn;
 use crate::lock::Guard;
@@ -46,7 +48,8 @@ impl<'a> Peek<'a> {
         }
     }
 
-    /// How many bytes are there. `quiet`: there was nothing on the kernel connection, see [`is_quiet`](crate::path::marks::is_quiet).
+    /// How many bytes are there. `quiet`: there was nothing on the kernel connection, see
+    /// [`is_quiet`](crate::path::marks::is_quiet).
     pub(crate) fn readable(&self, quiet: bool) -> Result<usize, Errno> {
         if quiet && self.incoming.source() == Source::Lane && !self.incoming.sender_leaves() {
             return self.in_lane(usize::MAX);
@@ -99,8 +102,8 @@ impl<'a> Peek<'a> {
         Ok((done > 0).then_some(Found::Bytes(done)))
     }
 
-    /// So many bytes of the lane are asked for, and left where they are: whoever finds fewer may look until there are as many.
-    /// Of more than the lane can ever hold, a little more than there is.
+    /// So many bytes of the lane are asked for, and left where they are: whoever finds fewer may look until there are
+    /// as many. Of more than the lane can ever hold, a little more than there is.
     fn needs(&self, bytes: usize) {
         let whole = self.lane.head().wrapping_add(bytes as u64);
         if !needs::want(self.conn, &self.lane, whole) {
@@ -168,8 +171,8 @@ impl<'a> Peek<'a> {
         })
     }
 
-    /// How many of the kernel's `queued` bytes stand before what is raw again, if the lane's stretch has ended; the first `left` are raw and marks
-    /// follow.
+    /// How many of the kernel's `queued` bytes stand before what is raw again, if the lane's stretch has ended; the
+    /// first `left` are raw and marks follow.
     fn find_back(&self, left: usize, queued: usize) -> Option<usize> {
         let mut marks = [0; 512];
         let mut at = left;
@@ -184,8 +187,8 @@ impl<'a> Peek<'a> {
         None
     }
 
-    /// Makes a call that peeks `from` bytes behind the kernel's first; `None` where the kernel cannot, direct search has it do so already, or a
-    /// sleeper may be about to peek: it would wait for what is behind.
+    /// Makes a call that peeks `from` bytes behind the kernel's first; `None` where the kernel cannot, direct search
+    /// has it do so already, or a sleeper may be about to peek: it would wait for what is behind.
     fn peek_behind<T>(&self, from: usize, call: impl FnOnce() -> T) -> Option<T> {
         if from == 0 {
             return Some(call());

@@ -75,8 +75,8 @@ pub(crate) fn behind_urgent_data(
     raw_receive(conn, vector, skip, waiting.max(1), flags)
 }
 
-/// Nothing waits but urgent data out of line, which a receive passes, as with TCP. Nothing may be promoted any more, or what comes meanwhile might
-/// be a mark.
+/// Nothing waits but urgent data out of line, which a receive passes, as with TCP. Nothing may be promoted any more, or
+/// what comes meanwhile might be a mark.
 #[cold]
 pub(crate) fn pass_urgent_data(
     conn: &Conn,
@@ -102,8 +102,8 @@ pub(crate) fn pass_urgent_data_before(conn: &Conn, flags: c_int) {
     }
 }
 
-/// Kernel position of the next byte: the kernel's word while the connection is up, our own count once its end hides it. `None` if that is unsure. The
-/// receiving direction is owned.
+/// Kernel position of the next byte: the kernel's word while the connection is up, our own count once its end hides it.
+/// `None` if that is unsure. The receiving direction is owned.
 pub(crate) fn position(conn: &Conn) -> Option<u64> {
     let own = own_position(conn)?;
     let fd = conn.fd();
@@ -177,8 +177,8 @@ impl Conn {
         }
     }
 
-    /// Has `take` take bytes, of the stream or marks, off the kernel connection, and counts them. Whoever is killed in between, or jumps away, leaves it to
-    /// who owns the receiving direction next to count anew. It is owned.
+    /// Has `take` take bytes, of the stream or marks, off the kernel connection, and counts them. Whoever is killed in
+    /// between, or jumps away, leaves it to who owns the receiving direction next to count anew. It is owned.
     #[inline]
     pub(crate) fn take_counted(&self, take: impl FnOnce() -> Result<usize, Errno>) -> Result<usize, Errno> {
         let was_sure = own_position(self).is_some();

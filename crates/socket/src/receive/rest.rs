@@ -1,12 +1,13 @@
 //! How long a receiver that only receives leaves the lane alone once it has emptied it.
 //!
-//! Each look takes the cache line that the sender writes with every message, and the line of the last bytes. A receiver as fast as its sender
-//! would make both wait for these lines all the time. How much is saved by looking less often depends on what a line costs from one processor
-//! to the other, and on what both programs do besides: longer and shorter rests are tried now and then, on the program's own stream, and
-//! kept where more comes through.
+//! Each look takes the cache line that the sender writes with every message, and the line of the last bytes. A receiver
+//! as fast as its sender would make both wait for these lines all the time. How much is saved by looking less often
+//! depends on what a line costs from one processor to the other, and on what both programs do besides: longer and
+//! shorter rests are tried now and then, on the program's own stream, and kept where more comes through.
 //!
-//! The shortest rest follows a look that found nothing, longer ones come before the look where a call has one buffer: a receiver that is faster than
-//! its sender would else look again and again, each time at fewer bytes, before it finds none.
+//! The shortest rest follows a look that found nothing, longer ones come before the look where a call has one buffer: a
+//! receiver that is faster than its sender would else look again and again, each time at fewer bytes, before it finds
+//! none.
 
 use crate::sys;
 use core::sync::atomic::Ordering::Relaxed;
@@ -20,7 +21,8 @@ const LONGEST: u8 = 4;
 const TOGETHER: u32 = 64;
 /// Measurements from one trial to the next.
 const BETWEEN: u32 = 128;
-/// How often a trial compares another level with the usual one: two measurements of the same differ by a tenth now and then.
+/// How often a trial compares another level with the usual one: two measurements of the same differ by a tenth now and
+/// then.
 const PAIRS: u32 = 5;
 /// By so many more comparisons a longer rest must do better than the usual one to be taken,
 const MAJORITY: u32 = 3;
@@ -197,7 +199,8 @@ impl Rest {
 mod tests {
     use super::*;
 
-    /// Receives for so many measurements where `rate` says how many bytes come in a microsecond, by the length of the rests in nanoseconds. Answers the level.
+    /// Receives for so many measurements where `rate` says how many bytes come in a microsecond, by the length of the
+    /// rests in nanoseconds. Answers the level.
     fn receive(rest: &Rest, clock: &mut u64, measurements: u32, rate: impl Fn(u64) -> u64) -> u8 {
         for _ in 0..measurements * (TOGETHER + 1) {
             let ns = rest.next_at(|| *clock);

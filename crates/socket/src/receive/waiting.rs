@@ -22,8 +22,8 @@ pub(crate) fn begin_to_poll(conn: &Conn) -> Spinner {
     spinner
 }
 
-/// Polls for bytes on the lane, perhaps as the call has begun to: whether there are some. Short looks that own the direction, so that close()
-/// cannot take the lane away underneath.
+/// Polls for bytes on the lane, perhaps as the call has begun to: whether there are some. Short looks that own the
+/// direction, so that close() cannot take the lane away underneath.
 fn poll(conn: &'static Conn, id: u64, polling: Option<Spinner>) -> Result<bool, Errno> {
     let mut spinner = polling.unwrap_or_else(|| begin_to_poll(conn));
     loop {
@@ -53,8 +53,9 @@ fn poll(conn: &'static Conn, id: u64, polling: Option<Spinner>) -> Result<bool, 
     }
 }
 
-/// Waits until a receive may find something, and polls first, perhaps as it has begun to. Nothing is owned while waiting. `again`: the call
-/// has slept already, and found nothing on the lane; `asked`: it knows whether it may wait at all.
+/// Waits until a receive may find something, and polls first, perhaps as it has begun to. Nothing is owned while
+/// waiting. `again`: the call has slept already, and found nothing on the lane; `asked`: it knows whether it may wait
+/// at all.
 pub(crate) fn wait_for_bytes(
     conn: &'static Conn,
     id: u64,
@@ -72,7 +73,8 @@ pub(crate) fn wait_for_bytes(
     }
     let bit = wait::bit_for(conn);
     asleep::fall_asleep(wait::may_be_marked(conn, bit).then_some(conn).into_iter());
-    // A sleep ends at once where the kernel has something to tell. One by marks may find those of bytes that have been received.
+    // A sleep ends at once where the kernel has something to tell. One by marks may find those of bytes that have been
+    // received.
     let look = again || bit == bell::BY_SOCKET || marks::has_news(conn) || deadline.left_ns() == Some(0);
     let armed = arm(conn, id, bit, look);
     let woken = match armed {
@@ -85,8 +87,8 @@ pub(crate) fn wait_for_bytes(
     woken
 }
 
-/// Asks to be woken by `bit`; [`Marks::None`] if there is nothing yet, as far as it is to `look` at the kernel connection as well. Also whether this
-/// end has a part in a recall.
+/// Asks to be woken by `bit`; [`Marks::None`] if there is nothing yet, as far as it is to `look` at the kernel
+/// connection as well. Also whether this end has a part in a recall.
 fn arm(conn: &Conn, id: u64, bit: u32, look: bool) -> Result<(Marks, bool), Errno> {
     let Some(guard) = conn.own_receive(id) else {
         return Err(libc::EBADF);

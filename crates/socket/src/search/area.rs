@@ -12,8 +12,8 @@ use viaduct_stream::Holes;
 /// Connections of a family of processes that can be searched at one time.
 const AREAS: usize = 2048;
 
-/// How many of them have a place in every process that forks, though nothing may ever be searched: all take 128 MiB of address space, which some
-/// programs limit. The others get one in the processes that need them.
+/// How many of them have a place in every process that forks, though nothing may ever be searched: all take 128 MiB of
+/// address space, which some programs limit. The others get one in the processes that need them.
 const FIRST: usize = 32;
 
 /// What is kept of one receiving direction that is searched. Used while the direction is owned.
@@ -33,7 +33,8 @@ pub(crate) struct Area {
     pub(super) holders: Holders,
     /// Stream position of the first byte that the kernel or the lane still has.
     pub(crate) base: AtomicU64,
-    /// Kernel position at which stream position 0 stands, noted before anything is thrown away; [`UNKNOWN`], [`UNTOLD`].
+    /// Kernel position at which stream position 0 stands, noted before anything is thrown away; [`UNKNOWN`],
+    /// [`UNTOLD`].
     pub(crate) origin: AtomicU64,
     /// Stream position up to which the kernel was last found to hold bytes.
     pub(crate) there: AtomicU64,
@@ -45,7 +46,8 @@ pub(crate) struct Area {
     pub(crate) mark: AtomicU64,
     /// 1: `SO_PEEK_OFF` of the socket is set.
     pub(crate) peeks_behind: AtomicU32,
-    /// What the next call is to report: the kernel tells an error once, and a call that had received something by then did not.
+    /// What the next call is to report: the kernel tells an error once, and a call that had received something by then
+    /// did not.
     pub(crate) error: AtomicI32,
     pub(crate) holes: Holes,
 }
@@ -72,8 +74,8 @@ struct Whole {
     others: [Area; AREAS - FIRST],
 }
 
-/// The front of a connection's stream as this process has peeked it. Bytes at a position never change, so it stays true however
-/// the stream moves on.
+/// The front of a connection's stream as this process has peeked it. Bytes at a position never change, so it stays true
+/// however the stream moves on.
 #[derive(Debug)]
 pub(crate) struct Peeked {
     pub(crate) buffer: Buffer,
@@ -127,7 +129,8 @@ fn known() -> Option<&'static Shared> {
     (!region.is_null()).then(|| sys::shared_record(region, 0))
 }
 
-/// The areas beyond the first, to which this process gives a place if they have none; `None` if there is no room for them.
+/// The areas beyond the first, to which this process gives a place if they have none; `None` if there is no room for
+/// them.
 fn others() -> Option<&'static [Area]> {
     let mut whole = WHOLE.load(Acquire);
     if whole.is_null() {
@@ -142,7 +145,8 @@ fn others() -> Option<&'static [Area]> {
     Some(&sys::shared_record(whole, 0).others)
 }
 
-/// The program is about to forbid itself system calls: where something has been searched, what it may need is mapped before.
+/// The program is about to forbid itself system calls: where something has been searched, what it may need is mapped
+/// before.
 pub(crate) fn confining() {
     if known().is_some_and(|shared| reach(shared) > 0) {
         let _ = others();
@@ -178,7 +182,8 @@ pub(crate) fn peeked(reference: u32) -> Option<&'static Peeked> {
     PEEKED.get(index(reference)?)
 }
 
-/// Takes an area nobody uses into use, for a direction without holes that this process knows, and answers its reference.
+/// Takes an area nobody uses into use, for a direction without holes that this process knows, and answers its
+/// reference.
 pub(crate) fn claim() -> Option<u32> {
     share();
     let shared = known()?;
@@ -247,14 +252,16 @@ pub(super) fn find(identity: u64) -> Option<u32> {
     all(known()?).find(same).map(|(reference, _)| reference)
 }
 
-/// Excludes others that look for a socket's area, lest two get one each for the same. `None`: there is no memory, or no room to look at it.
+/// Excludes others that look for a socket's area, lest two get one each for the same. `None`: there is no memory, or no
+/// room to look at it.
 pub(super) fn claiming() -> Option<&'static AtomicU32> {
     let shared = known()?;
     let all_seen = reach(shared) <= FIRST || others().is_some();
     all_seen.then_some(&shared.claiming)
 }
 
-/// The references of areas whose sockets this process knows by descriptors. Touches no others, which would be faults of each child.
+/// The references of areas whose sockets this process knows by descriptors. Touches no others, which would be faults of
+/// each child.
 pub(super) fn known_by_descriptors() -> impl Iterator<Item = u32> {
     let places = (1_u32..).zip(&PEEKED);
     let ours = places.filter(|(_, peeked)| peeked.descriptors.load(Relaxed) != 0);
@@ -311,8 +318,8 @@ pub(crate) fn after_fork_in_child() {
     }
 }
 
-/// A forked child, which was expected, knows the socket with this area, if it is one. It counts itself, in the place that it has, unless its
-/// parent has counted it among the unknown.
+/// A forked child, which was expected, knows the socket with this area, if it is one. It counts itself, in the place
+/// that it has, unless its parent has counted it among the unknown.
 pub(crate) fn arrive(reference: u32) {
     if !Family::is_unknown() {
         add(reference);
@@ -360,8 +367,8 @@ pub(crate) fn release(place: &AtomicU32) {
 }
 
 impl Area {
-    /// Has `take` take bytes that have been received off the front of what the kernel or the lane has, and counts them. Whoever is killed in between,
-    /// or jumps away, leaves the holes damaged: how many have gone nobody can say.
+    /// Has `take` take bytes that have been received off the front of what the kernel or the lane has, and counts them.
+    /// Whoever is killed in between, or jumps away, leaves the holes damaged: how many have gone nobody can say.
     #[inline(always)]
     pub(super) fn consume(&self, take: impl FnOnce() -> Result<usize, Errno>) -> Result<usize, Errno> {
         self.holes.begin_change();

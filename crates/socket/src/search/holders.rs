@@ -1,5 +1,5 @@
-//! Which processes know a socket that is searched: a forked child knows what its parent knew. One that is killed tells nobody, so processes have
-//! places of their own, and those of the dead are found where room is needed.
+//! Which processes know a socket that is searched: a forked child knows what its parent knew. One that is killed tells
+//! nobody, so processes have places of their own, and those of the dead are found where room is needed.
 
 use crate::lock::{self, Guard};
 use crate::process::{apart, is_confined, thread};
@@ -15,7 +15,8 @@ const PROCESSES: usize = 512;
 const NUMBER: u32 = (1 << SEEN) - 1;
 /// In a place: the process with this number has a child that has not come to itself.
 const EXPECTED: u32 = 1 << 31;
-/// The first of the bits between with the second, from 1 to [`CYCLE`], in which that process was found dead; 0: it was not.
+/// The first of the bits between with the second, from 1 to [`CYCLE`], in which that process was found dead; 0: it was
+/// not.
 const SEEN: u32 = 22;
 const CYCLE: u32 = (EXPECTED >> SEEN) - 1;
 /// Seconds that its child has from then on to come to itself.
@@ -40,7 +41,8 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 /// Whether this process's parent had no place for it, and counted it among the unknown.
 static UNKNOWN_HERE: AtomicBool = AtomicBool::new(false);
 
-/// What a thread knows of the children that it makes: of more than one where a handler forks that has interrupted a fork. Each child has a copy.
+/// What a thread knows of the children that it makes: of more than one where a handler forks that has interrupted a
+/// fork. Each child has a copy.
 #[derive(Debug)]
 pub(crate) struct Forking {
     /// Forks that have begun.
@@ -147,7 +149,8 @@ impl Family {
         }
     }
 
-    /// A free place gets this content, if need be one of the dead, which `forget` is told to forget. Owned by the caller.
+    /// A free place gets this content, if need be one of the dead, which `forget` is told to forget. Owned by the
+    /// caller.
     fn join(&self, content: u32, forget: impl Fn(&Places)) -> Member {
         let place = self.find(0).or_else(|| {
             self.bury(forget);
@@ -222,7 +225,8 @@ impl Family {
         };
         let pid = raw::getpid();
         let _guard = self.own();
-        // Who cannot ask who the child is keeps the places of those that were killed on the way: the first of them is as good, and few add up.
+        // Who cannot ask who the child is keeps the places of those that were killed on the way: the first of them is
+        // as good, and few add up.
         let untold = note.before.get() == UNTOLD;
         let place = self.find(note.content.get()).filter(|_| untold).unwrap_or(place);
         let content = self.content(place);

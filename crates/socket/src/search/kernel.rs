@@ -1,10 +1,11 @@
 //! Direct search on a connection whose bytes are all in the kernel.
 //!
-//! Large pieces are peeked at their offset (`SO_PEEK_OFF`) and thrown away when the head reaches them, so nothing is copied
-//! twice. For small pieces the two system calls that this costs are more than the copy: the front of the stream is peeked in
-//! bulk, and calls are served from there. Either way the bytes stay in the kernel until they have been received in order, and
-//! **the kernel holds unread bytes exactly if there are any**: bytes that have been received are thrown away at the latest when
-//! nothing unread is known to stand behind them. So readiness, as the kernel tells it, is right without anybody's help.
+//! Large pieces are peeked at their offset (`SO_PEEK_OFF`) and thrown away when the head reaches them, so nothing is
+//! copied twice. For small pieces the two system calls that this costs are more than the copy: the front of the stream
+//! is peeked in bulk, and calls are served from there. Either way the bytes stay in the kernel until they have been
+//! received in order, and **the kernel holds unread bytes exactly if there are any**: bytes that have been received are
+//! thrown away at the latest when nothing unread is known to stand behind them. So readiness, as the kernel tells it,
+//! is right without anybody's help.
 
 use super::area::{Area, Peeked, UNKNOWN, UNTOLD};
 use super::waiting::lift_mark;
@@ -32,7 +33,8 @@ const LEAST: usize = 4 << 10;
 /// What a search fails with whose bytes stand behind urgent data.
 pub(super) const BEHIND_URGENT_DATA: Errno = libc::EOPNOTSUPP;
 
-/// Whether an error behind bytes that have been received is kept for the next call: the kernel tells it once. Others are of this call alone.
+/// Whether an error behind bytes that have been received is kept for the next call: the kernel tells it once. Others
+/// are of this call alone.
 pub(super) fn is_told_once(errno: Errno) -> bool {
     !matches!(errno, libc::EAGAIN | libc::EINTR | libc::ENOBUFS | BEHIND_URGENT_DATA)
 }
@@ -59,7 +61,8 @@ impl Front<'_> {
         kernel::queued(self.fd).saturating_sub(narrow(taken))
     }
 
-    /// Takes all that a call asks for, where it has been peeked and stands before any hole; `None`: it is not so simple.
+    /// Takes all that a call asks for, where it has been peeked and stands before any hole; `None`: it is not so
+    /// simple.
     #[inline]
     pub(crate) fn take_simply(&self, dest: Dest<'_>, offset: u64) -> Option<usize> {
         let holes = &self.area.holes;
@@ -91,7 +94,8 @@ impl Front<'_> {
             return Err(libc::ENOBUFS);
         }
         let mut ended = false;
-        // What ends further away than is ever peeked in bulk is not looked for there at all, nor what lies far behind all that has been peeked.
+        // What ends further away than is ever peeked in bulk is not looked for there at all, nor what lies far behind
+        // all that has been peeked.
         let passed = end.saturating_sub(want as u64 + self.peeked.range(self.area).1.max(self.base()));
         let near = passed <= MIDDLE.max(want.saturating_mul(PASSED)) as u64;
         let small = want < LARGE && !ask.shared && near && end.saturating_sub(self.base()) <= BUFFER as u64;
@@ -218,13 +222,15 @@ impl Front<'_> {
         if last >= enough { last } else { self.there(enough) }
     }
 
-    /// Peeks the front of the stream, up to position `end` at least, which is near enough; true if the stream ends there.
+    /// Peeks the front of the stream, up to position `end` at least, which is near enough; true if the stream ends
+    /// there.
     #[cold]
     fn fill(&self, end: u64, want: usize) -> Result<bool, Errno> {
         self.settle(true)?;
         let base = self.base();
         let reach = narrow(end.saturating_sub(base));
-        // Who walks away from the front goes on, and each peek begins there: twice as far copies each byte twice at most.
+        // Who walks away from the front goes on, and each peek begins there: twice as far copies each byte twice at
+        // most.
         let len = want
             .saturating_mul(BULK)
             .max(LEAST)
@@ -243,8 +249,9 @@ impl Front<'_> {
         }
     }
 
-    /// Takes a piece that ends at position `end` and stands behind others, if it is all there and none of it peeked: the front of the stream is
-    /// peeked in bulk, but the piece to where the program wants it and not into the buffer, where nobody will look for it.
+    /// Takes a piece that ends at position `end` and stands behind others, if it is all there and none of it peeked:
+    /// the front of the stream is peeked in bulk, but the piece to where the program wants it and not into the buffer,
+    /// where nobody will look for it.
     fn take_behind(&self, ask: &Ask<'_>, end: u64, want: usize) -> Result<bool, Errno> {
         let holes = &self.area.holes;
         let from = holes.position(ask.offset);
@@ -262,7 +269,8 @@ impl Front<'_> {
             iov_base: dest.as_mut_ptr().cast(),
             iov_len: want,
         };
-        // Searches that follow are most likely like this one. What is peeked beyond the last whole one is peeked again with the next.
+        // Searches that follow are most likely like this one. What is peeked beyond the last whole one is peeked again
+        // with the next.
         let reach = before + want;
         let there = narrow(self.counted(end).saturating_sub(base)).min(BUFFER);
         let whole = (there / reach).max(1) * reach;
@@ -369,7 +377,8 @@ impl Front<'_> {
         Ok(())
     }
 
-    /// Before the first bytes are thrown away: no call takes any but those that mind holes by then. Without a record of the connection nobody will ask.
+    /// Before the first bytes are thrown away: no call takes any but those that mind holes by then. Without a record of
+    /// the connection nobody will ask.
     fn note_origin(&self) {
         let area = self.area;
         let Some(locks) = self.locks.filter(|_| area.origin.load(Relaxed) == UNKNOWN) else {
@@ -383,8 +392,9 @@ impl Front<'_> {
         }
     }
 
-    /// Throws away what has been received at the front where the holes are damaged, for somebody who knows of none. The head is as before the call that
-    /// nobody has ended, or as after it; how many bytes have gone the kernel tells. Where it does not, no byte is handed over, but an error.
+    /// Throws away what has been received at the front where the holes are damaged, for somebody who knows of none. The
+    /// head is as before the call that nobody has ended, or as after it; how many bytes have gone the kernel tells.
+    /// Where it does not, no byte is handed over, but an error.
     pub(crate) fn settle_damaged(&self, locks: &Locks) {
         // Where nothing has been thrown away yet. This may be asked more than once.
         self.note_origin();
@@ -419,8 +429,8 @@ pub(crate) fn peek_at_offset(
     kernel::receive(fd, ask.vector, ask.skip + done, most, flags)
 }
 
-/// The same where the kernel cannot: Linux before 6.9. What lies before is peeked too, as far as the buffer reaches: how much that
-/// was, and how much of it was copied.
+/// The same where the kernel cannot: Linux before 6.9. What lies before is peeked too, as far as the buffer reaches:
+/// how much that was, and how much of it was copied.
 #[cold]
 pub(crate) fn peek_over(
     fd: c_int,
@@ -455,8 +465,8 @@ fn copy_peeked(peeked: &Peeked, ask: &Ask<'_>, done: usize, from: usize, most: u
     copied
 }
 
-/// Has the next peek begin at an offset; false where the kernel cannot. The option moves with what is peeked and received, so it
-/// is set before each peek, once it has been set.
+/// Has the next peek begin at an offset; false where the kernel cannot. The option moves with what is peeked and
+/// received, so it is set before each peek, once it has been set.
 pub(crate) fn peek_from(fd: c_int, area: &Area, offset: c_int) -> bool {
     let set = |offset: c_int| raw::setsockopt(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &offset).is_ok();
     if offset != 0 {

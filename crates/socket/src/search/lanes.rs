@@ -1,8 +1,9 @@
 //! Direct search on a connection with a lane, across the stretches that its bytes travelled on.
 //!
-//! At any time the unreceived bytes lie in at most three parts: raw bytes before a promotion, the lane's stretch, and raw bytes after
-//! its demotion; no other promotion comes before the lane's has been received. The first byte of the first part is the area's base. Bytes received at the head are given up at once, so what the rest
-//! of this crate computes of readiness stays right; blocks that lie wholly in a hole go back to the sender at once.
+//! At any time the unreceived bytes lie in at most three parts: raw bytes before a promotion, the lane's stretch, and
+//! raw bytes after its demotion; no other promotion comes before the lane's has been received. The first byte of the
+//! first part is the area's base. Bytes received at the head are given up at once, so what the rest of this crate
+//! computes of readiness stays right; blocks that lie wholly in a hole go back to the sender at once.
 
 mod parts;
 
@@ -30,7 +31,8 @@ const FORESEEN: usize = 8 << 10;
 /// So few are fetched at once, whichever is wanted first.
 const TOGETHER: usize = 1 << 10;
 
-/// Takes all that a call asks for, where it is in the lane and before any hole, as it mostly is; `None`: it is not so simple.
+/// Takes all that a call asks for, where it is in the lane and before any hole, as it mostly is; `None`: it is not so
+/// simple.
 #[inline(always)]
 pub(super) fn take_simply(conn: &Conn, guard: &Guard<'_>, area: &Area, dest: Dest<'_>, offset: u64) -> Option<usize> {
     let (holes, lane) = (&area.holes, conn.segment(guard)?.receiver(conn.side()));
@@ -106,8 +108,8 @@ fn is_block(lane: &Receiver<'_>, hole: (u64, u64)) -> bool {
     hole.1.saturating_sub(hole.0) >= lane.block_size() as u64
 }
 
-/// Gives the blocks back that are whole since `taken` has become part of `hole`, all of them stream positions. The lane begins at the first of
-/// `within`, and has so many bytes.
+/// Gives the blocks back that are whole since `taken` has become part of `hole`, all of them stream positions. The lane
+/// begins at the first of `within`, and has so many bytes.
 #[inline(never)]
 fn give_back(conn: &Conn, guard: &Guard<'_>, hole: (u64, u64), taken: (u64, u64), within: (u64, u64)) {
     let Some(segment) = conn.segment(guard) else { return };
@@ -265,7 +267,8 @@ impl<'a> Stretches<'a> {
         copied
     }
 
-    /// Notes that `from..to` has been received, and gives back the blocks that are whole now; false if there is no room for a hole.
+    /// Notes that `from..to` has been received, and gives back the blocks that are whole now; false if there is no room
+    /// for a hole.
     fn take(&self, parts: &Parts, from: u64, to: u64) -> bool {
         let Ok(hole) = self.area.holes.take(from, to) else {
             return false;
@@ -333,7 +336,8 @@ impl<'a> Stretches<'a> {
     /// Bytes that a receive would find, as far as the parts before are all there.
     pub(crate) fn readable(&self) -> Result<u64, Errno> {
         let parts = match self.incoming.source() {
-            // The mark that ends its stretch may not have been looked at, and is left to those who sleep until it comes.
+            // The mark that ends its stretch may not have been looked at, and is left to those who sleep until it
+            // comes.
             Source::Lane => self.around_promotion(0)?,
             _ => self.parts(u64::MAX)?,
         };
@@ -357,9 +361,9 @@ impl<'a> Stretches<'a> {
         (place == Place::Lane).then(|| self.lane.head().wrapping_add(into + 1))
     }
 
-    /// Whether what ends at `end` is in the lane and more than it can hold, and the kernel cannot stand in. If it fits, the sender hears
-    /// that it is needed: where the caller has waited, or a lane has little room beside so much. Then it gets as much again, to go on
-    /// while the rest is received.
+    /// Whether what ends at `end` is in the lane and more than it can hold, and the kernel cannot stand in. If it fits,
+    /// the sender hears that it is needed: where the caller has waited, or a lane has little room beside so much. Then
+    /// it gets as much again, to go on while the rest is received.
     fn is_too_far(&self, parts: &Parts, end: u64, waited: bool) -> bool {
         let Some(until) = self.behind(parts, end) else {
             return false;
@@ -376,7 +380,8 @@ impl<'a> Stretches<'a> {
         false
     }
 
-    /// Up to where a call waits for bytes that end at `end`: a peek at the head, which shows what can be held, for no more than that.
+    /// Up to where a call waits for bytes that end at `end`: a peek at the head, which shows what can be held, for no
+    /// more than that.
     fn most_held(&self, parts: &Parts, ask: &Ask<'_>, end: u64) -> u64 {
         match self.behind(parts, end) {
             Some(until)
@@ -388,8 +393,8 @@ impl<'a> Stretches<'a> {
         }
     }
 
-    /// A peek found bytes up to position `next` only, and not up to `end`. Whoever waits for the others sees no more of this socket
-    /// than that it is readable.
+    /// A peek found bytes up to position `next` only, and not up to `end`. Whoever waits for the others sees no more of
+    /// this socket than that it is readable.
     fn tell_of_rest(&self, parts: &Parts, next: u64, end: u64) {
         let want = |end| {
             let until = self.behind(parts, end);
@@ -477,8 +482,8 @@ impl<'a> Stretches<'a> {
         }
     }
 
-    /// The lane can never hold so much. If the program has made the socket's buffer large enough for all of it, the stream goes on
-    /// there.
+    /// The lane can never hold so much. If the program has made the socket's buffer large enough for all of it, the
+    /// stream goes on there.
     fn ask_for_kernel(&self, end: u64) -> bool {
         let room = kernel::room_set(self.conn.fd());
         if room == 0 || end.saturating_sub(self.base()) > room {

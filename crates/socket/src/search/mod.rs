@@ -1,8 +1,9 @@
 //! Direct search: receiving bytes from the middle of a stream.
 //!
-//! The bytes received become a hole, which all other calls skip (`viaduct_stream::Holes`). Where they are taken from depends on
-//! what carries the stream: `kernel` for connections without a lane, `lanes` for those with one. A direction that has been
-//! searched is marked in its ownership word, so that receives on all others take no notice of any of this.
+//! The bytes received become a hole, which all other calls skip (`viaduct_stream::Holes`). Where they are taken from
+//! depends on what carries the stream: `kernel` for connections without a lane, `lanes` for those with one. A direction
+//! that has been searched is marked in its ownership word, so that receives on all others take no notice of any of
+//! this.
 //!
 //! [`plain`] offers the same in a program that does not run under Viaduct.
 
@@ -78,8 +79,8 @@ pub(crate) enum Step {
     Bytes(usize),
     /// Too few are there; the kernel must hold bytes up to this position for it to be worth another attempt.
     Nothing { until: u64 },
-    /// Too few are there; the lane has published so far and must come to `until` for it to be worth another attempt, and the kernel
-    /// holds so many that are known.
+    /// Too few are there; the lane has published so far and must come to `until` for it to be worth another attempt,
+    /// and the kernel holds so many that are known.
     Stretches { lane: u64, until: u64, kernel: u64 },
     /// Something has changed meanwhile.
     Again,
@@ -105,7 +106,8 @@ trait Searched {
     fn broken(&self, errno: Errno);
 }
 
-/// Receives from `offset` on: the whole of the call but for what sets ends apart, and for what is simple, as it mostly is.
+/// Receives from `offset` on: the whole of the call but for what sets ends apart, and for what is simple, as it mostly
+/// is.
 fn run(end: &impl Searched, vector: Vector<'_>, flags: c_int, offset: u64) -> Result<usize, Errno> {
     let total = vector.len();
     let all = flags & libc::MSG_WAITALL != 0;
@@ -346,8 +348,8 @@ pub(crate) fn peek_at_front(conn: &Conn) {
     }
 }
 
-/// Somebody who knows of no holes is to receive from the kernel connection: what has been received is not to come once more, as far as it
-/// stands before all that is unread, and peeks begin at the front.
+/// Somebody who knows of no holes is to receive from the kernel connection: what has been received is not to come once
+/// more, as far as it stands before all that is unread, and peeks begin at the front.
 pub(crate) fn hand_over(conn: &Conn) {
     let Some(front) = front(conn) else { return };
     if let Some(_guard) = conn.own_receive(conn.id())
@@ -387,7 +389,8 @@ fn answer(end: &Recorded, vector: Vector<'_>, flags: c_int, offset: u64) -> isiz
     }
 }
 
-/// Receives on `conn` from `offset` unread bytes after the head on. `direct` is the program's own call without the offset.
+/// Receives on `conn` from `offset` unread bytes after the head on. `direct` is the program's own call without the
+/// offset.
 #[inline]
 pub fn seek_receive(
     conn: &'static Conn,
@@ -427,7 +430,8 @@ fn seek_slowly(
     if vector.is_empty() {
         return 0;
     }
-    // Attached, it is known to be a TCP connection. A plain peek waits for all of it, though it may be more than there is room for.
+    // Attached, it is known to be a TCP connection. A plain peek waits for all of it, though it may be more than there
+    // is room for.
     let whole_peek = flags & libc::MSG_PEEK != 0 && flags & libc::MSG_WAITALL != 0;
     if offset == 0 && !whole_peek && conn.phase() == Phase::Attached && !conn.searched() {
         return receive::receive(conn, vector, flags, direct);
@@ -435,8 +439,8 @@ fn seek_slowly(
     answer(&end, vector, flags, offset as u64)
 }
 
-/// The record of the connected TCP socket `fd`, made now if there is none: a socket that another program opened stays on TCP, but its
-/// receives are to mind holes.
+/// The record of the connected TCP socket `fd`, made now if there is none: a socket that another program opened stays
+/// on TCP, but its receives are to mind holes.
 ///
 /// # Errors
 /// `EBADF`, `ENOTSOCK`, `ENOTCONN`; `EOPNOTSUPP` for other sockets; `ENOBUFS` if there are too many connections.

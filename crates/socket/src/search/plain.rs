@@ -1,7 +1,9 @@
-//! Direct search in a program that does not run under Viaduct: nothing is known of its descriptors but what each call tells.
+//! Direct search in a program that does not run under Viaduct: nothing is known of its descriptors but what each call
+//! tells.
 //!
-//! While a socket has holes, it must be received from by these calls only; other processes or libraries that read the socket
-//! see the stream with the bytes of the holes in it. Readiness, as the kernel tells it, is right for these calls.
+//! While a socket has holes, it must be received from by these calls only; other processes or libraries that read the
+//! socket see the stream with the bytes of the holes in it. Readiness, as the kernel tells it, is right for these
+//! calls.
 
 use super::area::{self, Area, Child};
 use super::kernel::Front;
@@ -28,8 +30,8 @@ static KNOWN: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTO
 /// Receives from the socket `fd`, from `offset` unread bytes after the head on.
 ///
 /// # Errors
-/// As `recv`; `EINVAL` for numbers that are too large, `EOPNOTSUPP` for other sockets than TCP and for flags beyond those of
-/// `recv` on a stream, `ENOBUFS` where the receive buffer cannot hold so much or there are too many holes.
+/// As `recv`; `EINVAL` for numbers that are too large, `EOPNOTSUPP` for other sockets than TCP and for flags beyond
+/// those of `recv` on a stream, `ENOBUFS` where the receive buffer cannot hold so much or there are too many holes.
 pub fn seek_receive(fd: c_int, vector: Vector<'_>, flags: c_int, offset: usize) -> Result<usize, Errno> {
     check(vector.asked(), flags, offset)?;
     let socket = socket(fd)?;
@@ -181,7 +183,8 @@ pub(super) fn check_socket(fd: c_int) -> Result<(), Errno> {
     if kind != libc::SOCK_STREAM || !is_tcp(fd) {
         return Err(libc::EOPNOTSUPP);
     }
-    // The kernel says of a socket that it is not connected. No byte is peeked at: that would move where the program peeks next.
+    // The kernel says of a socket that it is not connected. No byte is peeked at: that would move where the program
+    // peeks next.
     match raw::recv(fd, &mut [], libc::MSG_PEEK | libc::MSG_DONTWAIT) {
         Err(errno) if !matches!(errno, libc::EAGAIN | libc::EINTR) => Err(errno),
         _ => Ok(()),
@@ -211,8 +214,8 @@ fn release(place: &AtomicU32, own: fn(&'static AtomicU32) -> Option<Guard<'stati
 /// So many buffers of sockets that have been closed are no matter.
 const BUFFERS: usize = 16;
 
-/// Gives the memory back that sockets which have been closed still have: nobody tells of that. Rarely enough that each first search pays for a few
-/// looks only.
+/// Gives the memory back that sockets which have been closed still have: nobody tells of that. Rarely enough that each
+/// first search pays for a few looks only.
 fn sweep_in_time() {
     static SINCE: AtomicUsize = AtomicUsize::new(0);
     let since = SINCE.fetch_add(1, Relaxed);

@@ -1,5 +1,5 @@
-//! What most calls on a searched connection come down to: one buffer, and bytes for all of it, none behind a hole. This takes a fraction of the
-//! instructions of [`run`](super::run), which goes on where it is not so.
+//! What most calls on a searched connection come down to: one buffer, and bytes for all of it, none behind a hole. This
+//! takes a fraction of the instructions of [`run`](super::run), which goes on where it is not so.
 
 use super::{Recorded, Searched, front, lanes};
 use crate::conn::{Conn, Phase};

@@ -1,4 +1,5 @@
-//! Descriptors of sockets that were made for direct search: only on these is an offset looked for among control messages.
+//! Descriptors of sockets that were made for direct search: only on these is an offset looked for among control
+//! messages.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;

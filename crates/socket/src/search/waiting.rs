@@ -20,22 +20,25 @@ use viaduct_stream::{Incoming, Source};
 /// A wait looks this often whether it still is for the right thing, in nanoseconds.
 const LOOK_AGAIN_NS: u64 = 50_000_000;
 
-/// How much larger than what is waited for a buffer should be: packets that are not full take more room than their bytes.
+/// How much larger than what is waited for a buffer should be: packets that are not full take more room than their
+/// bytes.
 const AMPLE: u64 = 4;
-/// The kernel calls a socket readable as soon as its peer may send no more than the largest packet has had, which on the loopback device is
-/// as much as buffers hold at first: a wait on such a one would never be one.
+/// The kernel calls a socket readable as soon as its peer may send no more than the largest packet has had, which on
+/// the loopback device is as much as buffers hold at first: a wait on such a one would never be one.
 const LEAST: u64 = 512 << 10;
 /// A wait for so many bytes is one for messages that are long.
 const LONG: u64 = 64 << 10;
-/// What is peeked stays in the buffer, so a sender of long messages soon finds no room in one that has just enough: whatever is thrown away
-/// then has the kernel send on, in the receiver's time. As much as a lane holds. Short messages would come out of the processor's cache.
+/// What is peeked stays in the buffer, so a sender of long messages soon finds no room in one that has just enough:
+/// whatever is thrown away then has the kernel send on, in the receiver's time. As much as a lane holds. Short messages
+/// would come out of the processor's cache.
 const LEAST_LONG: u64 = 4 << 20;
 /// In a buffer that is nearly full the kernel calls a socket readable at once: a wait looks this often, in nanoseconds.
 const NAP_NS: u64 = 200_000;
 
-/// Until dropped, a call waits for a socket to hold so many bytes, and the socket counts as readable once it holds as many as the most modest
-/// of all who wait asks for: the socket has one `SO_RCVLOWAT` for all of them. Whatever makes a count wrong lifts the mark, so that everybody
-/// looks again. The kernel makes the socket's buffer large enough, within limits, and calls it readable also when that is nearly full.
+/// Until dropped, a call waits for a socket to hold so many bytes, and the socket counts as readable once it holds as
+/// many as the most modest of all who wait asks for: the socket has one `SO_RCVLOWAT` for all of them. Whatever makes a
+/// count wrong lifts the mark, so that everybody looks again. The kernel makes the socket's buffer large enough, within
+/// limits, and calls it readable also when that is nearly full.
 #[derive(Debug)]
 pub(super) struct Mark {
     fd: c_int,
@@ -114,8 +117,8 @@ impl Drop for Mark {
     }
 }
 
-/// Whether the stream has ended, so that no more than what is there will come. `POLLERR` alone is of messages to the program, that what it sent
-/// without a copy has gone for one.
+/// Whether the stream has ended, so that no more than what is there will come. `POLLERR` alone is of messages to the
+/// program, that what it sent without a copy has gone for one.
 pub(super) fn has_ended(fd: c_int) -> bool {
     let over = libc::POLLRDHUP | libc::POLLHUP;
     raw::poll_now(fd, over) & over != 0
@@ -136,7 +139,8 @@ pub(super) fn refuse_if_full(fd: c_int, area: &Area, bytes: u64) -> Result<(), E
     Err(libc::ENOBUFS)
 }
 
-/// Makes the socket's buffer larger than it is, if it may be: what has been received of a packet takes room until all of it has.
+/// Makes the socket's buffer larger than it is, if it may be: what has been received of a packet takes room until all
+/// of it has.
 fn enlarge(fd: c_int, area: &Area) -> bool {
     let before = kernel::buffer_size(fd);
     set_mark(fd, u64::try_from(before).unwrap_or(0));
@@ -163,7 +167,8 @@ pub(super) enum Waiting {
     Nap,
 }
 
-/// Begins to wait for bytes up to position `until`. `again`: a wait has brought too little. The caller owns the direction.
+/// Begins to wait for bytes up to position `until`. `again`: a wait has brought too little. The caller owns the
+/// direction.
 pub(super) fn begin(fd: c_int, area: &'static Area, until: u64, again: bool) -> Result<Waiting, Errno> {
     let bytes = until.saturating_sub(area.base.load(Relaxed));
     if bytes == 0 {
@@ -177,12 +182,12 @@ pub(super) fn begin(fd: c_int, area: &'static Area, until: u64, again: bool) -> 
     Ok(Waiting::Sleep(mark))
 }
 
-/// A call that does not wait found too little before position `until`: tells if there is no room for so much. The caller owns the
-/// direction.
+/// A call that does not wait found too little before position `until`: tells if there is no room for so much. The
+/// caller owns the direction.
 pub(super) fn announce(fd: c_int, area: &'static Area, until: u64) -> Result<bool, Errno> {
     let bytes = until.saturating_sub(area.base.load(Relaxed));
-    // A mark is not needed again where it has made the buffer large: the kernel tells of the bytes that are there with each, which for who waits by
-    // edges is news.
+    // A mark is not needed again where it has made the buffer large: the kernel tells of the bytes that are there with
+    // each, which for who waits by edges is news.
     let _mark = enlarges(area, bytes).then(|| Mark::at(fd, area, bytes));
     refuse_if_full(fd, area, bytes)?;
     Ok(false)
@@ -231,8 +236,8 @@ fn wait_for_kernel(conn: &'static Conn, id: u64, until: u64, deadline: Deadline,
     })
 }
 
-/// Waits until the lane has published up to position `until`, or the kernel holds more than `queued` bytes. `again`: a wait has brought too
-/// little.
+/// Waits until the lane has published up to position `until`, or the kernel holds more than `queued` bytes. `again`: a
+/// wait has brought too little.
 fn wait_for_news(
     conn: &'static Conn,
     id: u64,

@@ -72,7 +72,8 @@ pub fn send_with_control(conn: &'static Conn, direct: impl FnOnce() -> isize) ->
     }
 }
 
-/// Sends on a connection that was attached when the call began, and had this id, from `done` on. No point of cancellation before there is no room.
+/// Sends on a connection that was attached when the call began, and had this id, from `done` on. No point of
+/// cancellation before there is no room.
 #[inline(never)]
 pub(crate) fn attached(
     conn: &'static Conn,
@@ -211,7 +212,8 @@ fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) 
                     // It is on TCP only because the peer asks for it.
                     conn.change_reason(Reason::Pairing, Reason::PeerRequested);
                     recall::answer(conn, &out);
-                    // In this order: a receiver that ends its stretch between the two is fetched from before anything else is sent.
+                    // In this order: a receiver that ends its stretch between the two is fetched from before anything
+                    // else is sent.
                     if recall::is_peers_turn(conn, &out) {
                         return Ok(0);
                     }
@@ -256,8 +258,8 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
         return Ok(refused);
     }
     let mut sent = 0;
-    // A receiver that keeps up makes room for ever. Others may want the direction, and there may be something else to do.
-    // One look at the lane decides, whatever a peer makes of its size.
+    // A receiver that keeps up makes room for ever. Others may want the direction, and there may be something else to
+    // do. One look at the lane decides, whatever a peer makes of its size.
     let most = lane.capacity().max(1);
     let long = vector.len().saturating_sub(skip) >= stores::LONG;
     while sent < most {
@@ -284,8 +286,9 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
         }
     }
     if sent > 0 && (closes || conn.flag(conn::PEER_FIN)) {
-        // The peer has closed at least one direction, or is about to. If both, the kernel answers a mark with RST, as it would
-        // have answered the bytes. One that goes on receiving says so, unless it is killed, which is found out soon.
+        // The peer has closed at least one direction, or is about to. If both, the kernel answers a mark with RST, as
+        // it would have answered the bytes. One that goes on receiving says so, unless it is killed, which is found out
+        // soon.
         let due = closes || conn.is_due_for_mark(CHECK_US);
         conn.set_flag(conn::MARK_OWED, !due);
         if due {
@@ -334,8 +337,8 @@ fn broken(conn: &Conn) -> Errno {
     }
 }
 
-/// Puts a mark on the kernel connection. A full kernel buffer is no error: then there is something to read anyway. The sending
-/// direction is owned and not raw.
+/// Puts a mark on the kernel connection. A full kernel buffer is no error: then there is something to read anyway. The
+/// sending direction is owned and not raw.
 pub(crate) fn mark(conn: &Conn, mark: u8) -> Result<(), Errno> {
     match raw::send(conn.fd(), &[mark], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
         Ok(_) | Err(libc::EAGAIN | libc::EINTR) => Ok(()),
@@ -346,7 +349,8 @@ pub(crate) fn mark(conn: &Conn, mark: u8) -> Result<(), Errno> {
     }
 }
 
-/// Wakes the peer by the means in `bits`, unless it is closing and asked for a mark. The sending direction is owned and on the lane.
+/// Wakes the peer by the means in `bits`, unless it is closing and asked for a mark. The sending direction is owned and
+/// on the lane.
 #[cold]
 pub(crate) fn ring(conn: &Conn, send: &Guard<'_>, bits: u32) {
     counters::add(conn, slot::BELLS_SENT, 1);
@@ -364,7 +368,8 @@ pub(crate) fn ring(conn: &Conn, send: &Guard<'_>, bits: u32) {
     }
 }
 
-/// Wakes the peer by a mark where it is not to be told of bytes: not after this end's own FIN, which nothing may follow.
+/// Wakes the peer by a mark where it is not to be told of bytes: not after this end's own FIN, which nothing may
+/// follow.
 pub(crate) fn ring_without_bytes(conn: &Conn, send: &Guard<'_>, out: &Outgoing<'_>) {
     if out.mode() == Mode::Lane && !conn.flag(conn::SHUT_WRITE) {
         ring(conn, send, bell::BY_SOCKET);
@@ -379,9 +384,9 @@ pub(crate) fn ring_for_killed(conn: &Conn, send: &Guard<'_>) {
     }
 }
 
-/// Whether a sender that finds no room may go over to the kernel's buffers, which together with the lane hold what TCP would have held.
-/// Not if the program has been told that the connection is full: it stays so until the peer reads. But a lane that got no memory
-/// at all never empties, nor does one that gets none for what the peer needs before it reads.
+/// Whether a sender that finds no room may go over to the kernel's buffers, which together with the lane hold what TCP
+/// would have held. Not if the program has been told that the connection is full: it stays so until the peer reads. But
+/// a lane that got no memory at all never empties, nor does one that gets none for what the peer needs before it reads.
 pub(crate) fn may_overflow(conn: &Conn, lane: &viaduct_channel::Sender<'_>) -> bool {
     !conn.flag(conn::OUT_WANTED) || lane.starved() && (lane.in_flight() == 0 || lane.is_wanted())
 }

@@ -1,6 +1,7 @@
-//! Which kind of stores puts long messages on a lane. Where the two ends run on processors that share no cache, and on some that do, a
-//! receiver reads bytes faster when the sender's stores went past the sender's cache; elsewhere slower. No
-//! description of the machine tells which, and threads move. So both kinds are timed now and then, on the program's own bytes.
+//! Which kind of stores puts long messages on a lane. Where the two ends run on processors that share no cache, and on
+//! some that do, a receiver reads bytes faster when the sender's stores went past the sender's cache; elsewhere slower.
+//! No description of the machine tells which, and threads move. So both kinds are timed now and then, on the program's
+//! own bytes.
 
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU8, AtomicU64};
@@ -10,7 +11,8 @@ use viaduct_channel::{Geometry, Stores};
 
 /// Shorter messages are left in the cache, where their receiver most likely finds them, and are not counted.
 pub(crate) const LONG: usize = 16 << 10;
-/// Bytes of a step of a trial: as many as a lane holds, so that what is timed is not what the step before has left on it.
+/// Bytes of a step of a trial: as many as a lane holds, so that what is timed is not what the step before has left on
+/// it.
 const STEP: u64 = Geometry::DEFAULT.capacity() as u64;
 /// Bytes before the first trial. Short transfers are not worth one.
 const FIRST: u64 = STEP;

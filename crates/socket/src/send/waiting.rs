@@ -42,8 +42,8 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline, asked: &m
                 spinner.paid();
                 return Ok(Woken::Look);
             } else if polling {
-                // The core is given up without the direction. Each look takes the line that the receiver writes with every message: it is left
-                // alone while that has plenty to read.
+                // The core is given up without the direction. Each look takes the line that the receiver writes with
+                // every message: it is left alone while that has plenty to read.
                 let plenty = lane.in_flight() as u64 / 4;
                 drop(send);
                 spinner.rest(plenty);

@@ -56,7 +56,8 @@ impl Events {
         if self.room() == 0 {
             return 0;
         }
-        // SAFETY: within the program's buffer, which no one else has a reference to; an event is valid whatever its bits.
+        // SAFETY: within the program's buffer, which no one else has a reference to; an event is valid whatever its
+        // bits.
         let free = unsafe { core::slice::from_raw_parts_mut(self.at.add(self.used), self.room()) };
         let count = wait(free).unwrap_or(0);
         self.filled_by_kernel(count);

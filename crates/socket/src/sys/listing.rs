@@ -37,8 +37,8 @@ fn with_digit(number: usize, digit: u8) -> usize {
     number.wrapping_mul(10).wrapping_add(usize::from(digit - b'0'))
 }
 
-/// The number in the line of a file of the kernel's that begins with this word, or in its only line; `Ok(None)`: there is no such line, or no number
-/// in it.
+/// The number in the line of a file of the kernel's that begins with this word, or in its only line; `Ok(None)`: there
+/// is no such line, or no number in it.
 pub(crate) fn number(path: &CStr, word: &[u8]) -> Result<Option<usize>, Errno> {
     // How much of the word a line has begun with, as long as it has; then its digits.
     let (mut like, mut found) = (Some(0), None);
@@ -68,7 +68,8 @@ fn path_of(directory: &[u8], number: u32) -> [u8; 48] {
     path
 }
 
-/// Whether this process has a thread of this number, in the namespace that the kernel's files are of, or that cannot be told.
+/// Whether this process has a thread of this number, in the namespace that the kernel's files are of, or that cannot be
+/// told.
 pub(crate) fn is_own_thread(number: u32) -> bool {
     let path = path_of(b"/proc/self/task/", number);
     let found = read(CStr::from_bytes_until_nul(&path).unwrap_or_default(), |_| ());
@@ -108,7 +109,8 @@ pub(crate) fn confinement() -> Option<usize> {
     status(b"Seccomp:")
 }
 
-/// Tells `each` of the children that the calling thread has made, the latest last; false where the kernel does not tell.
+/// Tells `each` of the children that the calling thread has made, the latest last; false where the kernel does not
+/// tell.
 pub(crate) fn children(mut each: impl FnMut(u32)) -> bool {
     let mut number = 0;
     read(CHILDREN, |byte| match byte {

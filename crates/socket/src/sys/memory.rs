@@ -9,8 +9,8 @@ use viaduct_channel::{Dest, Source};
 /// Bytes of a [`Buffer`].
 pub(crate) const BUFFER: usize = 256 << 10;
 
-/// Buffers that are not needed just now: to map one and touch its pages takes longer than to search a short connection. Few, since they
-/// stay.
+/// Buffers that are not needed just now: to map one and touch its pages takes longer than to search a short connection.
+/// Few, since they stay.
 static SPARE: [AtomicPtr<u8>; 4] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 4];
 
 /// Buffers that are mapped, of [`SPARE`] or not.
@@ -123,7 +123,8 @@ impl Buffer {
 /// Larger than any page, and a multiple of it.
 const PAGES: usize = 64 << 10;
 
-/// Gives the place up that all but the first bytes of a new mapping have, which nobody knows yet. They stay in its memory.
+/// Gives the place up that all but the first bytes of a new mapping have, which nobody knows yet. They stay in its
+/// memory.
 pub(crate) fn give_up_rest(mapping: *mut u8, first: usize, len: usize) {
     let first = first.next_multiple_of(PAGES);
     let rest = mapping.wrapping_add(first).expose_provenance();
@@ -134,7 +135,8 @@ pub(crate) fn give_up_rest(mapping: *mut u8, first: usize, len: usize) {
 /// A place for all of the memory that is mapped, in part, from `mapping` on.
 pub(crate) fn whole(mapping: *mut u8, len: usize) -> Result<*mut u8, Errno> {
     let at = mapping.expose_provenance();
-    // SAFETY: nothing is moved of a mapping that is said to have no length; a new one of the same memory is made where the kernel likes.
+    // SAFETY: nothing is moved of a mapping that is said to have no length; a new one of the same memory is made where
+    // the kernel likes.
     let fresh = unsafe { raw::call(libc::SYS_mremap, [at, 0, len, libc::MREMAP_MAYMOVE as usize, 0, 0]) }?;
     Ok(core::ptr::with_exposed_provenance_mut(fresh))
 }
@@ -142,7 +144,8 @@ pub(crate) fn whole(mapping: *mut u8, len: usize) -> Result<*mut u8, Errno> {
 /// Throws the first `len` bytes of a socket's stream away; answers how many were there.
 ///
 /// # Errors
-/// `EOPNOTSUPP` for a socket whose bytes are not TCP's own to throw away: of a map of sockets of BPF, or decrypted by the kernel.
+/// `EOPNOTSUPP` for a socket whose bytes are not TCP's own to throw away: of a map of sockets of BPF, or decrypted by
+/// the kernel.
 pub(crate) fn discard(fd: c_int, len: usize) -> Result<usize, Errno> {
     let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
     // SAFETY: nowhere is where the kernel is told to write, if it does not do without.

@@ -1,8 +1,9 @@
-//! The system-call corner: the only module of this crate with `unsafe`, beside the thread-locals and fork hooks it offers.
+//! The system-call corner: the only module of this crate with `unsafe`, beside the thread-locals and fork hooks it
+//! offers.
 //!
-//! Two ways to the kernel: `real` calls the C library's own function, found behind ours, and is for calls the program asked for
-//! (they are cancellation points and set `errno`); [`raw`] enters the kernel directly, leaves `errno` alone and cannot be
-//! intercepted, and is for calls of our own.
+//! Two ways to the kernel: `real` calls the C library's own function, found behind ours, and is for calls the program
+//! asked for (they are cancellation points and set `errno`); [`raw`] enters the kernel directly, leaves `errno` alone
+//! and cannot be intercepted, and is for calls of our own.
 
 use core::ffi::{c_int, c_long, c_short, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
@@ -69,7 +70,8 @@ pub fn now_ns() -> u64 {
     read_clock(libc::CLOCK_MONOTONIC)
 }
 
-/// The same as of the kernel's last tick, a few milliseconds ago at most, for less: the processor's counter is not read.
+/// The same as of the kernel's last tick, a few milliseconds ago at most, for less: the processor's counter is not
+/// read.
 pub(crate) fn coarse_now_ns() -> u64 {
     read_clock(libc::CLOCK_MONOTONIC_COARSE)
 }
@@ -114,7 +116,8 @@ pub fn ticks_per_us() -> u64 {
 
 /// A variable of the environment, if it is valid UTF-8. Read before the program can have changed it underneath us.
 pub fn environment(name: &core::ffi::CStr) -> Option<&'static str> {
-    // SAFETY: a valid C string; the answer lives as long as the environment, which programs change rarely and never free.
+    // SAFETY: a valid C string; the answer lives as long as the environment, which programs change rarely and never
+    // free.
     let value = unsafe { libc::getenv(name.as_ptr()) };
     if value.is_null() {
         return None;
@@ -123,10 +126,11 @@ pub fn environment(name: &core::ffi::CStr) -> Option<&'static str> {
     unsafe { core::ffi::CStr::from_ptr(value) }.to_str().ok()
 }
 
-/// The record `index` of an array in a region from [`crate::process::shared::memory`], which is never unmapped and long enough.
+/// The record `index` of an array in a region from [`crate::process::shared::memory`], which is never unmapped and long
+/// enough.
 pub(crate) fn shared_record<T: Sync>(region: *mut T, index: usize) -> &'static T {
-    // SAFETY: callers pass a region of theirs and an index within it; zeroed memory is a valid T for the records of atomics
-    // that are kept there.
+    // SAFETY: callers pass a region of theirs and an index within it; zeroed memory is a valid T for the records of
+    // atomics that are kept there.
     unsafe { &*region.add(index) }
 }
 
@@ -137,8 +141,8 @@ pub(crate) struct SegmentCell {
     place: core::cell::UnsafeCell<core::mem::MaybeUninit<viaduct_channel::Segment>>,
 }
 
-// SAFETY: the place is written by `fill` before `full` is set and dropped by `clear` after it is reset, and the callers of those
-// hold both ownership words of the connection; `get` asks for the proof that one is held.
+// SAFETY: the place is written by `fill` before `full` is set and dropped by `clear` after it is reset, and the callers
+// of those hold both ownership words of the connection; `get` asks for the proof that one is held.
 unsafe impl Sync for SegmentCell {}
 
 impl SegmentCell {
@@ -149,7 +153,8 @@ impl SegmentCell {
         }
     }
 
-    /// The segment, while a direction of the connection is owned (or its epoll set is, which keeps it from being closed).
+    /// The segment, while a direction of the connection is owned (or its epoll set is, which keeps it from being
+    /// closed).
     #[inline]
     pub(crate) fn get<'a, P>(&'a self, _proof: &'a P) -> Option<&'a viaduct_channel::Segment> {
         if !self.full.load(core::sync::atomic::Ordering::Acquire) {
@@ -211,8 +216,8 @@ pub(crate) fn program_name(name: &mut [u8; 64]) {
     }
 }
 
-/// Waits until `fd` shows one of `events` or `ns` nanoseconds are over, in short steps that signals cannot be lost in: an interrupted
-/// step just ends early, and the caller looks again. Says what it shows.
+/// Waits until `fd` shows one of `events` or `ns` nanoseconds are over, in short steps that signals cannot be lost in:
+/// an interrupted step just ends early, and the caller looks again. Says what it shows.
 pub(crate) fn wait_quietly(fd: c_int, events: c_short, ns: u64) -> c_short {
     let mut entry = libc::pollfd { fd, events, revents: 0 };
     let timeout = timespec(ns);
@@ -233,8 +238,8 @@ pub fn timespec(ns: u64) -> libc::timespec {
     }
 }
 
-/// The calling thread's value of a thread-local, for as long as the thread is in functions of ours. It cannot be given to other threads, since it
-/// is not `Sync`.
+/// The calling thread's value of a thread-local, for as long as the thread is in functions of ours. It cannot be given
+/// to other threads, since it is not `Sync`.
 #[inline]
 pub(crate) fn thread_local<T>(key: &'static std::thread::LocalKey<T>) -> &'static T {
     const { assert!(!core::mem::needs_drop::<T>()) };
@@ -268,8 +273,8 @@ pub(crate) fn at_thread_exit(action: fn()) {
     unsafe { libc::pthread_setspecific(key, action as *const c_void) };
 }
 
-/// `recvmsg` or `sendmsg` on buffers of the program's, without entering the C library. The header has buffers only, and is not to be read
-/// afterwards: one buffer goes without, which the kernel need not fetch and check then.
+/// `recvmsg` or `sendmsg` on buffers of the program's, without entering the C library. The header has buffers only, and
+/// is not to be read afterwards: one buffer goes without, which the kernel need not fetch and check then.
 pub(crate) fn message_call(call: c_long, fd: c_int, message: &mut libc::msghdr, flags: c_int) -> Result<usize, Errno> {
     if message.msg_iovlen == 1 {
         // SAFETY: the header's list has one entry.
@@ -319,8 +324,8 @@ pub(crate) fn random() -> u64 {
     (one ^ other.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ ticks()
 }
 
-/// Has `before` called before each `fork`, and `parent` and `child` in the respective process after it. `before` is told where on the stack that is:
-/// what other functions are called then, before and after, is deeper.
+/// Has `before` called before each `fork`, and `parent` and `child` in the respective process after it. `before` is
+/// told where on the stack that is: what other functions are called then, before and after, is deeper.
 pub(crate) fn at_fork(before: fn(usize), parent: fn(), child: fn()) {
     use core::sync::atomic::Ordering::{Acquire, Release};
     static HOOKS: [AtomicPtr<c_void>; 3] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 3];

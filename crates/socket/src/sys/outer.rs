@@ -13,7 +13,8 @@ pub(crate) fn ring(fd: c_int) -> Result<(), Errno> {
     raw::send(fd, &[1], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).map(drop)
 }
 
-/// Takes what has been sent. False if no more can come, somebody having shut the connection down, or if more has come than rings can have sent.
+/// Takes what has been sent. False if no more can come, somebody having shut the connection down, or if more has come
+/// than rings can have sent.
 pub(crate) fn drain(fd: c_int) -> bool {
     // viaductd leaves room for fewer bytes that are sent one by one, but more may come meanwhile.
     let mut bytes = [0; 256];
@@ -34,8 +35,9 @@ pub(crate) fn end(fd: c_int) {
     let _ = unsafe { raw::call(libc::SYS_shutdown, [fd as usize, libc::SHUT_RDWR as usize, 0, 0, 0, 0]) };
 }
 
-/// Whether an end that has just come lets nothing but bytes in. viaductd makes it so before it gives the other end to anybody; who came later could not know what had been sent: a look ends before
-/// urgent bytes, and whoever takes the last descriptor of a file may have to wait for it (`SO_LINGER`).
+/// Whether an end that has just come lets nothing but bytes in. viaductd makes it so before it gives the other end to
+/// anybody; who came later could not know what had been sent: a look ends before urgent bytes, and whoever takes the
+/// last descriptor of a file may have to wait for it (`SO_LINGER`).
 pub(crate) fn is_sealed(fd: c_int) -> bool {
     let is = |name, expected: c_int| {
         let mut found: c_int = -1;

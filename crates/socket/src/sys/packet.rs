@@ -63,7 +63,8 @@ pub(crate) fn send_packet(fd: c_int, packet: &[u8], descriptor: Option<c_int>) -
     .map(drop)
 }
 
-/// Receives one packet and up to three descriptors (-1 where there is none), without waiting. Length 0: the other side is gone.
+/// Receives one packet and up to three descriptors (-1 where there is none), without waiting. Length 0: the other side
+/// is gone.
 pub(crate) fn receive_packet(fd: c_int, packet: &mut [u8]) -> Result<(usize, [c_int; PACKET_DESCRIPTORS]), Errno> {
     let mut part = libc::iovec {
         iov_base: packet.as_mut_ptr().cast(),

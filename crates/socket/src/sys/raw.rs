@@ -121,7 +121,7 @@ pub fn lock_shared(fd: c_int) -> Result<(), Errno> {
     unsafe { call(libc::SYS_flock, [fd as usize, operation, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// Keeps a file open without a descriptor until this process and all children that it forks have ended or begun other programs.
+/// Keeps a file open without a descriptor until this process and all its forked children have ended or begun others.
 pub fn keep_open(fd: c_int) -> Result<(), Errno> {
     let page = [
         0,
@@ -168,7 +168,8 @@ pub fn getppid() -> u32 {
     unsafe { call(libc::SYS_getppid, [0; 6]) }.map_or(1, |pid| pid as u32)
 }
 
-/// Whether the thread `tid` exists, as far as this process may see. That of a process which was killed does until its parent has asked for it.
+/// Whether the thread `tid` exists, as far as this process may see. That of a process which was killed does until its
+/// parent has asked for it.
 pub fn thread_exists(tid: u32) -> bool {
     // SAFETY: signal 0 sends nothing.
     let result = unsafe { call(libc::SYS_tkill, [tid as usize, 0, 0, 0, 0, 0]) };
@@ -183,8 +184,8 @@ pub fn thread_alive(tid: u32) -> bool {
     if thread_is_ours(tid) {
         return true;
     }
-    // Most often only a process's first thread outlives its end, and only that can be asked for. A child's needs no descriptor, which another thread
-    // of the program's might meet.
+    // Most often only a process's first thread outlives its end, and only that can be asked for. A child's needs no
+    // descriptor, which another thread of the program's might meet.
     if let Some(has_ended) = child_has_ended(tid) {
         return !has_ended;
     }
@@ -313,7 +314,7 @@ pub fn cookie(fd: c_int) -> Option<u64> {
     Some(cookie)
 }
 
-/// Breaks a connection, for everybody who holds it: the next call of any of them, and the peer's, fails with `ECONNRESET`.
+/// Breaks a connection for all who hold it: the next call of any of them, and of the peer, fails with `ECONNRESET`.
 pub fn disconnect(fd: c_int) -> Result<(), Errno> {
     let nowhere = libc::sockaddr {
         sa_family: libc::AF_UNSPEC as libc::sa_family_t,
@@ -374,8 +375,8 @@ pub fn pread_at_once(fd: c_int, places: &[Dest<'_>], at: libc::off_t) -> Result<
     }
     let (begin, count) = (parts.as_ptr().expose_provenance(), places.len().min(PLACES));
     let flags = libc::RWF_NOWAIT as usize;
-    // SAFETY: the kernel writes at most as many bytes to each place as it has room for. The position is given in halves, of
-    // which 64-bit kernels read the first alone.
+    // SAFETY: the kernel writes at most as many bytes to each place as it has room for. The position is given in
+    // halves, of which 64-bit kernels read the first alone.
     unsafe { call(libc::SYS_preadv2, [fd_arg(fd), begin, count, at as usize, 0, flags]) }
 }
 
@@ -409,7 +410,7 @@ pub fn poll_until(fd: c_int, events: i16, timeout: Option<libc::timespec>) -> Re
     Ok(entry.revents)
 }
 
-/// Sleeps while `word` holds `value`, until somebody wakes who sleeps so, for so many nanoseconds at most; true if they are over.
+/// Sleeps while `word` holds `value`, until somebody wakes its sleepers, for so many nanoseconds at most; true if over.
 pub fn sleep_while(word: &AtomicU32, value: u32, ns: u64) -> bool {
     let time = super::timespec(ns);
     let time = core::ptr::from_ref(&time).expose_provenance();
@@ -431,7 +432,8 @@ pub fn wake_one(word: &AtomicU32) {
     let _ = unsafe { call(libc::SYS_futex, [place, libc::FUTEX_WAKE as usize, 1, 0, 0, 0]) };
 }
 
-/// Number of the inode of an open file: a socket's is its own for as long as any socket lives that was made near the same time.
+/// Number of the inode of an open file: a socket's is its own for as long as any socket lives that was made near the
+/// same time.
 pub fn inode(fd: c_int) -> Result<u64, Errno> {
     Ok(fstat(fd)?.st_ino)
 }

@@ -7,8 +7,8 @@ use core::ffi::c_int;
 #[repr(C, align(8))]
 struct ControlBuffer([u8; 256]);
 
-/// How much a socket has left to be received, by the kernel's count beside a peek (`TCP_INQ`, which is set), in which a FIN is one. `None` where it
-/// tells nothing.
+/// How much a socket has left to be received, by the kernel's count beside a peek (`TCP_INQ`, which is set), in which a
+/// FIN is one. `None` where it tells nothing.
 #[cold]
 pub(crate) fn peek_at_rest(fd: c_int) -> Option<u32> {
     let (mut byte, mut control) = ([0_u8], ControlBuffer([0; 256]));

@@ -4,7 +4,8 @@ use core::ffi::c_char;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicPtr, AtomicU8};
 
-/// `__libc_single_threaded` of the C library (version 2.32 and later), which it clears before it makes the second thread.
+/// `__libc_single_threaded` of the C library (version 2.32 and later), which it clears before it makes the second
+/// thread.
 static SINGLE: AtomicPtr<c_char> = AtomicPtr::new(SEVERAL.as_ptr().cast());
 static SEVERAL: AtomicU8 = AtomicU8::new(0);
 
@@ -20,7 +21,8 @@ pub(crate) fn prepare() {
 /// Whether the process has no other thread, as far as the C library knows; false where that cannot be asked.
 #[inline]
 pub fn single_threaded() -> bool {
-    // SAFETY: a byte of the C library's or ours, which live as long as the process; no other thread writes to it while it says that there is none.
+    // SAFETY: a byte of the C library's or ours, which live as long as the process; no other thread writes to it while
+    // it says that there is none.
     unsafe { AtomicU8::from_ptr(SINGLE.load(Relaxed).cast()) }.load(Relaxed) != 0
 }
 

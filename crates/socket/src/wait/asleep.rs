@@ -1,8 +1,8 @@
-//! Threads that sleep until a mark tells of bytes, noted with the connections they wait for. Who takes a mark while others sleep must arm the
-//! lane again on their behalf, since their wait bit went with it.
+//! Threads that sleep until a mark tells of bytes, noted with the connections they wait for. Who takes a mark while
+//! others sleep must arm the lane again on their behalf, since their wait bit went with it.
 //!
-//! A thread need not come back from its sleep: it is cancelled, jumps out of a signal handler, or its process is killed. So connections know their
-//! sleepers by name.
+//! A thread need not come back from its sleep: it is cancelled, jumps out of a signal handler, or its process is
+//! killed. So connections know their sleepers by name.
 
 use crate::conn::Conn;
 use crate::lock::jump::Jump;
@@ -15,7 +15,8 @@ use core::sync::atomic::Ordering::SeqCst;
 
 /// Sleepers that a connection knows by name; more are only counted.
 pub(crate) const NAMES: usize = 8;
-/// A thread is noted with no more connections at a time: several threads seldom wait for one connection, and then not for many.
+/// A thread is noted with no more connections at a time: several threads seldom wait for one connection, and then not
+/// for many.
 const MOST: usize = 8;
 
 /// Where a thread has been noted.
@@ -32,8 +33,8 @@ thread_local! {
     static FRAME: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The calling thread goes to sleep until marks tell of bytes of `conns`. To be said before they are armed: who takes a mark meanwhile must
-/// know.
+/// The calling thread goes to sleep until marks tell of bytes of `conns`. To be said before they are armed: who takes a
+/// mark meanwhile must know.
 pub(crate) fn fall_asleep(conns: impl Iterator<Item = &'static Conn>) {
     wake_up();
     let mut noted = [None; MOST];

@@ -1,7 +1,9 @@
 //! Bells: what peers ring to wake this process.
 //!
-//! A bell is an eventfd, and for peers that may not have that, since who holds it can silence it, an outer bell beside it: a Unix socket that rings by a byte. It belongs to one epoll set or to one thread. A connection's peer is told of one bell, that of the set the socket is in
-//! or of the thread that offered it; a waiter with another bell asks to be woken by a mark on the kernel connection instead.
+//! A bell is an eventfd, and for peers that may not have that, since who holds it can silence it, an outer bell beside
+//! it: a Unix socket that rings by a byte. It belongs to one epoll set or to one thread. A connection's peer is told of
+//! one bell, that of the set the socket is in or of the thread that offered it; a waiter with another bell asks to be
+//! woken by a mark on the kernel connection instead.
 
 use crate::conn::{Conn, Phase, records};
 use crate::process::{self, thread};
@@ -34,7 +36,8 @@ const WAKES: u32 = 256;
 /// One bell.
 #[derive(Debug)]
 pub(crate) struct Bell {
-    /// One more than its eventfd; 0: it has none. So a table of them that nobody has used is all zeroes, and takes no memory.
+    /// One more than its eventfd; 0: it has none. So a table of them that nobody has used is all zeroes, and takes no
+    /// memory.
     descriptor: AtomicI32,
     used: AtomicBool,
     /// Whether viaductd holds it.
@@ -101,7 +104,8 @@ impl Bell {
         [self.fd(), self.outer_fd().unwrap_or(-1)]
     }
 
-    /// Whether it has been rung and nobody has heard it yet. Of a thread's bell: a set hears edges, and leaves what has rung there.
+    /// Whether it has been rung and nobody has heard it yet. Of a thread's bell: a set hears edges, and leaves what has
+    /// rung there.
     fn rings(&self) -> bool {
         self.descriptors()
             .iter()
@@ -118,7 +122,8 @@ impl Bell {
         }
     }
 
-    /// The outer bell has rung, or somebody has broken it; `ends`: the kernel has told of an end, perhaps of one that another has taken the place of since.
+    /// The outer bell has rung, or somebody has broken it; `ends`: the kernel has told of an end, perhaps of one that
+    /// another has taken the place of since.
     pub(crate) fn heard_outside(&self, ends: bool) {
         // Before anything is found out, of whichever it is.
         let generation = self.generation.load(SeqCst);
@@ -129,15 +134,17 @@ impl Bell {
         }
     }
 
-    /// Whether as many wakes as there are between two looks have brought nothing, though others may have brought it before: whoever has had a sending end once can ring without end,
-    /// one byte at a time. Peers ring after they have sent, or made room for what this end sends next.
+    /// Whether as many wakes as there are between two looks have brought nothing, though others may have brought it
+    /// before: whoever has had a sending end once can ring without end, one byte at a time. Peers ring after they have
+    /// sent, or made room for what this end sends next.
     fn wakes_in_vain(&self) -> bool {
         let wakes = self.wakes.fetch_add(1, Relaxed).wrapping_add(1);
         wakes.is_multiple_of(WAKES)
             && traffic_of(self.number()).is_some_and(|traffic| self.traffic.swap(traffic, Relaxed) == traffic)
     }
 
-    /// The outer bell is not to be counted on any more: whoever sleeps is to look again, whoever rings learns of it, and both go on by marks.
+    /// The outer bell is not to be counted on any more: whoever sleeps is to look again, whoever rings learns of it,
+    /// and both go on by marks.
     pub(crate) fn lose_outer(&self) {
         self.lose(self.generation.load(SeqCst));
     }
@@ -205,7 +212,8 @@ pub(crate) fn claim() -> Option<&'static Bell> {
     None
 }
 
-/// How far the lanes have come, in both directions, of all connections whose peers ring bell `number`, and how many connections there have been; `None`: one of them is in use just now.
+/// How far the lanes have come, in both directions, of all connections whose peers ring bell `number`, and how many
+/// connections there have been; `None`: one of them is in use just now.
 fn traffic_of(number: u32) -> Option<u64> {
     let rings = |conn: &&Conn| conn.own_bell() == number && conn.phase() == Phase::Attached;
     records::all()
@@ -225,8 +233,8 @@ pub(crate) fn numbered(number: u32) -> Option<&'static Bell> {
     BELL.get((number as usize).checked_sub(1)?)
 }
 
-/// viaductd has made an outer bell beside bell `number`, and its receiving end, `fresh`, has come, or was lost on the way. There may be one from an earlier viaductd,
-/// which no new connection rings. No set may be owned.
+/// viaductd has made an outer bell beside bell `number`, and its receiving end, `fresh`, has come, or was lost on the
+/// way. There may be one from an earlier viaductd, which no new connection rings. No set may be owned.
 pub(crate) fn hear(number: u64, fresh: Option<i32>) {
     let bell = u32::try_from(number)
         .ok()
@@ -295,7 +303,8 @@ pub(crate) fn thread_ends() {
     }
 }
 
-/// Wakes the thread that bell `number` belongs to, unless it is the caller: the connection that it may sleep on has been closed.
+/// Wakes the thread that bell `number` belongs to, unless it is the caller: the connection that it may sleep on has
+/// been closed.
 pub(crate) fn wake_other_thread(number: u32) {
     if let Some(bell) = numbered(number)
         && OWN.get() != number

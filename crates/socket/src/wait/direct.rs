@@ -1,7 +1,8 @@
 //! Calls of the program's that are inside the kernel while nothing of ours is owned.
 //!
-//! A connection counts them. A thread that is cancelled inside one, or jumps out of it, never says that it has returned: so each thread also
-//! notes what it has begun, and what is still noted when the thread ends has not ended otherwise.
+//! A connection counts them. A thread that is cancelled inside one, or jumps out of it, never says that it has
+//! returned: so each thread also notes what it has begun, and what is still noted when the thread ends has not ended
+//! otherwise.
 
 use crate::conn::{Conn, Phase};
 use crate::process::thread;
@@ -30,7 +31,8 @@ struct Begun {
     kind: Kind,
 }
 
-/// The calls that one thread is in. Each place is set whole by whoever found it empty: handlers leave it as they found it.
+/// The calls that one thread is in. Each place is set whole by whoever found it empty: handlers leave it as they found
+/// it.
 #[derive(Debug)]
 pub(crate) struct Calls([Cell<Option<Begun>>; MOST]);
 
@@ -91,7 +93,8 @@ fn note(begun: Begun) -> Option<&'static Cell<Option<Begun>>> {
     Some(place)
 }
 
-/// A call of the program's that is inside the kernel with its own buffers, on a connection that was not attached when it began.
+/// A call of the program's that is inside the kernel with its own buffers, on a connection that was not attached when
+/// it began.
 #[derive(Debug)]
 pub(crate) struct DirectCall {
     begun: Begun,
@@ -111,7 +114,8 @@ impl DirectCall {
         Some(call)
     }
 
-    /// Begins a receive that takes nothing, for a search that waits; `None` if the connection has been attached meanwhile.
+    /// Begins a receive that takes nothing, for a search that waits; `None` if the connection has been attached
+    /// meanwhile.
     pub(crate) fn peek(conn: &'static Conn) -> Option<Self> {
         Self::begin(conn, Kind::Peek)
     }

@@ -51,8 +51,8 @@ impl Deadline {
     }
 }
 
-/// The wait bit with which the calling thread is woken for `conn`: by its bell if that is the one the peer knows. Asked once a wait: the answer
-/// changes when another thread installs a signal handler.
+/// The wait bit with which the calling thread is woken for `conn`: by its bell if that is the one the peer knows. Asked
+/// once a wait: the answer changes when another thread installs a signal handler.
 pub(crate) fn bit_for(conn: &Conn) -> u32 {
     if signals::mixed() {
         return bell::BY_SOCKET;
@@ -63,14 +63,16 @@ pub(crate) fn bit_for(conn: &Conn) -> u32 {
     }
 }
 
-/// Whether who sleeps for bytes of `conn`, armed with `bit`, may be woken by a mark: an outer bell may be broken, or have no room, and a mark comes instead.
+/// Whether who sleeps for bytes of `conn`, armed with `bit`, may be woken by a mark: an outer bell may be broken, or
+/// have no room, and a mark comes instead.
 pub(crate) fn may_be_marked(conn: &Conn, bit: u32) -> bool {
     bit == bell::BY_SOCKET || conn.rung.by() > bell::RUNG_BY_EVENTFD
 }
 
-/// Sleeps until the kernel connection shows one of `events` (or is broken), the thread's bell rings, or time is up. `bit` is the wait bit that
-/// the lane was armed with: what it was chosen by may have changed since, but the peer wakes the thread by that means and no other.
-/// `cap_ns` bounds the sleep without counting as the program's timeout. No direction may be owned.
+/// Sleeps until the kernel connection shows one of `events` (or is broken), the thread's bell rings, or time is up.
+/// `bit` is the wait bit that the lane was armed with: what it was chosen by may have changed since, but the peer wakes
+/// the thread by that means and no other. `cap_ns` bounds the sleep without counting as the program's timeout. No
+/// direction may be owned.
 ///
 /// This is a cancellation point, and nothing in it needs dropping.
 pub(crate) fn sleep(conn: &Conn, bit: u32, events: i16, deadline: Deadline, cap_ns: Option<u64>) -> Woken {

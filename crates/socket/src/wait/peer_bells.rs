@@ -13,7 +13,8 @@ const PEER_BELLS: usize = 4096;
 struct PeerBell {
     /// As viaductd calls it; 0: the place is free.
     name: AtomicU64,
-    /// One more than its descriptor; 0: the place has never had one. So a table that nobody has used is all zeroes, and takes no memory.
+    /// One more than its descriptor; 0: the place has never had one. So a table that nobody has used is all zeroes, and
+    /// takes no memory.
     descriptor: AtomicI32,
     /// Connections that ring it.
     users: AtomicU32,
@@ -89,7 +90,8 @@ impl Ringer {
     }
 }
 
-/// What a listener is called that cannot be looked for: viaductd is in another namespace of processes, and so are its numbers.
+/// What a listener is called that cannot be looked for: viaductd is in another namespace of processes, and so are its
+/// numbers.
 const UNKNOWN: u32 = u32::MAX;
 /// Whether viaductd's numbers of processes are ours.
 static SAME_NUMBERS: AtomicBool = AtomicBool::new(false);
@@ -109,7 +111,8 @@ pub(crate) fn release(ringer: Ringer) {
     close_idle(false);
 }
 
-/// `daemon` leads to a new viaductd, which gives every bell anew and under another name: those of the old one stay only while connections ring them.
+/// `daemon` leads to a new viaductd, which gives every bell anew and under another name: those of the old one stay only
+/// while connections ring them.
 pub(crate) fn orphan(daemon: i32) {
     SAME_NUMBERS.store(raw::peer_pid(daemon).is_some(), Relaxed);
     for bell in ever_used() {
@@ -145,7 +148,8 @@ fn close_idle(need: bool) {
 /// Marks a place whose bell has been closed, so that searches go on beyond it.
 const FREED: i32 = i32::MAX - 1;
 
-/// Whether the process can spare a descriptor for one more bell: those of peers take at most one in sixteen, its own as many, and their outer ones, if all of them have one, as many again.
+/// Whether the process can spare a descriptor for one more bell: those of peers take at most one in sixteen, its own as
+/// many, and their outer ones, if all of them have one, as many again.
 pub(crate) fn may_have(count: usize) -> bool {
     (count as u64) < sys::limit_of(libc::RLIMIT_NOFILE) / 16
 }

@@ -1,10 +1,10 @@
 //! Which signal handlers ask for interrupted calls to be restarted.
 //!
-//! The kernel restarts a blocking `recv` after a handler installed with `SA_RESTART`, but never a `poll`, which is what our waits
-//! are made of. So we keep count of the handlers of either kind. While there are only such with the flag, an interrupted wait goes
-//! on; while there are only such without, it ends. Where a program has both, nobody can tell afterwards which of them ran: then a
-//! receive sleeps in a call that the kernel restarts by itself (`mixed`). Calls with a timeout (`SO_RCVTIMEO`) are never restarted by
-//! the kernel either.
+//! The kernel restarts a blocking `recv` after a handler installed with `SA_RESTART`, but never a `poll`, which is what
+//! our waits are made of. So we keep count of the handlers of either kind. While there are only such with the flag, an
+//! interrupted wait goes on; while there are only such without, it ends. Where a program has both, nobody can tell
+//! afterwards which of them ran: then a receive sleeps in a call that the kernel restarts by itself (`mixed`). Calls
+//! with a timeout (`SO_RCVTIMEO`) are never restarted by the kernel either.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;

@@ -1,9 +1,10 @@
 //! How long a waiter polls before it sleeps.
 //!
-//! A thread keeps a budget of twice what the waits take that polling ends, and halves it where fewer than every third is one. Between
-//! short bursts it gives the core up: where both ends were put on one core, that is what lets the peer run at all. A yield that took long let somebody else run;
-//! when that happens again and again without anything arriving, there are more runnable threads than cores and the waiter sleeps. One that took
-//! as long as a turn of a busy program ends polling for a while. `--spin always` goes by none of this: each wait polls for the longest budget.
+//! A thread keeps a budget of twice what the waits take that polling ends, and halves it where fewer than every third
+//! is one. Between short bursts it gives the core up: where both ends were put on one core, that is what lets the peer
+//! run at all. A yield that took long let somebody else run; when that happens again and again without anything
+//! arriving, there are more runnable threads than cores and the waiter sleeps. One that took as long as a turn of a
+//! busy program ends polling for a while. `--spin always` goes by none of this: each wait polls for the longest budget.
 
 use crate::agent::policy;
 use crate::sys::{self, raw};
@@ -12,14 +13,15 @@ use viaduct_control::policy::SpinPolicy;
 
 /// The budget never exceeds this many microseconds.
 const LONGEST_US: u32 = 100;
-/// A wait that polling did not end shrinks nothing if one was ended by it before, and so many of them at most: a budget of less than most waits
-/// take is worth nothing.
+/// A wait that polling did not end shrinks nothing if one was ended by it before, and so many of them at most: a budget
+/// of less than most waits take is worth nothing.
 const FORGIVEN_MOST: u32 = 4;
 /// With a spent budget, one wait in this many tries again.
 const PROBE_EVERY: u32 = 16;
 /// A core that nobody wanted when it was last given up is given up after so many microseconds of looking,
 const BURST_US: u64 = 1;
-/// and after so many where nobody has wanted it for a while: giving it up takes a good part of the shorter time by itself.
+/// and after so many where nobody has wanted it for a while: giving it up takes a good part of the shorter time by
+/// itself.
 const LONG_BURST_US: u64 = 8;
 /// Glances from one reading of the clock to the next.
 const LOOKS: u32 = 4;
@@ -31,8 +33,8 @@ const CONTENDED_MOST: u32 = 2;
 const LOST_US: u64 = 400;
 /// More than this is not a turn that was lost: the process was stopped.
 const STOPPED_US: u64 = 10_000;
-/// After a lost turn there is no polling for so many times its length: beside programs that use all there is of the processors, sleeping
-/// costs microseconds and each yield milliseconds.
+/// After a lost turn there is no polling for so many times its length: beside programs that use all there is of the
+/// processors, sleeping costs microseconds and each yield milliseconds.
 const LOST_SHARE: u64 = 32;
 
 /// Nobody moves more bytes in a nanosecond.
@@ -77,8 +79,8 @@ pub(crate) fn is_off() -> bool {
 /// One wait's polling.
 #[derive(Debug)]
 pub(crate) struct Spinner {
-    /// When the wait began, in ticks, or as much later as others have run meanwhile. What has passed since is asked for by differences: a
-    /// clock that was set back has gone far on.
+    /// When the wait began, in ticks, or as much later as others have run meanwhile. What has passed since is asked for
+    /// by differences: a clock that was set back has gone far on.
     began: u64,
     /// How long it may last, in ticks; 0: no longer.
     budget: u64,
@@ -146,8 +148,8 @@ impl Spinner {
         lately
     }
 
-    /// Before the first look, where messages follow each other without an answer in between: see [`rest`](crate::receive::rest). `ns` is
-    /// asked only where there is a rest at all.
+    /// Before the first look, where messages follow each other without an answer in between: see
+    /// [`rest`](crate::receive::rest). `ns` is asked only where there is a rest at all.
     pub(crate) fn rest_first(&self, ns: impl FnOnce() -> u64) {
         if self.budget != 0 {
             self.rest_until(self.yielded, ns());
@@ -168,8 +170,8 @@ impl Spinner {
         }
     }
 
-    /// Whether the wait has lasted, and then each time that it has lasted twice as long: what only the kernel knows is worth a system call,
-    /// such as that the connection has ended.
+    /// Whether the wait has lasted, and then each time that it has lasted twice as long: what only the kernel knows is
+    /// worth a system call, such as that the connection has ended.
     #[inline]
     pub(crate) fn is_long(&mut self) -> bool {
         let lasted = self.looked.wrapping_sub(self.began);
@@ -217,7 +219,8 @@ impl Spinner {
         self.yielded = after;
         self.looked = after;
         let away = after.saturating_sub(before);
-        // Whoever polls on the same core has used all that was left to it: what is waited for comes from there, most likely.
+        // Whoever polls on the same core has used all that was left to it: what is waited for comes from there, most
+        // likely.
         let contended = away > CONTENDED_US * sys::ticks_per_us();
         let patience = if contended {
             0

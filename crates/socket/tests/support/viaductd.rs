@@ -123,7 +123,8 @@ fn listen(dir: &Path) -> OwnedFd {
     socket
 }
 
-/// Welcomes the library. Returns the connection to it and its counters, once it has taken the welcome: an offer follows.
+/// Welcomes the library. Returns the connection to it and its counters, once it has taken the welcome: an offer
+/// follows.
 fn welcome(socket: &OwnedFd) -> (OwnedFd, Mapping) {
     loop {
         let guest = rustix::net::accept(socket).expect("it listens");

@@ -1,5 +1,6 @@
-//! Two ends of a connection without a kernel: a pipe that counts positions, a talker that moves its direction about, and a
-//! listener that follows the receivers' law. Both do one small step at a time, so that a test can put anything between two.
+//! Two ends of a connection without a kernel: a pipe that counts positions, a talker that moves its direction about,
+//! and a listener that follows the receivers' law. Both do one small step at a time, so that a test can put anything
+//! between two.
 
 #![allow(dead_code, reason = "each test uses its part")]
 

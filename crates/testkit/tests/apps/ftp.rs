@@ -1,6 +1,6 @@
-//! vsftpd and the BSD FTP client: the server connects back (active), and the client connects twice (passive). vsftpd chroots
-//! its sessions, drops their privileges, confines them by seccomp and clones processes with system calls of its own; the client
-//! makes stdio streams of its sockets. They stay plain.
+//! vsftpd and the BSD FTP client: the server connects back (active), and the client connects twice (passive). vsftpd
+//! chroots its sessions, drops their privileges, confines them by seccomp and clones processes with system calls of its
+//! own; the client makes stdio streams of its sockets. They stay plain.
 
 use crate::{PATIENCE, Pair, bytes};
 use std::os::unix::fs::PermissionsExt;

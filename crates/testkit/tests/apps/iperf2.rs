@@ -1,4 +1,5 @@
-//! iperf 2, whose server asks for the times when bytes come and never takes them: one stream, two at once, small messages, both ways in turn.
+//! iperf 2, whose server asks for the times when bytes come and never takes them: one stream, two at once, small
+//! messages, both ways in turn.
 
 use crate::{PATIENCE, Pair};
 use viaduct_testkit::processes::free_port;

@@ -1,5 +1,5 @@
-//! Unmodified programs, each with its own traffic verified: native first, which proves the test itself; accelerated on both
-//! sides, with proof of the path; and one side accelerated only, which must work and stay on TCP.
+//! Unmodified programs, each with its own traffic verified: native first, which proves the test itself; accelerated on
+//! both sides, with proof of the path; and one side accelerated only, which must work and stay on TCP.
 
 /// Four tests of one check, which may need root.
 macro_rules! matrix {
@@ -69,12 +69,13 @@ use viaduct_testkit::{Instance, Launch, Mode, Outcome, pattern};
 /// How long a program may take for what it does in a second or two.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// The least share of a long load's bytes that goes over shared memory, and how many loads may fall short of it where others take the processors.
+/// The least share of a long load's bytes that goes over shared memory, and how many loads may fall short of it where
+/// others take the processors.
 const LONG_SHARE: f64 = 0.9;
 const LONG_TRIES: usize = 3;
 
-/// The least share of a load's bytes that the rows of both ends tell of while it lasts, and how many loads may fall short of it: the last look may be
-/// some time before the end.
+/// The least share of a load's bytes that the rows of both ends tell of while it lasts, and how many loads may fall
+/// short of it: the last look may be some time before the end.
 const ROWS_SHARE: f64 = 0.5;
 const ROWS_TRIES: usize = 5;
 
@@ -128,9 +129,9 @@ impl Pair<'_> {
         )
     }
 
-    /// Runs `client`. With both sides accelerated, bytes of its connections must have gone over shared memory, of which the living
-    /// program `server` at the other end is witness: a direction is only moved there when both ends hold the segment. A client that
-    /// ends before its connections are matched has done nothing wrong, and is run again.
+    /// Runs `client`. With both sides accelerated, bytes of its connections must have gone over shared memory, of which
+    /// the living program `server` at the other end is witness: a direction is only moved there when both ends hold the
+    /// segment. A client that ends before its connections are matched has done nothing wrong, and is run again.
     fn proved<T>(&self, server: &str, client: impl Fn() -> T) -> T {
         const RUNS: usize = 5;
         if !self.is_accelerated() {
@@ -172,8 +173,8 @@ impl Pair<'_> {
         }
     }
 
-    /// Runs a client whose load lasts. With both sides accelerated, most of the bytes that living processes of `server` carry meanwhile must go
-    /// over shared memory: what goes over TCP is the beginning of each connection.
+    /// Runs a client whose load lasts. With both sides accelerated, most of the bytes that living processes of `server`
+    /// carry meanwhile must go over shared memory: what goes over TCP is the beginning of each connection.
     fn proved_at_length<T>(&self, server: &str, client: impl Fn() -> T) -> T {
         if !self.is_accelerated() {
             return client();
@@ -195,8 +196,9 @@ impl Pair<'_> {
         );
     }
 
-    /// Runs a client while its connections to `server` are looked at. With both sides accelerated, the client's own row and the server's for the other
-    /// end must tell of shared memory, and such pairs of rows of the greater part of what the server carries.
+    /// Runs a client while its connections to `server` are looked at. With both sides accelerated, the client's own row
+    /// and the server's for the other end must tell of shared memory, and such pairs of rows of the greater part of
+    /// what the server carries.
     fn proved_by_rows<T>(&self, server: &str, client: &str, way: Way, run: impl Fn() -> T) -> T {
         self.proved_by_rows_to(server, client, way, server, run)
     }
@@ -224,8 +226,8 @@ impl Pair<'_> {
         panic!("too little of what {client} and {server} have carried was shown at both ends: {seen}");
     }
 
-    /// Runs a client that takes its time. With both sides accelerated, bytes of its connection must go over shared memory meanwhile: for
-    /// servers whose processes end with their connections.
+    /// Runs a client that takes its time. With both sides accelerated, bytes of its connection must go over shared
+    /// memory meanwhile: for servers whose processes end with their connections.
     fn proved_meanwhile(&self, server: &str, client: Launch<'_>) -> Outcome {
         let before = self.fast_bytes(server);
         let client = client.spawn();
@@ -260,8 +262,9 @@ impl Pair<'_> {
         own.map(Totals::fast_bytes).sum()
     }
 
-    /// After the check, while `servers` still run. Both sides accelerated: each has sent and received over shared memory. One side
-    /// only: viaductd has not paired a single connection, and what ran under Viaduct counted its connections as plain.
+    /// After the check, while `servers` still run. Both sides accelerated: each has sent and received over shared
+    /// memory. One side only: viaductd has not paired a single connection, and what ran under Viaduct counted its
+    /// connections as plain.
     fn prove(&self, servers: &[&str]) {
         if matches!((self.server, self.client), (Mode::Native, Mode::Native)) {
             return;

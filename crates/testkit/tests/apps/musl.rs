@@ -1,5 +1,5 @@
-//! Programs of the musl C library: each way they come to run under Viaduct they stay plain and work, and their loader has
-//! nothing to complain about.
+//! Programs of the musl C library: each way they come to run under Viaduct they stay plain and work, and their loader
+//! has nothing to complain about.
 
 use crate::{PATIENCE, Pair};
 use std::path::{Path, PathBuf};

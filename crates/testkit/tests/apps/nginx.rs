@@ -1,4 +1,5 @@
-//! nginx with workers forked beforehand: small answers, files by sendfile, big bodies, reloads under load; curl and wrk.
+//! nginx with workers forked beforehand: small answers, files by sendfile, big bodies, reloads under load; curl and
+//! wrk.
 
 use crate::{PATIENCE, Pair, Way};
 use nix::sys::signal::Signal;

@@ -1,5 +1,5 @@
-//! PHP: its own streams, and its extension `sockets`, which it loads into a scope of symbols of its own as it does all extensions; each server with
-//! each client.
+//! PHP: its own streams, and its extension `sockets`, which it loads into a scope of symbols of its own as it does all
+//! extensions; each server with each client.
 
 use crate::Pair;
 

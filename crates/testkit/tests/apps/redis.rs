@@ -1,4 +1,5 @@
-//! Redis: values of all sizes, transactions, publish and subscribe, snapshots under load, replication, and its benchmark.
+//! Redis: values of all sizes, transactions, publish and subscribe, snapshots under load, replication, and its
+//! benchmark.
 
 use crate::{PATIENCE, Pair, Way, letters};
 use std::path::Path;

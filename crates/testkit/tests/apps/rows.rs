@@ -64,7 +64,8 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// Runs something and looks at the connections between `client` and `server` meanwhile. What they have carried before does not count.
+/// Runs something and looks at the connections between `client` and `server` meanwhile. What they have carried before
+/// does not count.
 pub(crate) fn watch<T>(instance: &Instance, server: &str, client: &str, way: Way, run: impl Fn() -> T) -> (T, Seen) {
     let (ended, mut before) = (AtomicBool::new(false), Seen::new());
     look(&instance.status(), server, client, way, &mut before);

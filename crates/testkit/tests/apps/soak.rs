@@ -1,5 +1,5 @@
-//! A mixed load with random faults, for a minute or, with `VIADUCT_SOAK_SECONDS`, as long as wanted: answers stay right, and what the
-//! servers and viaductd hold stays flat.
+//! A mixed load with random faults, for a minute or, with `VIADUCT_SOAK_SECONDS`, as long as wanted: answers stay
+//! right, and what the servers and viaductd hold stays flat.
 
 use crate::{PATIENCE, Pair, nginx, postgresql, redis, rsync};
 use nix::sys::signal::Signal;

@@ -1,6 +1,6 @@
-//! OpenSSH: commands with much input and output, scp and sftp. Until a user is known the server answers from a process that is
-//! chrooted, runs as nobody and is confined by seccomp. It stays plain: sshd becomes another program between accepting a
-//! connection and using it.
+//! OpenSSH: commands with much input and output, scp and sftp. Until a user is known the server answers from a process
+//! that is chrooted, runs as nobody and is confined by seccomp. It stays plain: sshd becomes another program between
+//! accepting a connection and using it.
 
 use crate::{PATIENCE, Pair, bytes};
 use std::path::Path;

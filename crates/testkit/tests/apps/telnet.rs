@@ -1,5 +1,5 @@
-//! telnetd under inetd, which hands each connection to a program as its standard input and output, and telnet, which wants
-//! urgent data in line. They stay plain.
+//! telnetd under inetd, which hands each connection to a program as its standard input and output, and telnet, which
+//! wants urgent data in line. They stay plain.
 
 use crate::{PATIENCE, Pair};
 use nix::sys::stat::Mode;
@@ -10,8 +10,8 @@ use viaduct_testkit::processes::{free_port, wait_until};
 
 matrix!(root check, "inetutils-inetd", "telnetd", "telnet");
 
-/// What answers in place of login: a line back for each line, until it hears `quit`. It waits for one more at the end, since
-/// telnetd drops what it has not passed on yet when the program ends.
+/// What answers in place of login: a line back for each line, until it hears `quit`. It waits for one more at the end,
+/// since telnetd drops what it has not passed on yet when the program ends.
 const ANSWERS: &str = "#!/bin/sh
 stty -echo
 echo ready

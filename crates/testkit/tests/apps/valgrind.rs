@@ -1,5 +1,5 @@
-//! A program under valgrind's memory checker, which emulates the processor and shows the program another auxiliary vector than the kernel's. It
-//! looks at every access of the preload library, too.
+//! A program under valgrind's memory checker, which emulates the processor and shows the program another auxiliary
+//! vector than the kernel's. It looks at every access of the preload library, too.
 
 use crate::nginx::{is_big, start};
 use crate::{PATIENCE, Pair};

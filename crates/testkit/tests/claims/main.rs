@@ -1,4 +1,5 @@
-//! A process of another user that claims the connections of programs under Viaduct: it gets nothing, is told why, and changes nothing for them.
+//! A process of another user that claims the connections of programs under Viaduct: it gets nothing, is told why, and
+//! changes nothing for them.
 
 use std::collections::HashMap;
 use std::os::unix::fs::PermissionsExt;
@@ -118,7 +119,8 @@ fn for_all() -> Instance {
     instance
 }
 
-/// Waits until a process has said that it is done, and holds what it has been answered against what it must be, claim by claim.
+/// Waits until a process has said that it is done, and holds what it has been answered against what it must be, claim
+/// by claim.
 fn assert_answers(program: &Program, expected: &[(&str, &str)]) {
     let done = wait_until(PATIENCE, || program.output().contains("done: "));
     let said = program.output();

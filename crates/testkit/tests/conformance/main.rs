@@ -1,5 +1,6 @@
-//! Every socket program behaves the same: cases in C, each a script that two processes play at the two ends of a connection, are
-//! run natively and in every other way, and what they saw is compared line by line with what they saw natively.
+//! Every socket program behaves the same: cases in C, each a script that two processes play at the two ends of a
+//! connection, are run natively and in every other way, and what they saw is compared line by line with what they saw
+//! natively.
 //!
 //! `CONFORMANCE_CASES=name,name` runs only these cases.
 
@@ -102,9 +103,9 @@ fn differences(way: Way, native: &Transcripts, run: &Transcripts) -> BTreeMap<St
     found
 }
 
-/// Plays again what differed while connections were moved: a call may fall between two moments of a move in which the kernel reports
-/// other events, or a buffer holds more, than before and after. What differs always stays in `found`, and so does what hung, and what
-/// received other bytes, were it once.
+/// Plays again what differed while connections were moved: a call may fall between two moments of a move in which the
+/// kernel reports other events, or a buffer holds more, than before and after. What differs always stays in `found`,
+/// and so does what hung, and what received other bytes, were it once.
 fn replay(way: Way, native: &Transcripts, players: &Players<'_>, found: &mut BTreeMap<String, Fault>) {
     for _ in 0..REPLAYS {
         let again: Vec<String> = found

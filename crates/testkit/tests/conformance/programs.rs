@@ -59,7 +59,8 @@ pub(crate) fn compile(instance: &Instance, theme: &'static str) -> Program {
     let file = instance.scratch(theme);
     let output = Command::new("cc")
         .args(["-O2", "-D_FORTIFY_SOURCE=2", "-Wall", "-Wextra", "-Werror", "-pthread"])
-        // Cases make calls that are wrong on purpose, and set variables in one branch of a script that they use in another.
+        // Cases make calls that are wrong on purpose, and set variables in one branch of a script that they use in
+        // another.
         .args(["-Wno-stringop-overflow", "-Wno-maybe-uninitialized", "-Wno-nonnull"])
         .args(["-Wno-deprecated-declarations", "-Wno-unused-result", "-I"])
         .arg(instance.dir())

@@ -1,4 +1,5 @@
-//! What came from each socket, as far as a transcript shows it: whether two runs received the same bytes, be it in other pieces.
+//! What came from each socket, as far as a transcript shows it: whether two runs received the same bytes, be it in
+//! other pieces.
 
 use std::collections::BTreeMap;
 
@@ -97,8 +98,8 @@ fn read(lines: &[String]) -> BTreeMap<&str, Received> {
     found
 }
 
-/// Whether an end that printed `lines` received what one received that printed `native`, as far as both came: perhaps in other pieces,
-/// or more of it, but no byte wrong, and none missing before the end of a stream.
+/// Whether an end that printed `lines` received what one received that printed `native`, as far as both came: perhaps
+/// in other pieces, or more of it, but no byte wrong, and none missing before the end of a stream.
 pub(crate) fn same_bytes(lines: &[String], native: &[String]) -> bool {
     // What the tools of the cases say where they check bytes themselves.
     let complains = |line: &&String| {

@@ -37,9 +37,10 @@ const SEND: &str = "SO_SNDBUFFORCE = 32\n\
     \tassert s.recv(1) == b''\n\
     except OSError as error: print(type(error).__name__, flush=True)\n";
 
-/// Takes the first of what waits, little by little, until the sender is on the lane, and shares the rest with a child. Each of the two writes down
-/// where what it has received belongs, and one kills the other in the raw stretch. Says from where on the bytes were that the killer received last, how
-/// long the pieces are that nobody wrote down, and how many bytes were received twice. A piece of less than two words goes where it is missing.
+/// Takes the first of what waits, little by little, until the sender is on the lane, and shares the rest with a child.
+/// Each of the two writes down where what it has received belongs, and one kills the other in the raw stretch. Says
+/// from where on the bytes were that the killer received last, how long the pieces are that nobody wrote down, and how
+/// many bytes were received twice. A piece of less than two words goes where it is missing.
 const SHARE: &str = "listener = socket.create_server(('127.0.0.1', port))\n\
     if os.fork(): time.sleep(600)\n\
     while not os.path.exists(files + '-full'): time.sleep(0.01)\n\
@@ -127,7 +128,8 @@ fn start(mode: Mode<'_>, instance: &Instance, receive: &str, victim: &str, when:
     Ends { receiver, sender, raw }
 }
 
-/// One of two receivers is killed; the other has the rest, and what the killed one was just receiving is all that is lost.
+/// One of two receivers is killed; the other has the rest, and what the killed one was just receiving is all that is
+/// lost.
 fn kill_one_of_two(mode: Mode<'_>, instance: &Instance, victim: &str, faults: usize) {
     let mut random = Random::new(17);
     until_hit(faults, |round| {

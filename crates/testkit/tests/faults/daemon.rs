@@ -155,7 +155,8 @@ fn programs_started_before_viaductd_are_accelerated_once_it_is_there() {
     instance.kill_daemon();
 }
 
-/// A program that only waits leaves a child behind, which has neither run another program nor kept any descriptor of its parent's.
+/// A program that only waits leaves a child behind, which has neither run another program nor kept any descriptor of
+/// its parent's.
 #[test]
 fn viaductd_stays_as_long_as_programs_run_without_connections() {
     if !can_run(true, &["bash", "mkfifo"]) {

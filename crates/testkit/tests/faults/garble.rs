@@ -1,5 +1,5 @@
-//! Somebody writes anything anywhere into the words of live segments: bytes may be garbled and connections end, but no call hangs, no
-//! program crashes, and what comes after is served as ever.
+//! Somebody writes anything anywhere into the words of live segments: bytes may be garbled and connections end, but no
+//! call hangs, no program crashes, and what comes after is served as ever.
 
 use crate::{PATIENCE, PROMPTLY, WAITING, any_of, settle};
 use std::fs::{self, File};

@@ -30,7 +30,8 @@ fn becomes_fast(mode: Mode<'_>, server: &Server) {
     );
 }
 
-/// Kills clients of one server amidst connections, `faults` of them: the server must see each go and keep nothing of it.
+/// Kills clients of one server amidst connections, `faults` of them: the server must see each go and keep nothing of
+/// it.
 fn kill_clients(mode: Mode<'_>, server_waits: &str, faults: usize) {
     let mut random = Random::new(faults as u64);
     let mut server = Server::start(mode, server_waits);

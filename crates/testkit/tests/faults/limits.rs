@@ -261,7 +261,8 @@ fn a_control_group_without_memory_harms_nobody_else() {
     }
 }
 
-/// A busy end in a group of so many MiB, which has no memory for so many lanes as large as they may be; they carry at least so many all the same.
+/// A busy end in a group of so many MiB, which has no memory for so many lanes as large as they may be; they carry at
+/// least so many all the same.
 fn busy_in_a_small_group(mode: Mode<'_>, rounds: u64, [mib, connections, bytes, least]: [u64; 4]) {
     for round in 0..rounds {
         let Some(group) = Group::new(&format!("busy-{connections}-{round}"), mib << 20) else {
@@ -280,13 +281,15 @@ fn busy_in_a_small_group(mode: Mode<'_>, rounds: u64, [mib, connections, bytes, 
         server.assert_sound();
         if let Mode::Accelerated(instance) = mode {
             let fast = instance.totals_of(server.program.pid()).fast_bytes();
-            // On a busy machine lanes stall and leave the rest to TCP; but they have carried more than the group could ever hold.
+            // On a busy machine lanes stall and leave the rest to TCP; but they have carried more than the group could
+            // ever hold.
             assert!(fast > least << 20, "round {round}: {fast} bytes on lanes");
         }
     }
 }
 
-/// The receiver looks until all of a message is there, and takes nothing before; the sender's group is nearly full, and it waits by `poll`.
+/// The receiver looks until all of a message is there, and takes nothing before; the sender's group is nearly full, and
+/// it waits by `poll`.
 const LOOKS: &str = r#"
 import select, socket, sys, time
 role, port = sys.argv[1], int(sys.argv[2])

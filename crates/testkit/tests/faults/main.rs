@@ -1,6 +1,6 @@
-//! More than 500 faults in the middle of checked transfers. Whatever happens to one end, the other sees what TCP would show
-//! it, promptly: no hang, no wrong byte, and nothing leaks. Each test runs a few rounds natively first, which proves the
-//! test itself.
+//! More than 500 faults in the middle of checked transfers. Whatever happens to one end, the other sees what TCP would
+//! show it, promptly: no hang, no wrong byte, and nothing leaks. Each test runs a few rounds natively first, which
+//! proves the test itself.
 //!
 //! | faults | test |
 //! |---|---|
@@ -13,7 +13,8 @@
 //! | 20 | descriptors exhausted, of a program or of viaductd |
 //! | 20 | memory exhausted: address space, control group |
 //!
-//! Not counted: what the limits of viaductd refuse, segments that somebody garbles, and a full `/dev/shm`, which hinders nobody.
+//! Not counted: what the limits of viaductd refuse, segments that somebody garbles, and a full `/dev/shm`, which
+//! hinders nobody.
 
 mod backlog;
 mod daemon;
@@ -52,7 +53,8 @@ fn moment(random: &mut Random, longest_ms: u64) {
     std::thread::sleep(Duration::from_micros(random.below(longest_ms * 1000)));
 }
 
-/// Waits until a client has connected, so that it is a connection that the fault hits; or is over already, having had a slow witness.
+/// Waits until a client has connected, so that it is a connection that the fault hits; or is over already, having had a
+/// slow witness.
 fn connected(server: &Server, client: &mut Program) {
     let connected = wait_until(PATIENCE, || {
         connections_to(server.program.pid(), server.port) > 0 || !client.is_running()
@@ -60,7 +62,8 @@ fn connected(server: &Server, client: &mut Program) {
     assert!(connected, "the client does not connect: {}", client.errors());
 }
 
-/// Plays rounds, numbered from 0, until so many `faults` have hit; `round` says whether one has. On a busy machine many come too late.
+/// Plays rounds, numbered from 0, until so many `faults` have hit; `round` says whether one has. On a busy machine many
+/// come too late.
 fn until_hit(faults: usize, mut round: impl FnMut(usize) -> bool) {
     let rounds = 10 * faults;
     let hits = (0..rounds).filter(|number| round(*number)).take(faults).count();

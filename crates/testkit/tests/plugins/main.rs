@@ -35,7 +35,8 @@ fn plugin(instance: &Instance, options: &[&str]) -> PathBuf {
     )
 }
 
-/// As the C library, ours finds what unwinds the stack before a thread ends itself, which must not wait for the dynamic linker then.
+/// As the C library, ours finds what unwinds the stack before a thread ends itself, which must not wait for the dynamic
+/// linker then.
 #[test]
 fn a_thread_ends_itself_while_a_library_is_unloaded() {
     if !can_run(false, &["cc"]) {
@@ -202,7 +203,8 @@ fn whose_errors_are_told_as_they_are_natively() {
     }
 }
 
-/// What the library `other.c` says that was sent through it, while a host echoes by a plug-in. It stands before or behind ours.
+/// What the library `other.c` says that was sent through it, while a host echoes by a plug-in. It stands before or
+/// behind ours.
 fn sent_by_others(instance: Option<&Instance>, options: &str, is_first: bool, scratch: &Instance) -> u64 {
     let host = compile(scratch, "host", "host.c", &[]).to_string_lossy().into_owned();
     let plugin = plugin(scratch, &[]).to_string_lossy().into_owned();

@@ -1,5 +1,5 @@
-//! Calls at random: a program makes calls drawn from a seed at both ends of one connection, and prints what came of each. What it prints under
-//! Viaduct is compared, line by line, with what it prints natively.
+//! Calls at random: a program makes calls drawn from a seed at both ends of one connection, and prints what came of
+//! each. What it prints under Viaduct is compared, line by line, with what it prints natively.
 //!
 //! `CALLS_SEEDS=FIRST,COUNT` and `CALLS_LENGTH=CALLS` do as many others.
 

@@ -1,6 +1,7 @@
-//! Waits at random: a program that keeps a model of what each end of its connections has sent and received, and of what is registered in
-//! its epoll sets, has threads sleep in every kind of wait while it does what a seed says. Whatever TCP would wake must wake soon, and what
-//! waits tell must be so. The program proves itself natively, with the same seeds.
+//! Waits at random: a program that keeps a model of what each end of its connections has sent and received, and of what
+//! is registered in its epoll sets, has threads sleep in every kind of wait while it does what a seed says. Whatever
+//! TCP would wake must wake soon, and what waits tell must be so. The program proves itself natively, with the same
+//! seeds.
 //!
 //! `WAITS_SEEDS=FIRST,COUNT` and `WAITS_ROUNDS=ROUNDS` do as many others.
 

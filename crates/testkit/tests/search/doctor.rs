@@ -1,4 +1,5 @@
-//! What `viaduct doctor` says of direct search, in text and in JSON: of this kernel, of one that does not help, and where nothing can be tried.
+//! What `viaduct doctor` says of direct search, in text and in JSON: of this kernel, of one that does not help, and
+//! where nothing can be tried.
 
 use serde::Deserialize;
 use std::path::Path;

@@ -1,6 +1,6 @@
-//! Direct search: the Python bindings and the examples ([`bindings`]), what is said of the kernel's help ([`doctor`]), and a C program of checks: natively, where the library does it by
-//! itself, and under Viaduct, where the ordinary calls mind the holes. Each check is a run of its own, so that one that hangs or crashes
-//! hides no other.
+//! Direct search: the Python bindings and the examples ([`bindings`]), what is said of the kernel's help ([`doctor`]),
+//! and a C program of checks: natively, where the library does it by itself, and under Viaduct, where the ordinary
+//! calls mind the holes. Each check is a run of its own, so that one that hangs or crashes hides no other.
 
 mod bindings;
 mod doctor;
@@ -192,7 +192,8 @@ fn searches_beside_one_another() {
     check("waits");
 }
 
-/// A lane that has carried little grows for who needs more before it consumes anything: nobody goes over to the kernel's buffers.
+/// A lane that has carried little grows for who needs more before it consumes anything: nobody goes over to the
+/// kernel's buffers.
 #[test]
 fn far_ahead_on_a_fresh_lane() {
     if !can_run(false, &["cc"]) {

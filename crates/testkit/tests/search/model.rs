@@ -1,5 +1,5 @@
-//! Direct search against a model of it, millions of calls: natively, on lanes and on kernel connections under Viaduct, and each as on Linux
-//! before 6.9.
+//! Direct search against a model of it, millions of calls: natively, on lanes and on kernel connections under Viaduct,
+//! and each as on Linux before 6.9.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! CPython's own tests of everything that uses sockets, of the version that the distribution has (Debian's libpython3.11-testsuite).
-//! Some modules have gone with the libraries that they test.
+//! CPython's own tests of everything that uses sockets, of the version that the distribution has (Debian's
+//! libpython3.11-testsuite). Some modules have gone with the libraries that they test.
 
 use crate::{Outcomes, compare};
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ const PATIENCE: Duration = Duration::from_secs(900);
 /// Classes that are left out: they hang natively on machines whose VSOCK device leads nowhere.
 const NO_VSOCK: &str = "BasicVSOCKTest,ThreadedVSOCKSocketStreamTest";
 
-/// The same, and one whose peers send all and close, over lanes, before their sockets are passed on: nobody is left to send the bytes again,
-/// over TCP, to the process that receives the sockets, and it waits for them. [`passed_on`] runs it with the usual offers, for which
-/// such connections are too short.
+/// The same, and one whose peers send all and close, over lanes, before their sockets are passed on: nobody is left to
+/// send the bytes again, over TCP, to the process that receives the sockets, and it waits for them. [`passed_on`] runs
+/// it with the usual offers, for which such connections are too short.
 const NOT_PASSED_ON: &str = "BasicVSOCKTest,ThreadedVSOCKSocketStreamTest,WithProcessesTestPicklingConnections";
 
 fn run(mode: Mode<'_>, offer: &str, skipped: &str, module: &str) -> Outcomes {

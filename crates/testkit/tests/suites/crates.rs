@@ -1,6 +1,6 @@
-//! The tests that published crates bring along. mio and socket2 publish no more than their unit tests and the examples of their
-//! documentation; polling and async-io publish their integration tests as well. Cargo fetches the crates, each of which names the versions
-//! of all that its tests need.
+//! The tests that published crates bring along. mio and socket2 publish no more than their unit tests and the examples
+//! of their documentation; polling and async-io publish their integration tests as well. Cargo fetches the crates, each
+//! of which names the versions of all that its tests need.
 
 use crate::{Outcomes, compare};
 use std::path::{Path, PathBuf};
@@ -65,8 +65,8 @@ fn source(name: &str) -> PathBuf {
     source
 }
 
-/// Makes the package of `manifest` a workspace of its own: where the target folder is within this project, cargo would look for it among
-/// this project's members.
+/// Makes the package of `manifest` a workspace of its own: where the target folder is within this project, cargo would
+/// look for it among this project's members.
 fn stands_alone(manifest: &Path) {
     let text = std::fs::read_to_string(manifest).unwrap();
     if !text.lines().any(|line| line == "[workspace]") {

@@ -9,7 +9,8 @@ use viaduct_testkit::{Instance, Launch, Mode, Program, can_run};
 const PLACE: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/libevent");
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// The distribution changes files from which others are generated; those that were published do as well, and need no further tools.
+/// The distribution changes files from which others are generated; those that were published do as well, and need no
+/// further tools.
 const BUILD: &str = "
     /usr/src/libevent/configure --quiet --disable-shared --disable-samples --disable-dependency-tracking
     make -j2 AUTOMAKE=: ACLOCAL=: AUTOCONF=: AUTOHEADER=: MAKEINFO=: test/regress
@@ -30,8 +31,9 @@ const KNOWN: &[(&str, &str)] = &[(
     "its only thread gives itself 10 ms, and waits up to 50 ms in accept with `--offer wait`; compared with `--offer now`",
 )];
 
-/// Tests of which chance decides natively too: this one fails if a server answers a thousand questions over UDP before the first timer cancels one,
-/// which it did in 8 of 40 runs on one machine, and in 16 of 40 under Viaduct, whichever build.
+/// Tests of which chance decides natively too: this one fails if a server answers a thousand questions over UDP before
+/// the first timer cancels one, which it did in 8 of 40 runs on one machine, and in 16 of 40 under Viaduct, whichever
+/// build.
 const BY_CHANCE: &[&str] = &["dns/getaddrinfo_cancel_stress"];
 /// Such a test is to fail natively, and to pass under Viaduct, within so many runs.
 const CHANCES: u32 = 40;
@@ -71,7 +73,8 @@ fn regress(mode: Mode<'_>, offer: &str, backend: &[&str], tests: &str) -> Progra
     launch.directory(Path::new(PLACE)).spawn()
 }
 
-/// Compares `tests` natively, and under Viaduct with both kinds of offer, side by side: they wait for clocks most of the time.
+/// Compares `tests` natively, and under Viaduct with both kinds of offer, side by side: they wait for clocks most of
+/// the time.
 fn same(backend: &[&str], tests: &str) {
     if !can_run(
         false,

@@ -1,5 +1,5 @@
-//! Suites that others wrote, natively and under Viaduct with `--offer wait`: the same tests must pass. What fails natively too is
-//! listed with its reason.
+//! Suites that others wrote, natively and under Viaduct with `--offer wait`: the same tests must pass. What fails
+//! natively too is listed with its reason.
 //!
 //! `make test` runs the quick ones, `make test-suites` all: the others are `#[ignore]`d.
 
@@ -16,8 +16,9 @@ type Outcomes = BTreeMap<String, (String, String)>;
 const REPEATS: u32 = 2;
 
 /// Fails if a test that passes natively does not under Viaduct, or the other way round; tells what passes in neither.
-/// `known`: tests that are left out of the comparison, with the reason. `natively` runs the suite once more: a test that depends on the
-/// machine's timing may fail natively now and then, and one success shows that it can pass. Under Viaduct every failure counts.
+/// `known`: tests that are left out of the comparison, with the reason. `natively` runs the suite once more: a test
+/// that depends on the machine's timing may fail natively now and then, and one success shows that it can pass. Under
+/// Viaduct every failure counts.
 fn compare(suite: &str, native: &Outcomes, fast: &Outcomes, known: &[(&str, &str)], natively: impl Fn() -> Outcomes) {
     let mut native = native.clone();
     let is_known = |name: &str| known.iter().any(|(known, _)| name.ends_with(known));

@@ -28,8 +28,8 @@ use work::{Measurement, Run};
 
 /// Experiments that take long and vary little run no more often than this.
 const SELDOM: usize = 3;
-/// Experiments that ask what Viaduct costs where it gains nothing run so many times as often: the answer is smaller than the difference between
-/// two runs of one program.
+/// Experiments that ask what Viaduct costs where it gains nothing run so many times as often: the answer is smaller
+/// than the difference between two runs of one program.
 const FINE: usize = 4;
 
 /// What the programs have shown.
@@ -129,7 +129,8 @@ fn measure(
     row::rows(experiment, runs)
 }
 
-/// Runs an experiment once each way, the accelerated first in every other turn, so that what the first run leaves behind meets both.
+/// Runs an experiment once each way, the accelerated first in every other turn, so that what the first run leaves
+/// behind meets both.
 fn once(
     experiment: &Experiment,
     plan: Plan<'_>,

@@ -20,7 +20,8 @@ pub(super) struct Row {
     native: Option<Summary>,
     accelerated: Option<Summary>,
     rivals: Vec<Figure>,
-    /// How many times better the accelerated median is; where both ways were measured at the same time, the median of the pairs.
+    /// How many times better the accelerated median is; where both ways were measured at the same time, the median of
+    /// the pairs.
     ratio: Option<f64>,
     /// The same of each pair of runs: smallest, middle and largest.
     pairs: Option<Summary>,

@@ -31,8 +31,9 @@ pub(crate) struct Experiment {
 }
 
 impl Experiment {
-    /// Whether it is measured both ways at the same time, in turn: where little is to be found out. MariaDB's servers have their data to
-    /// themselves; who waits for turns cannot say how long a message takes, nor can our own peers, both of which keep to a time.
+    /// Whether it is measured both ways at the same time, in turn: where little is to be found out. MariaDB's servers
+    /// have their data to themselves; who waits for turns cannot say how long a message takes, nor can our own peers,
+    /// both of which keep to a time.
     pub(crate) fn alternates(&self) -> bool {
         let cannot = matches!(self.work, Work::Mariadb { .. } | Work::SockperfLatency | Work::Stream8);
         self.ends != Ends::Both && !cannot

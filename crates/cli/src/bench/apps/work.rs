@@ -103,8 +103,8 @@ impl Run<'_> {
         })
     }
 
-    /// The path when most of the time has passed. Looked at again where it is not yet the fast one that it should be, since
-    /// some programs begin slowly.
+    /// The path when most of the time has passed. Looked at again where it is not yet the fast one that it should be,
+    /// since some programs begin slowly.
     fn late_proof(self, server: &Program, client: &Program, seconds: f64) -> Option<Proof> {
         sleep(Duration::from_secs_f64(seconds * 0.7));
         let mut proof = self.proof(server, client)?;
@@ -135,8 +135,8 @@ impl Run<'_> {
         Ok((outcome, measurement))
     }
 
-    /// Lets a client that counts requests, not time, load a server: a trial of `few` tells how many fill it. `figures` finds requests a second,
-    /// and what else there is to tell, in what it prints.
+    /// Lets a client that counts requests, not time, load a server: a trial of `few` tells how many fill it. `figures`
+    /// finds requests a second, and what else there is to tell, in what it prints.
     pub(super) fn counted<'a>(
         self,
         server: &Program,
@@ -398,7 +398,8 @@ impl Run<'_> {
         })
     }
 
-    /// Starts the benchmark's own load, of this server if it is to take turns, and waits until it has measured; it keeps its connections open.
+    /// Starts the benchmark's own load, of this server if it is to take turns, and waits until it has measured; it
+    /// keeps its connections open.
     fn loaded(self, client: Launch<'_>, server: Option<&Program>) -> Result<(Program, LoadResult)> {
         let mut client = client.spawn_piped()?;
         let (end, done) = pipe()?;

@@ -112,8 +112,8 @@ fn accept(poll: &Poll, listener: &TcpListener, connections: &mut Vec<Option<TcpS
     }
 }
 
-/// Sends back all there is; `false` when the connection is over. An echo is never longer than what the peer has asked and not
-/// yet been answered, so it always finds room.
+/// Sends back all there is; `false` when the connection is over. An echo is never longer than what the peer has asked
+/// and not yet been answered, so it always finds room.
 fn echo_all(stream: &mut TcpStream) -> bool {
     let mut bytes = [0; LONGEST];
     loop {
@@ -249,8 +249,8 @@ impl Load {
         Ok(())
     }
 
-    /// Waits for events and deals with them. Connections that have their answer ask again as `goes_on` says; returns how many
-    /// did not.
+    /// Waits for events and deals with them. Connections that have their answer ask again as `goes_on` says; returns
+    /// how many did not.
     fn turn(&mut self, limit: Option<Duration>, goes_on: impl Fn(&Asker) -> bool) -> Result<usize> {
         wait(&mut self.poll, &mut self.events, limit)?;
         if limit.is_some() && self.events.is_empty() {

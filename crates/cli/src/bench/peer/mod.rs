@@ -1,8 +1,8 @@
 //! The benchmark's own programs, run as processes of their own: `viaduct bench-peer`.
 //!
 //! They are plain socket programs: they know nothing of Viaduct and use only what the C library offers, so that
-//! `viaduct run` accelerates them as it would any other. (`rustix` makes system calls itself, which nobody can intercept, so
-//! their sockets are used through the standard library and `mio`.)
+//! `viaduct run` accelerates them as it would any other. (`rustix` makes system calls itself, which nobody can
+//! intercept, so their sockets are used through the standard library and `mio`.)
 //!
 //! What they find they say on standard output, one JSON object a line; they end when their standard input does.
 

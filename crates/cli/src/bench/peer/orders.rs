@@ -1,7 +1,7 @@
 //! Sweeps of message sizes between two peers: one asks, the other serves.
 //!
-//! Each batch begins with an order of three words (kind, size, rounds), which the server obeys; then both say what it cost them.
-//! The end of the connection ends the work, or an order of no rounds.
+//! Each batch begins with an order of three words (kind, size, rounds), which the server obeys; then both say what it
+//! cost them. The end of the connection ends the work, or an order of no rounds.
 
 use super::wire::{Lanes, Tcp, Unix, Wire};
 use anyhow::{Context, Result, bail};
@@ -276,8 +276,8 @@ fn sweep(wire: &mut impl Wire, args: &AskArgs, reports: Reports<'_>) -> Result<(
             }
             order.rounds *= 4;
         };
-        // A batch that took far less time than foretold was another trial: in the last one the connection was still on TCP, or the two
-        // processes on one processor. A batch that took longer stands.
+        // A batch that took far less time than foretold was another trial: in the last one the connection was still on
+        // TCP, or the two processes on one processor. A batch that took longer stands.
         for tries in (0..MOST_BATCHES).rev() {
             order.rounds = trial.rounds_in(wanted);
             let mut batch = measure(wire, order, &mut buffer)?;

@@ -1,7 +1,8 @@
-//! The experiment of direct search: a sender of numbered messages, and a receiver that wants those that stand behind others.
+//! The experiment of direct search: a sender of numbered messages, and a receiver that wants those that stand behind
+//! others.
 //!
-//! Both go through the same list of connections. The receiver takes every other one in order, keeping what it does not expect in a
-//! pool, and every other one by direct search, so that whatever else the machine does meets both.
+//! Both go through the same list of connections. The receiver takes every other one in order, keeping what it does not
+//! expect in a pool, and every other one by direct search, so that whatever else the machine does meets both.
 
 use super::orders::say;
 use anyhow::{Result, bail};

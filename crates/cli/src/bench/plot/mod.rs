@@ -256,7 +256,8 @@ fn beside<'a>(lines: &[Line<'a>], y: Axis) -> Vec<Name<'a>> {
         })
         .collect();
     names.sort_by_key(|name| name.end);
-    // Groups of names that would touch, each with the sum of the places its first name would like. They spread about their middle.
+    // Groups of names that would touch, each with the sum of the places its first name would like. They spread about
+    // their middle.
     let mut groups: Vec<(i32, i32)> = Vec::new();
     for (number, name) in (0..).zip(&names) {
         groups.push((name.end - number * APART, 1));

@@ -123,7 +123,8 @@ struct Measured {
     proofs: Vec<Proof>,
 }
 
-/// One run of one size between two plain socket programs, of which `how` says how the asking and the serving one are started.
+/// One run of one size between two plain socket programs, of which `how` says how the asking and the serving one are
+/// started.
 ///
 /// # Errors
 /// A peer cannot be started or fails.

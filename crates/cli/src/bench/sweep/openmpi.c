@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  *
- * Messages between two ranks by MPI_Send and MPI_Recv, as `viaduct bench latency` and `bandwidth` do over other roads. The benchmark
- * compiles it where mpicc is installed.
+ * Messages between two ranks by MPI_Send and MPI_Recv, as `viaduct bench latency` and `bandwidth` do over other roads.
+ * The benchmark compiles it where mpicc is installed.
  *
- *     mpirun -np 2 PROGRAM latency|bandwidth MILLISECONDS SIZE...
+ * mpirun -np 2 PROGRAM latency|bandwidth MILLISECONDS SIZE...
  *
- * Prints a line a size: what the rounds that fill the time took, and the processor time of both ranks. Trials of growing length come before.
- */
+ * Prints a line a size: what the rounds that fill the time took, and the processor time of both ranks. Trials of
+ * growing length come before. */
 #define _POSIX_C_SOURCE 200809L
 #include <mpi.h>
 #include <stdio.h>

@@ -15,7 +15,8 @@ use std::slice;
 
 const MPIRUN: &str = "mpirun";
 const OPENMPI: &str = include_str!("openmpi.c");
-/// Shared memory only; ranks that poll all the time and are not tied to processors, as the other roads' are not; no way to other machines.
+/// Shared memory only; ranks that poll all the time and are not tied to processors, as the other roads' are not; no way
+/// to other machines.
 const MPIRUN_OPTIONS: &str = "--allow-run-as-root --oversubscribe --bind-to none --mca plm isolated --mca pml ob1 --mca btl vader,self \
      --mca mpi_yield_when_idle 0 --mca orte_tmpdir_base";
 
@@ -86,8 +87,8 @@ fn compile(directory: &Path) -> Result<PathBuf> {
 }
 
 impl Job<'_> {
-    /// How many rounds fill the time, for programs that must be told before: about a microsecond there and back, a tenth of it one way, and what
-    /// copying takes.
+    /// How many rounds fill the time, for programs that must be told before: about a microsecond there and back, a
+    /// tenth of it one way, and what copying takes.
     const fn rounds(self, size: usize) -> u64 {
         let size = size as u64;
         let nanoseconds = match self.kind {

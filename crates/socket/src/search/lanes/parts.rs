@@ -121,7 +121,8 @@ impl Stretches<'_> {
         }
     }
 
-    /// Bytes that the kernel holds, all raw. Behind urgent data it counts none until the first of them has been received.
+    /// Bytes that the kernel holds, all raw. Behind urgent data it counts none until the first of them has been
+    /// received.
     fn raw_bytes(&self) -> u64 {
         let fd = self.conn.fd();
         match kernel::queued(fd) as u64 {
@@ -158,8 +159,8 @@ impl Stretches<'_> {
         Ok(Parts { all, published, queued })
     }
 
-    /// How many of the `queued` bytes of the kernel's stand before what is raw again, if the lane's stretch has ended; the first `left` are raw and
-    /// marks follow.
+    /// How many of the `queued` bytes of the kernel's stand before what is raw again, if the lane's stretch has ended;
+    /// the first `left` are raw and marks follow.
     fn find_back(&self, left: u64, queued: u64) -> Result<Option<u64>, Errno> {
         let (fd, mut at) = (self.conn.fd(), left);
         let mut marks = [0; 512];
@@ -200,7 +201,8 @@ impl Stretches<'_> {
         (Place::Lane, 0, 0)
     }
 
-    /// How many bytes the kernel must hold for what it lacks of those before `end`; `None`: it is the lane that lacks some.
+    /// How many bytes the kernel must hold for what it lacks of those before `end`; `None`: it is the lane that lacks
+    /// some.
     pub(super) fn lacks_in_kernel(&self, parts: &Parts, end: u64) -> Option<u64> {
         let mut needed = end.saturating_sub(self.base());
         for part in &parts.all {
@@ -213,8 +215,8 @@ impl Stretches<'_> {
         None
     }
 
-    /// Whether everything from `from` on up to `end` is there. Kernel bytes before the lane's may still be on their way, which keeps
-    /// nobody from those behind.
+    /// Whether everything from `from` on up to `end` is there. Kernel bytes before the lane's may still be on their
+    /// way, which keeps nobody from those behind.
     pub(super) fn reaches(&self, parts: &Parts, from: u64, end: u64) -> bool {
         let (from, end) = (from.saturating_sub(self.base()), end.saturating_sub(self.base()));
         let mut before = 0_u64;

@@ -473,7 +473,7 @@ static void *send_counted(void *fd)
     return fd;
 }
 
-/* A receive has come to the second half of its buffer. Sooner than this a sender gives no lane up on which nothing moves. */
+/* A receive has come to the second half of its buffer, sooner than a sender gives up a lane on which nothing moves. */
 static void halfway(int number)
 {
     (void)number;
@@ -484,8 +484,8 @@ static void halfway(int number)
     mprotect(received + HALF, HALF, PROT_READ | PROT_WRITE);
 }
 
-/* Whoever is blocked in a send goes on while a long receive copies, not only when that is done. The kernel raises no signal, it receives
-   what it can. */
+/* Whoever is blocked in a send goes on while a long receive copies, not only when that is done. The kernel raises no
+ * signal, it receives what it can. */
 static void a_long_receive_makes_room_as_it_goes(void)
 {
     struct sigaction action = {.sa_handler = halfway};

@@ -1,4 +1,5 @@
-/* Processes that share a connection: what one sets holds for all, and they exclude each other in whatever namespaces they are. */
+/* Processes that share a connection: what one sets holds for all, and they exclude each other in whatever namespaces
+ * they are. */
 #include "check.h"
 #include <sched.h>
 #include <sys/mman.h>

@@ -47,7 +47,8 @@ static void *send_message(void *message)
     return message;
 }
 
-/* Whether all of a message is seen, by peeks or by counts, in a socket with so much room before any of it is received. */
+/* Whether all of a message is seen, by peeks or by counts, in a socket with so much room before any of it is
+ * received. */
 static int is_seen_whole(int room, size_t length, int by, int peeks)
 {
     struct pair p = make_pair();

@@ -1,4 +1,5 @@
-/* Waits of every kind that a reset or an end finds, processes that end in the middle of calls, waits that others share. */
+/* Waits of every kind that a reset or an end finds, processes that end in the middle of calls, waits that others
+ * share. */
 #include "sets.h"
 #include <sys/mman.h>
 #include <sys/select.h>
@@ -444,7 +445,8 @@ static void shut_down_both_ways_with_bytes_unread(void)
     NEAR(arrive(s, POLLRDHUP); ALL(s, 4); GET(s, 8, 0); POLL(s, POLLIN | POLLRDHUP, 0); R(send(s, "x", 1, MSG_NOSIGNAL)));
 }
 
-/* Told in a set, after which a program that only sends must hear what it is. It has sent few messages, and long ones. */
+/* Told in a set, after which a program that only sends must hear what it is. It has sent few messages, and long
+ * ones. */
 static void a_reset_finds_who_waits_for_room(void)
 {
     static char bytes[1 << 20];

@@ -1,5 +1,5 @@
-/* For cases that one process plays alone, with both ends of its connections in its hands. They do not tell what they saw but hold it
- * against what kernel sockets do, and end where it is otherwise. */
+/* For cases that one process plays alone, with both ends of its connections in its hands. They do not tell what they
+ * saw but hold it against what kernel sockets do, and end where it is otherwise. */
 #ifndef CHECK_H
 #define CHECK_H
 

@@ -45,7 +45,8 @@ static void edge_read_until_empty(void)
     }
 }
 
-/* Receives by edges, taking a receive that comes short for the last there is, as epoll(7) allows; says how far it comes. */
+/* Receives by edges, taking a receive that comes short for the last there is, as epoll(7) allows; says how far it
+ * comes. */
 static void drink_by_edges(int set, long total, size_t room)
 {
     static char bytes[1 << 16];
@@ -443,7 +444,8 @@ static void *send_much(void *unused)
     return unused;
 }
 
-/* A thread sleeps in a set while another receives what it would wake up for, and looks at all that tells of it. The next byte wakes it. */
+/* A thread sleeps in a set while another receives what it would wake up for, and looks at all that tells of it. The
+ * next byte wakes it. */
 static void receive_beside_a_sleeper(int rounds)
 {
     int set = epoll_create1(0), go_on = 1;

@@ -365,7 +365,8 @@ static void set_zero_copy(int fd)
     setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on);
 }
 
-/* Sends of the pattern from place `from` on, each told by a number when the kernel no longer needs its memory, which is left to it. */
+/* Sends of the pattern from place `from` on, each told by a number when the kernel no longer needs its memory, which is
+ * left to it. */
 static void pour_without_copies(size_t from, size_t count, int flags)
 {
     unsigned char *bytes = malloc(count + 1);
@@ -482,7 +483,8 @@ static void read_and_written_at_offsets(void)
     step();
 }
 
-/* What only the kernel could carry is refused at once behind the end of this direction, and after a reset, as anything else is. */
+/* What only the kernel could carry is refused at once behind the end of this direction, and after a reset, as anything
+ * else is. */
 static void carried_behind_the_end(void)
 {
     int ends[2];

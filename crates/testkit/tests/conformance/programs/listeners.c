@@ -1,4 +1,5 @@
-/* Listeners that several processes share, or have been given: groups, sets, activation; sets that are told how a connection begins. */
+/* Listeners that several processes share, or have been given: groups, sets, activation; sets that are told how a
+ * connection begins. */
 #include "internal.h"
 #include "sets.h"
 
@@ -95,7 +96,8 @@ static void group_of_listeners_of_several_processes(void)
     served_by_several(GROUP);
 }
 
-/* As a service manager does: the program finds its listening socket as descriptor 3 and is told so by its environment. */
+/* As a service manager does: the program finds its listening socket as descriptor 3 and is told so by its
+ * environment. */
 static void listener_given_by_activation(void)
 {
     static const char program[] = "import os, socket\n"

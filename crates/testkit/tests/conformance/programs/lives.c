@@ -1,4 +1,5 @@
-/* Descriptors that live otherwise: standard ones, ones that are replaced unseen, listeners; what happens before and after main. */
+/* Descriptors that live otherwise: standard ones, ones that are replaced unseen, listeners; what happens before and
+ * after main. */
 #include "sets.h"
 #include <dirent.h>
 #include <sys/stat.h>

@@ -1,4 +1,5 @@
-/* The counters of a process: which path a connection is on, and the wish to move it. `layout.h` is written by the harness. */
+/* The counters of a process: which path a connection is on, and the wish to move it. `layout.h` is written by the
+ * harness. */
 #include "internal.h"
 #include "layout.h"
 #include <dirent.h>

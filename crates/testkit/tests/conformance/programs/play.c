@@ -1,4 +1,5 @@
-/* Runs cases: the near process connects to the far one by a Unix socket for each case, and both fork a child to play it. */
+/* Runs cases: the near process connects to the far one by a Unix socket for each case, and both fork a child to play
+ * it. */
 #include "internal.h"
 #include <stdarg.h>
 #include <sys/un.h>
@@ -162,8 +163,9 @@ static int meet(const char *path, bool first)
     return -1;
 }
 
-/* `near PATH` or `far PATH`, then `fast` if both ends are to be on the fast path, `storm=SEED` to move connections between
- * paths while cases run, and `only=NAME`, any number of times, to run these alone. `far` ends when `near` does. */
+/* `near PATH` or `far PATH`, then `fast` if both ends are to be on the fast path, `storm=SEED` to move connections
+ * between paths while cases run, and `only=NAME`, any number of times, to run these alone. `far` ends when `near`
+ * does. */
 int play(const struct scenario *all, size_t count, int argc, char **argv)
 {
     unsigned seed = 0;

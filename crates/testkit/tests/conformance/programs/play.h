@@ -1,8 +1,9 @@
 /* What every program of cases uses.
  *
- * A case is one function, run by two processes at once, one at either end of a connection: `near` connects, `far` accepts. It is
- * a script: NEAR(...) is done by the near process while the far one waits, FAR(...) the other way round, BOTH(...) by both at once. What
- * a case prints is its transcript. It must not depend on what TCP leaves open, since runs are compared line by line. */
+ * A case is one function, run by two processes at once, one at either end of a connection: `near` connects, `far`
+ * accepts. It is a script: NEAR(...) is done by the near process while the far one waits, FAR(...) the other way round,
+ * BOTH(...) by both at once. What a case prints is its transcript. It must not depend on what TCP leaves open, since
+ * runs are compared line by line. */
 #ifndef PLAY_H
 #define PLAY_H
 
@@ -68,9 +69,11 @@ void show_time(double took_ms, double least_ms, double most_ms);
 /* Waits, at most two seconds, until poll tells all of these events; says nothing unless they do not come. */
 void arrive(int fd, int events);
 
-/* Connections besides `s`. Both ends call it at once; each gets its end, proved to be on the fast path where there is one. */
+/* Connections besides `s`. Both ends call it at once; each gets its end, proved to be on the fast path where there is
+ * one. */
 int join(void);
-/* The same over an address family, with options set on both sockets before they connect by `prepare`, if there is one. */
+/* The same over an address family, with options set on both sockets before they connect by `prepare`, if there is
+ * one. */
 int join_by(int family, void (*prepare)(int fd));
 /* A listening socket on the loopback device; its port goes to `port`. */
 int listener(int family, int *port);
@@ -89,13 +92,14 @@ int number_of(int fd, int level, int name);
 /* Sends or receives `count` bytes of the pattern from place `from`; says how far it came. */
 void pour(int fd, size_t from, size_t count);
 void drink(int fd, size_t from, size_t count);
-/* Sends as often as there is room within 50 ms, in which a connection that is moved gets to the end of both paths; says nothing,
-   returns how much it was. */
+/* Sends as often as there is room within 50 ms, in which a connection that is moved gets to the end of both paths; says
+ * nothing, returns how much it was. */
 size_t fill(int fd);
 /* Receives and forgets. */
 void drain(int fd, size_t count);
 
-/* Waits, at most some seconds, until the kernel stamps what is received: it begins a while after a socket has asked for that. */
+/* Waits, at most some seconds, until the kernel stamps what is received: it begins a while after a socket has asked for
+ * that. */
 void await_time_stamps(void);
 
 /* A system call that no library sees. */
@@ -107,7 +111,8 @@ void count_signals(int number, int flags);
 void signal_in(int ms, int number);
 /* Waits for a child, and says how it ended. */
 void reap(pid_t child);
-/* To hand a socket to others needs a peer that is in socket calls now and then: this end polls until the other says `release`. */
+/* To hand a socket to others needs a peer that is in socket calls now and then: this end polls until the other says
+ * `release`. */
 void serve_until_released(void);
 void release(void);
 /* What the far end does to hand it over, while the near one is there for its part in bringing the connection back. */

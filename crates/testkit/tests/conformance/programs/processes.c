@@ -208,7 +208,8 @@ static void parent_and_child_at_either_direction(void)
 
 static char stack[1 << 16];
 
-/* Does in a table of descriptors of its own what becomes of children that will be other programs, and of their parents' memory. */
+/* Does in a table of descriptors of its own what becomes of children that will be other programs, and of their parents'
+ * memory. */
 static int rearrange(void *how)
 {
     int ends[2], number;

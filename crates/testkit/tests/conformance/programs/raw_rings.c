@@ -1,4 +1,5 @@
-/* Rings that are asked for by number, and of which nothing is seen: no library is between the program and the kernel. */
+/* Rings that are asked for by number, and of which nothing is seen: no library is between the program and the
+ * kernel. */
 #include "play.h"
 #include <linux/io_uring.h>
 #include <sys/mman.h>
@@ -124,7 +125,8 @@ static bool answer(int fd, bool by_ring)
     return (by_ring ? have_done(IORING_OP_SEND, fd, "answered", 8, 0) : send(fd, "answered", 8, 0)) == 8;
 }
 
-/* Connections that come afterwards: one that the ring accepts and serves, one that the C library accepts and both serve. */
+/* Connections that come afterwards: one that the ring accepts and serves, one that the C library accepts and both
+ * serve. */
 static void of_later_connections(void)
 {
     int port = 0, here = is_near ? -1 : listener(AF_INET, &port);

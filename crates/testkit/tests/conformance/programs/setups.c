@@ -382,7 +382,8 @@ static void deferred_accept(void)
     BOTH(R(send(fd, "again", 5, 0)); ALL(fd, 5));
 }
 
-/* Both ends connect to each other, and nobody listens. The near end is made deaf to the answer that its attempt comes too early. */
+/* Both ends connect to each other, and nobody listens. The near end is made deaf to the answer that its attempt comes
+ * too early. */
 static void simultaneous_open(void)
 {
     struct sock_filter nothing = BPF_STMT(BPF_RET | BPF_K, 0);

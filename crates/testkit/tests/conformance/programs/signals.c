@@ -98,7 +98,8 @@ static void *change_handlers(void *unused)
     return unused;
 }
 
-/* With handlers of both kinds a receive may have to sleep in another way than with one; it must not lose its waker over that. */
+/* With handlers of both kinds a receive may have to sleep in another way than with one; it must not lose its waker over
+ * that. */
 static void handlers_change_while_receives_wait(void)
 {
     char byte = 'x';

@@ -155,8 +155,8 @@ static void receive_here(int number)
     errno = saved;
 }
 
-/* Handlers interrupt receives of the stream that they receive from themselves, and wait as these do. Those that come while bytes are
- * being received or looked for may be refused, but not most of them. */
+/* Handlers interrupt receives of the stream that they receive from themselves, and wait as these do. Those that come
+ * while bytes are being received or looked for may be refused, but not most of them. */
 static void handlers_receive_the_same(void)
 {
     struct sigaction action = {.sa_handler = receive_here, .sa_flags = SA_RESTART};
@@ -196,8 +196,8 @@ static void close_other(int number)
     close(other);
 }
 
-/* A handler closes the connection that the call it interrupts waits for. It may come while that call has something of the library's in its
- * hands, which then looks like a reset. */
+/* A handler closes the connection that the call it interrupts waits for. It may come while that call has something of
+ * the library's in its hands, which then looks like a reset. */
 static void handlers_close_under_receives(void)
 {
     struct sigaction action = {.sa_handler = close_other, .sa_flags = SA_RESTART}, before;

@@ -1,4 +1,5 @@
-/* Programs that live otherwise: raw system calls, io_uring, other scopes of symbols, sandboxes, other users and roots. */
+/* Programs that live otherwise: raw system calls, io_uring, other scopes of symbols, sandboxes, other users and
+ * roots. */
 #include "play.h"
 #include <dlfcn.h>
 #include <grp.h>
@@ -57,7 +58,8 @@ static void system_calls_of_no_meaning(void)
     FAR(GET(s, 1, 0));
 }
 
-/* A program that has libuv in it, which looks for this variable, is told that there are no rings, and goes its other way, on lanes. */
+/* A program that has libuv in it, which looks for this variable, is told that there are no rings, and goes its other
+ * way, on lanes. */
 static void rings_with_another_way(void)
 {
     char parameters[120] = {0};
@@ -71,7 +73,8 @@ static void rings_with_another_way(void)
     FAR(GET(s, 1, 0));
 }
 
-/* As a host does that loads its plug-ins so: their calls go past the library, and reach the kernel connection as they are. */
+/* As a host does that loads its plug-ins so: their calls go past the library, and reach the kernel connection as they
+ * are. */
 static void calls_of_a_deep_scope(void)
 {
     ssize_t (*deep_send)(int, const void *, size_t, int);

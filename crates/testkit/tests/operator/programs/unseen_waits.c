@@ -1,6 +1,8 @@
-/* Answers every second byte with itself: `unseen_waits PORT [greets] [edges] [twice] [late]`. Its set is the C library's, but waited in by system calls that
-   no library sees, and it never reads until there is nothing. `greets`: it sends a byte first, before it registers the connection; `twice`: it registers it
-   in a second set, and waits in that; `late`: only after some rounds without a set. Each byte must be the next one; the end is answered by how many came. */
+/* Answers every second byte with itself: `unseen_waits PORT [greets] [edges] [twice] [late]`. Its set is the C
+ * library's, but waited in by system calls that no library sees, and it never reads until there is nothing. `greets`:
+ * it sends a byte first, before it registers the connection; `twice`: it registers it in a second set, and waits in
+ * that; `late`: only after some rounds without a set. Each byte must be the next one; the end is answered by how many
+ * came. */
 #include <arpa/inet.h>
 #include <stdbool.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* `errors PLUGIN`: says what `dlerror` tells of libraries in scopes of symbols of their own, also after calls that have nothing to do with it. */
+/* `errors PLUGIN`: says what `dlerror` tells of libraries in scopes of symbols of their own, also after calls that have
+ * nothing to do with it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <poll.h>

@@ -1,8 +1,8 @@
 /*
- * `host PORT PLUGIN first|accepted|later [several|ends]`: echoes by a plug-in that it loads into a scope of symbols of its own, on one connection, then
- * stays, or ends. It loads it first of all, or when it has accepted the connection, or later, when it has echoed half of the messages itself; with several
- * threads if so asked.
- * `host PORT [stays]`: asks, and keeps the connection.
+ * `host PORT PLUGIN first|accepted|later [several|ends]`: echoes by a plug-in that it loads into a scope of symbols of
+ * its own, on one connection, then stays, or ends. It loads it first of all, or when it has accepted the connection, or
+ * later, when it has echoed half of the messages itself; with several threads if so asked. `host PORT [stays]`: asks,
+ * and keeps the connection.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>

@@ -1,4 +1,5 @@
-/* A thread ends itself amidst a call on a connection while another unloads a library, and with it holds the dynamic linker, until it has ended. */
+/* A thread ends itself amidst a call on a connection while another unloads a library, and with it holds the dynamic
+ * linker, until it has ended. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>

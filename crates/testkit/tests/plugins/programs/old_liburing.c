@@ -1,4 +1,5 @@
-/* What liburing 2.0 and 2.1 show of themselves: rings that they ask for by the C library, and a version of their symbols. */
+/* What liburing 2.0 and 2.1 show of themselves: rings that they ask for by the C library, and a version of their
+ * symbols. */
 #include <linux/io_uring.h>
 #include <sys/syscall.h>
 #include <unistd.h>

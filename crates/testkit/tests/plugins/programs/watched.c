@@ -1,4 +1,5 @@
-/* `host.c` in which nobody may ask for memory while the loader shows its objects: its lock is held then, and an allocator has one of its own. */
+/* `host.c` in which nobody may ask for memory while the loader shows its objects: its lock is held then, and an
+ * allocator has one of its own. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <link.h>

@@ -1,8 +1,9 @@
 /* Random calls on one connection whose ends are both here: `calls FIRST COUNT CALLS [SEED...]`
  *
- * For each of COUNT seeds from FIRST on, and each SEED, a connection is made, CALLS calls are drawn from the seed and made at either end, and printed with what
- * came of them. Whoever runs it compares the lines with those of another run. Before each call what is on its way in the kernel has come, so that they
- * do not depend on time. At last the program says how many bytes it has sent, and waits for SIGTERM, so that its counters can be looked at. */
+ * For each of COUNT seeds from FIRST on, and each SEED, a connection is made, CALLS calls are drawn from the seed and
+ * made at either end, and printed with what came of them. Whoever runs it compares the lines with those of another run.
+ * Before each call what is on its way in the kernel has come, so that they do not depend on time. At last the program
+ * says how many bytes it has sent, and waits for SIGTERM, so that its counters can be looked at. */
 #include "calls.h"
 #include <sched.h>
 #include <stdarg.h>
@@ -50,7 +51,8 @@ bool told_of_edges_once;
 long sent_in_all;
 static uint64_t state;
 
-/* The start of linux/tcp.h's `struct tcp_info`, up to the segments sent and taken in, which the C library's does not have. */
+/* The start of linux/tcp.h's `struct tcp_info`, up to the segments sent and taken in, which the C library's does not
+ * have. */
 struct info {
     unsigned char state, others[7];
     uint32_t words[24];
@@ -154,8 +156,9 @@ static bool knows_end(int end)
     return state == TCP_CLOSE || state == TCP_TIME_WAIT || (state == TCP_CLOSE_WAIT && !has_sent);
 }
 
-/* Whether an end's FIN is still to be acknowledged, which is an event to it: by the kernel's timer, or together with bytes. One that is the second has
- * not even come as long as that, where as many segments as may be are on their way unacknowledged. */
+/* Whether an end's FIN is still to be acknowledged, which is an event to it: by the kernel's timer, or together with
+ * bytes. One that is the second has not even come as long as that, where as many segments as may be are on their way
+ * unacknowledged. */
 static bool awaits_acknowledgement(void)
 {
     int one = 1;

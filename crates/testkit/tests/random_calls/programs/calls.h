@@ -1,5 +1,6 @@
-/* What the parts of the program share: both ends of one connection, and the choice of calls. Each call is a line of output: its number, the end
- * that it is made at, what is called, and what came of it. Nothing that depends on time or on numbers of descriptors is printed. */
+/* What the parts of the program share: both ends of one connection, and the choice of calls. Each call is a line of
+ * output: its number, the end that it is made at, what is called, and what came of it. Nothing that depends on time or
+ * on numbers of descriptors is printed. */
 #ifndef CALLS_H
 #define CALLS_H
 
@@ -8,7 +9,8 @@
 #include <stdint.h>
 
 enum {
-    /* Longest buffer of a call, and most bytes on their way to an end: every window stays open, so that all are there at once. */
+    /* Longest buffer of a call, and most bytes on their way to an end: every window stays open, so that all are there
+     * at once. */
     LONGEST = 9000,
     MOST_UNREAD = 30000,
     BUFFER = 3 * LONGEST,
@@ -67,7 +69,8 @@ void call_splice_out(int end);
 void call_send_urgent(int end);
 void call_receive_urgent(int end);
 
-/* False where calls move the connection to TCP, for good: an edge-triggered event of bytes that are left unread then may be told again. */
+/* False where calls move the connection to TCP, for good: an edge-triggered event of bytes that are left unread then
+ * may be told again. */
 extern bool told_of_edges_once;
 
 /* looks.c */

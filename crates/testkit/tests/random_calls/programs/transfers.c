@@ -254,7 +254,8 @@ void call_send_urgent(int end)
 {
     long sent;
 
-    /* A known limit: the kernel may drop a byte of urgent data for a second one that comes before it has been passed. */
+    /* A known limit: the kernel may drop a byte of urgent data for a second one that comes before it has been
+     * passed. */
     if (ends[end].urgent)
         return;
     say("send urgent");

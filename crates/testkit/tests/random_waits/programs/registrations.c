@@ -1,7 +1,9 @@
-/* Servers and clients that register around every message: `registrations SEED SECONDS THREADS [oneshot|edge|again|second|forks|nested]...`
+/* Servers and clients that register around every message: `registrations SEED SECONDS THREADS
+ * [oneshot|edge|again|second|forks|nested]...`
  *
- * THREADS of a server share one set, as many clients connect, send and check what comes back, one to a few messages a connection. So connections begin, come
- * onto their lanes and end while their registrations change. An answer that does not come is reported by the client that waits for it. */
+ * THREADS of a server share one set, as many clients connect, send and check what comes back, one to a few messages a
+ * connection. So connections begin, come onto their lanes and end while their registrations change. An answer that does
+ * not come is reported by the client that waits for it. */
 #include "../../programs/ends.h"
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -12,8 +14,8 @@
 enum { MOST_THREADS = 8, MOST_MESSAGES = 60, MOST_BYTES = 200, PATIENCE_MS = 10000 };
 static const uint64_t MARK = 0xabcdull << 32;
 
-/* Events are armed once each; told once each; taken back and registered again around messages; registered in a second set, too. The server has children,
- * and sets that come and go; its set gets into another. */
+/* Events are armed once each; told once each; taken back and registered again around messages; registered in a second
+ * set, too. The server has children, and sets that come and go; its set gets into another. */
 static bool oneshot, edge, again, second, forks, nested;
 static bool serves;
 static int listener, set, other_set;

@@ -266,8 +266,8 @@ static void hear_sleeper(struct sleeper *sleeper)
     }
 }
 
-/* Waits until a wait has returned, as long as so many pieces of time; NULL: none has. A machine that stands still, as virtual ones do, lets one piece
- * go by, however long that is. */
+/* Waits until a wait has returned, as long as so many pieces of time; NULL: none has. A machine that stands still, as
+ * virtual ones do, lets one piece go by, however long that is. */
 static struct sleeper *next_done(int pieces)
 {
     struct sleeper *found = NULL;

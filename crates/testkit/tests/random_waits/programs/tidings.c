@@ -1,9 +1,9 @@
 /* What waits tell of connections that have just begun, and of such as end: `tidings SEED SECONDS echoes|ends`
  *
- * echoes: a thread sends while another waits and takes what comes back, without waiting in the call that takes it. What poll and select call readable
- *         must be: bytes or the end.
- * ends:   a server waits, level-triggered, for bytes, room and the end, while its client and often itself close their directions. The end
- *         is readable, so it is never told of without EPOLLIN. */
+ * echoes: a thread sends while another waits and takes what comes back, without waiting in the call that takes it. What
+ * poll and select call readable must be: bytes or the end. ends:   a server waits, level-triggered, for bytes, room and
+ * the end, while its client and often itself close their directions. The end is readable, so it is never told of
+ * without EPOLLIN. */
 #include "../../programs/ends.h"
 #include <stdatomic.h>
 #include <stdbool.h>

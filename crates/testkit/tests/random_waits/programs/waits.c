@@ -1,8 +1,9 @@
 /* Random waits on connections, to find those that sleep on and events that are wrong.
  *
- * `SEED ROUNDS`: in each round the director does something that the seed decides: it sends, fills, receives, registers, has a thread sleep, lets
- * sets go idle. Then every wait that TCP would end must end soon, and what each has been told must be so. `moved` and `young`
- * say what happens to connections meanwhile. `far` is the other process, with `strangers` another user's. */
+ * `SEED ROUNDS`: in each round the director does something that the seed decides: it sends, fills, receives, registers,
+ * has a thread sleep, lets sets go idle. Then every wait that TCP would end must end soon, and what each has been told
+ * must be so. `moved` and `young` say what happens to connections meanwhile. `far` is the other process, with
+ * `strangers` another user's. */
 #include "world.h"
 #include <stdarg.h>
 

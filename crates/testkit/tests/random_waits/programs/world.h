@@ -1,5 +1,6 @@
-/* What the parts of the program share: the ends of connections, with a model of what each has sent and received, the epoll sets that they
- * are registered in, and the threads that sleep. One thread, the director, decides everything and keeps the model. */
+/* What the parts of the program share: the ends of connections, with a model of what each has sent and received, the
+ * epoll sets that they are registered in, and the threads that sleep. One thread, the director, decides everything and
+ * keeps the model. */
 #ifndef WORLD_H
 #define WORLD_H
 
@@ -36,8 +37,8 @@ extern uint64_t moment;
 
 /* Connections change their paths, so that what has just been said of room may be over. */
 extern bool moved;
-/* They come onto their fast paths while they are used. One-shot registrations are left to the kernel then until they are armed again: it takes
- * the library's marks for bytes, and knows of its own room only. */
+/* They come onto their fast paths while they are used. One-shot registrations are left to the kernel then until they
+ * are armed again: it takes the library's marks for bytes, and knows of its own room only. */
 extern bool young;
 /* The other process is another user's. */
 extern bool strangers;

@@ -276,7 +276,8 @@ static void another_program_goes_on_where_it_was(void)
     }
 }
 
-/* Urgent data stands apart from the stream: a search finds bytes before it, and refuses those behind it until it is next. */
+/* Urgent data stands apart from the stream: a search finds bytes before it, and refuses those behind it until it is
+ * next. */
 static void searches_stop_at_urgent_data(void)
 {
     enum { before = 60000, behind = 60000, large = 50000 };
@@ -403,8 +404,8 @@ static void what_is_passed_over_is_not_copied(void)
 
         printf("# %ld of %ld bytes copied\n", copied, wanted);
         EXPECT(copied >= 0);
-        /* Before Linux 6.9 all of it is copied, which proves the count. Else there are some looks at a byte or two. What comes by a lane, as
-         * all of it may, is no kernel's. */
+        /* Before Linux 6.9 all of it is copied, which proves the count. Else there are some looks at a byte or two.
+         * What comes by a lane, as all of it may, is no kernel's. */
         if (old)
             EXPECT(on_lane() || copied > far_away);
         else

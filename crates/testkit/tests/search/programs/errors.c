@@ -32,7 +32,8 @@ static void a_first_search_asks_for_little(void)
     close_pair(p);
 }
 
-/* Whatever is wrong with a call, at the head as elsewhere, before the first search as after it, the next finds all as it was. */
+/* Whatever is wrong with a call, at the head as elsewhere, before the first search as after it, the next finds all as
+ * it was. */
 static void bad_input_changes_nothing(void)
 {
     for (int searched = 0; searched < 2; searched++) {
@@ -362,7 +363,8 @@ static void only_so_many_sockets_can_be_searched(void)
         refused += got == -1;
     }
     EXPECT(refused == more);
-    /* Those that are searched go on, those that are refused have lost nothing, and there is room for one once another is closed. */
+    /* Those that are searched go on, those that are refused have lost nothing, and there is room for one once another
+     * is closed. */
     EXPECT(viaduct_seek_recv(pairs[7].far, &byte, 1, 0, 2) == 1 && byte == '3');
     close_pair(pairs[9]);
     EXPECT(viaduct_seek_recv(pairs[most].far, &byte, 1, 0, 2) == 1 && byte == '2');

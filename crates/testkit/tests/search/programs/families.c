@@ -1,5 +1,5 @@
-/* Direct search on TCP over IPv6, with IPv4 addresses written as those of IPv6, and on the same for sockets of both families; and in a family of
- * processes. */
+/* Direct search on TCP over IPv6, with IPv4 addresses written as those of IPv6, and on the same for sockets of both
+ * families; and in a family of processes. */
 #include "check.h"
 
 #include <sched.h>
@@ -270,7 +270,8 @@ static void search_amid(void)
         viaduct_seek_recv(searched_amid[index].far, &byte, 1, MSG_DONTWAIT, 1);
 }
 
-/* A child counts once among those that know a socket, also one that was first searched as the child was made: its end is noticed. */
+/* A child counts once among those that know a socket, also one that was first searched as the child was made: its end
+ * is noticed. */
 static void first_searches_amid_a_fork(void)
 {
     struct pair first;
@@ -314,7 +315,8 @@ static void fork_amid(void)
     made_amid = fork();
 }
 
-/* The handler of a signal may fork amid a fork. The inner child goes on with the outer fork, as it does with whatever was interrupted. */
+/* The handler of a signal may fork amid a fork. The inner child goes on with the outer fork, as it does with whatever
+ * was interrupted. */
 static void forks_amid_a_fork(void)
 {
     for (int round = 0; round < 20; round++) {

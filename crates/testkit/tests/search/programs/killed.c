@@ -1,9 +1,10 @@
-/* Calls that are never ended: their process is killed in the midst of them, or a handler jumps out of them, at each of their system calls and
- * instructions. Whoever shares the socket finds the bytes as they were before the call or as it leaves them, or in between, or ECONNRESET. */
+/* Calls that are never ended: their process is killed in the midst of them, or a handler jumps out of them, at each of
+ * their system calls and instructions. Whoever shares the socket finds the bytes as they were before the call or as it
+ * leaves them, or in between, or ECONNRESET. */
 #include "steps.h"
 
-/* `budget`: instructions that a check steps through, at some 10 us each, so that it ends few calls at each. `last`: but those that take bytes off
- * the front, which comes last, at each of so many. */
+/* `budget`: instructions that a check steps through, at some 10 us each, so that it ends few calls at each. `last`: but
+ * those that take bytes off the front, which comes last, at each of so many. */
 enum { most = 150000, budget = 30000, last = 80 };
 
 /* What is sent and what of it is taken beforehand; and what the call takes. Each from an offset on, so many bytes. */
@@ -223,7 +224,8 @@ static size_t receive_by_successor(int fd, unsigned char *into, size_t most_byte
     return count;
 }
 
-/* Who received what comes before all that is unread was killed as it was thrown away. The successors find all that is unread, and none of it twice. */
+/* Who received what comes before all that is unread was killed as it was thrown away. The successors find all that is
+ * unread, and none of it twice. */
 static void succeeded_after_searches(void)
 {
     const struct work *work = &works[4];

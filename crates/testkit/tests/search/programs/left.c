@@ -1,8 +1,9 @@
-/* Ordinary calls that are never ended, on connections that are never searched: their process is killed in the midst of them, or a handler leaves
- * them, at each of their system calls or many of their instructions. */
+/* Ordinary calls that are never ended, on connections that are never searched: their process is killed in the midst of
+ * them, or a handler leaves them, at each of their system calls or many of their instructions. */
 #include "steps.h"
 
-/* Unread bytes of a connection that is never searched: raw ones, the lane's, and where the sender has left it raw ones again. */
+/* Unread bytes of a connection that is never searched: raw ones, the lane's, and where the sender has left it raw ones
+ * again. */
 enum { before = 100, in_lane = 200, behind = 300, all = before + in_lane + behind, received = 30 };
 static unsigned char bytes[2 * all];
 
@@ -15,7 +16,8 @@ static unsigned long come_by_kernel(int fd)
     return getsockopt(fd, IPPROTO_TCP, TCP_INFO, words, &length) ? 0 : words[16];
 }
 
-/* A connection on which `sent` has been sent up to the end of what the lane has, if there is one: a busy machine may be too slow for it. */
+/* A connection on which `sent` has been sent up to the end of what the lane has, if there is one: a busy machine may be
+ * too slow for it. */
 static struct pair pair_with_lane(const unsigned char *sent)
 {
     struct pair p = connect_quickly();
@@ -124,7 +126,8 @@ static int receives_all(int fd, const struct work *work)
     return got == all;
 }
 
-/* Ends receives over several stretches after each of their system calls: what is left is the end of the stream, from where one of them begins. */
+/* Ends receives over several stretches after each of their system calls: what is left is the end of the stream, from
+ * where one of them begins. */
 static void killed_between_stretches(void)
 {
     static const size_t ends[] = {all, all - before, behind, 0};
@@ -154,8 +157,8 @@ static void killed_between_stretches(void)
     EXPECT(on_lane() ? seen[1] && seen[2] : !seen[1] && !seen[2]);
 }
 
-/* Ends a receive of raw bytes after each of its system calls. The sender resets the connection then, so that the kernel no longer tells where in the
- * stream it is: the other bytes come, or ECONNRESET, and none that nobody has sent. */
+/* Ends a receive of raw bytes after each of its system calls. The sender resets the connection then, so that the kernel
+ * no longer tells where in the stream it is: the other bytes come, or ECONNRESET, and none that nobody has sent. */
 static void killed_before_a_reset(void)
 {
     alarm(30);
@@ -201,8 +204,8 @@ static void *sleep_until_there(void *argument)
     return NULL;
 }
 
-/* A handler leaves a send, by a jump or the end of its thread, at many of its instructions from the middle on: a receiver that sleeps does not do so
- * beside what has been sent. */
+/* A handler leaves a send, by a jump or the end of its thread, at many of its instructions from the middle on: a
+ * receiver that sleeps does not do so beside what has been sent. */
 static void leave_sends(void)
 {
     struct pair p = connect_pair();

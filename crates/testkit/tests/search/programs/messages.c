@@ -387,7 +387,8 @@ static void what_is_known_has_a_bound(void)
     close_pair(p);
 }
 
-/* Part of a frame may be the last that fits: of a lane at first, and of one that has grown, or of the kernel's buffer. */
+/* Part of a frame may be the last that fits: of a lane at first, and of one that has grown, or of the kernel's
+ * buffer. */
 static void frames_lie_across_the_end_of_what_fits(void)
 {
     /* So many messages take seconds where others take the processors. */

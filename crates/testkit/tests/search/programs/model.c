@@ -1,8 +1,9 @@
-/* Direct search against a model: the list of the positions that are unread. Random scripts of arrivals, searches, receives, peeks, waits
- * of another thread, and ends of all kinds; after each step the bytes, the result, the count of unread bytes and the readiness are as the
- * model has them.
+/* Direct search against a model: the list of the positions that are unread. Random scripts of arrivals, searches,
+ * receives, peeks, waits of another thread, and ends of all kinds; after each step the bytes, the result, the count of
+ * unread bytes and the readiness are as the model has them.
  *
- * `model SEED CALLS [old]`: connections with seeds from SEED on until so many calls have been made. `old`: as on Linux before 6.9. */
+ * `model SEED CALLS [old]`: connections with seeds from SEED on until so many calls have been made. `old`: as on Linux
+ * before 6.9. */
 #include "check.h"
 #include "old.h"
 #include <sys/uio.h>

@@ -1,4 +1,5 @@
-/* Programs to which system calls are forbidden, as by kernels before Linux 6.9, which know no peek offset on TCP sockets. */
+/* Programs to which system calls are forbidden, as by kernels before Linux 6.9, which know no peek offset on TCP
+ * sockets. */
 #ifndef OLD_H
 #define OLD_H
 

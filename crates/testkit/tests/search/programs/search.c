@@ -1,5 +1,5 @@
-/* Direct search. Natively libviaduct does it by itself, and every receive goes through it; under Viaduct the ordinary calls
- * mind the holes. */
+/* Direct search. Natively libviaduct does it by itself, and every receive goes through it; under Viaduct the ordinary
+ * calls mind the holes. */
 #include "check.h"
 #include <sys/epoll.h>
 
@@ -229,7 +229,8 @@ static void *flood_after_a_while(void *fd)
 
 static void holes_let_the_sender_go_on(void)
 {
-    /* The first KiB stays unread while ten MiB behind it are taken away, as far as the sender may go on: of a lane of 4 MiB twice as far. */
+    /* The first KiB stays unread while ten MiB behind it are taken away, as far as the sender may go on: of a lane of 4
+     * MiB twice as far. */
     struct pair p = connect_pair();
     static unsigned char bytes[65536];
     size_t taken = 0, least = on_lane() ? 7 << 20 : old ? 200 << 10 : 1500 << 10;

@@ -89,7 +89,8 @@ static long go_on(pid_t child, enum __ptrace_request step, long steps)
     return made;
 }
 
-/* A child that has made `after` of the call's system calls; -1 on any error. `whole`: how many there are, once it has made them all. */
+/* A child that has made `after` of the call's system calls; -1 on any error. `whole`: how many there are, once it has
+ * made them all. */
 static pid_t stopped(int fd, int (*call)(int fd, const struct work *work), const struct work *work, long after, long *whole)
 {
     pid_t child = traced(fd, call, work);

@@ -97,7 +97,8 @@ static struct {
     int ended;
 } hammered;
 
-/* A receive at the head takes what comes as it comes, parts of words too, so it has the stream for itself; searches take all or nothing. */
+/* A receive at the head takes what comes as it comes, parts of words too, so it has the stream for itself; searches
+ * take all or nothing. */
 static pthread_rwlock_t head = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
 
 /* Takes or peeks pieces of whole words, which must follow one another, each taken once. */
@@ -236,7 +237,8 @@ static void more_than_can_be_held(void)
     }
 }
 
-/* Children that knew a socket and ended, however they did, leave nothing of it behind: only so many sockets can be searched at a time. */
+/* Children that knew a socket and ended, however they did, leave nothing of it behind: only so many sockets can be
+ * searched at a time. */
 static void children_leave_nothing(void)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
