@@ -105,7 +105,7 @@ pub(crate) fn wait_for_space(conn: &Conn, id: u64, deadline: Deadline, asked: &m
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conn::{Phase, records};
+    use crate::conn::{self, Phase, records};
     use crate::sys::raw;
     use viaduct_stream::Incoming;
 
@@ -117,6 +117,8 @@ mod tests {
         let bell = bell::of_thread().unwrap();
         conn.set_own_bell(bell.number());
         conn.rung.begin(bell::RUNG_BY_EVENTFD);
+        // However long the receiver is kept from the processor, the lane is not given up as one on which nothing moves.
+        conn.set_flag(conn::OUT_WANTED, true);
         let segment = conn.segment(&conn).unwrap();
         let own = segment.sender(conn.side());
         Incoming::new(segment.receiver(conn.side().other())).set_ready();
