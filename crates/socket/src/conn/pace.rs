@@ -85,7 +85,8 @@ impl Conn {
         self.heard_at.store(sys::ticks(), Relaxed);
     }
 
-    /// Waits have told of an error or an end: whoever sends next asks the kernel which, if there is no room.
+    /// Waits have told of an error or an end, or a mark may have been answered with one: whoever sends next asks the
+    /// kernel which, if there is no room or the peer has ended.
     #[cold]
     pub(crate) fn look_soon(&self) {
         for word in [&self.checked_at, &self.heard_at] {

@@ -257,7 +257,7 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
         counters::add(conn, slot::BYTES_SENT, refused as u64);
         return Ok(refused);
     }
-    let mut sent = 0;
+    let (mut sent, mut marked) = (0, false);
     // A receiver that keeps up makes room for ever. Others may want the direction, and there may be something else to
     // do. One look at the lane decides, whatever a peer makes of its size.
     let most = lane.capacity().max(1);
@@ -268,7 +268,7 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
             return Err(violated(conn));
         };
         if piece > 0 {
-            sent_on_lane(conn, guard, &lane, piece);
+            marked |= sent_on_lane(conn, guard, &lane, piece);
         }
         if long {
             conn.stores.count(piece);
@@ -291,23 +291,26 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
         // soon.
         let due = closes || conn.is_due_for_mark(CHECK_US);
         conn.set_flag(conn::MARK_OWED, !due);
-        if due {
+        // A second one would meet what the first is answered with, and have the call fail whose bytes have gone out.
+        if due && !marked {
             mark(conn, MARK_BELL)?;
+        }
+        if due {
+            // The next bytes are refused if that is what it has been answered.
+            conn.look_soon();
         }
     }
     Ok(sent)
 }
 
-/// So many bytes have been put on the lane: counts them and wakes a peer that sleeps.
+/// So many bytes have been put on the lane: counts them and wakes a peer that sleeps; whether by a mark.
 #[inline(always)]
-pub(crate) fn sent_on_lane(conn: &Conn, guard: &Guard<'_>, lane: &Sender<'_>, sent: usize) {
+pub(crate) fn sent_on_lane(conn: &Conn, guard: &Guard<'_>, lane: &Sender<'_>, sent: usize) -> bool {
     conn.sent_again();
     counters::add(conn, slot::BYTES_SENT, sent as u64);
     counters::add(conn, slot::FAST_BYTES_SENT, sent as u64);
     let bits = lane.take_wait();
-    if bits != 0 {
-        ring(conn, guard, bits);
-    }
+    bits != 0 && ring(conn, guard, bits)
 }
 
 /// The peer wrote nonsense: this end breaks the connection, as TCP does on nonsense.
@@ -349,10 +352,10 @@ pub(crate) fn mark(conn: &Conn, mark: u8) -> Result<(), Errno> {
     }
 }
 
-/// Wakes the peer by the means in `bits`, unless it is closing and asked for a mark. The sending direction is owned and
-/// on the lane.
+/// Wakes the peer by the means in `bits`, unless it is closing and asked for a mark; whether a mark has gone out. The
+/// sending direction is owned and on the lane.
 #[cold]
-pub(crate) fn ring(conn: &Conn, send: &Guard<'_>, bits: u32) {
+pub(crate) fn ring(conn: &Conn, send: &Guard<'_>, bits: u32) -> bool {
     counters::add(conn, slot::BELLS_SENT, 1);
     let by_socket = bits & (bell::BY_SOCKET | bell::ANNOUNCED) != 0;
     let has_heard = bits & bell::BY_BELL == 0 || conn.ring_peer();
@@ -365,7 +368,9 @@ pub(crate) fn ring(conn: &Conn, send: &Guard<'_>, bits: u32) {
         if let Err(errno) = rung {
             marks::found_broken(conn, errno);
         }
+        return rung.is_ok();
     }
+    false
 }
 
 /// Wakes the peer by a mark where it is not to be told of bytes: not after this end's own FIN, which nothing may

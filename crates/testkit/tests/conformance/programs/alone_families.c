@@ -213,6 +213,40 @@ static void killed_behind_its_end(void)
     close(p.near);
 }
 
+/* The same with nothing unread but the library's marks, if any: an end like any other, and the first bytes after it
+ * are taken. */
+static void killed_behind_its_end_with_all_received(void)
+{
+    struct pollfd entry;
+    char bytes[8];
+
+    for (int round = 0; round < 4; round++) {
+        p = make_pair();
+        pid_t child = fork();
+        if (child == 0) {
+            close(p.near);
+            shutdown(p.far, SHUT_WR);
+            for (int times = 0; times < 20; times++)
+                recv(p.far, bytes, sizeof bytes, MSG_WAITALL);
+            recv(p.far, bytes, sizeof bytes, MSG_DONTWAIT);
+            raise(SIGKILL);
+        }
+        close(p.far);
+        EXPECT(recv(p.near, bytes, sizeof bytes, 0) == 0);
+        for (int times = 0; times < 20; times++) {
+            EXPECT(send(p.near, "goodbye!", 8, 0) == 8);
+            usleep(times % 2 ? 1000 : 100);
+        }
+        EXPECT(waitpid(child, NULL, 0) == child);
+        entry = (struct pollfd){p.near, POLLIN | POLLOUT, 0};
+        EXPECT(poll(&entry, 1, 0) == 1 && entry.revents == (POLLIN | POLLOUT));
+        EXPECT(recv(p.near, bytes, sizeof bytes, 0) == 0);
+        EXPECT(send(p.near, "goodbye!", 8, MSG_NOSIGNAL) == 8);
+        EXPECT_ERROR(send(p.near, "goodbye!", 8, MSG_NOSIGNAL), EPIPE);
+        close(p.near);
+    }
+}
+
 /* The next child is the first process of a namespace of its own. */
 static void begin_a_namespace(void)
 {
@@ -289,5 +323,5 @@ static void killed_in_two_namespaces(void)
 MAIN(ALONE(time_outs_of_receives), ALONE(time_outs_of_sends), ALONE(told_not_to_block_and_to_block), ALONE(small_messages),
      ALONE(low_water_marks), ALONE(shut_down_by_a_child),
      ALONE(the_end_after_a_child_has_shut_down), ALONE(room_after_a_child_has_shut_down),
-     ALONE(both_directions_shut_down_by_two), ALONE(killed_behind_its_end), ALONE(senders_in_two_namespaces),
-     ALONE(killed_in_two_namespaces))
+     ALONE(both_directions_shut_down_by_two), ALONE(killed_behind_its_end),
+     ALONE(killed_behind_its_end_with_all_received), ALONE(senders_in_two_namespaces), ALONE(killed_in_two_namespaces))
