@@ -29,6 +29,20 @@ static void set_number(int fd, int level, int name, int number)
     EXPECT(setsockopt(fd, level, name, &number, sizeof number) == 0);
 }
 
+/* A receive waits for what comes longer after it than any time-out here. */
+static void waits_for_a_byte(void)
+{
+    char byte;
+    pid_t later = fork();
+
+    if (later == 0) {
+        sleep_ms(80);
+        _exit(!send_all(p.near, "x", 1));
+    }
+    EXPECT(recv(p.far, &byte, 1, 0) == 1);
+    EXPECT(exited_well(later));
+}
+
 static void time_outs_of_receives(void)
 {
     static const struct timeval times[] = {{0, 30000}, {-1, 0}};
@@ -40,13 +54,7 @@ static void time_outs_of_receives(void)
         EXPECT_ERROR(recv(p.far, &byte, 1, 0), EAGAIN);
         IN_CHILD(EXPECT_ERROR(recv(p.far, &byte, 1, 0), EAGAIN));
         IN_CHILD(set_time(p.far, SO_RCVTIMEO, 0, 0));
-        pid_t later = fork();
-        if (later == 0) {
-            sleep_ms(80);
-            _exit(!send_all(p.near, "x", 1));
-        }
-        EXPECT(recv(p.far, &byte, 1, 0) == 1);
-        EXPECT(exited_well(later));
+        waits_for_a_byte();
         close_pair(p);
     }
 }
@@ -76,13 +84,7 @@ static void told_not_to_block_and_to_block(void)
     IN_CHILD(EXPECT(fcntl(p.far, F_SETFL, O_RDWR | O_NONBLOCK) == 0));
     EXPECT_ERROR(recv(p.far, &byte, 1, 0), EAGAIN);
     IN_CHILD(EXPECT(ioctl(p.far, FIONBIO, &off) == 0));
-    pid_t later = fork();
-    if (later == 0) {
-        sleep_ms(80);
-        _exit(!send_all(p.near, "x", 1));
-    }
-    EXPECT(recv(p.far, &byte, 1, 0) == 1);
-    EXPECT(exited_well(later));
+    waits_for_a_byte();
     IN_CHILD(EXPECT(ioctl(p.near, FIONBIO, &on) == 0));
     do
         sent = send(p.near, much, sizeof much, 0);
