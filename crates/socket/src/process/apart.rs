@@ -20,7 +20,6 @@ const THREAD: u32 = (1 << 14) - 1;
 const PROCESS: u32 = ((1 << 29) - 1) & !THREAD;
 
 const OWN_STATUS: &core::ffi::CStr = c"/proc/self/status";
-const THREAD_STATUS: &core::ffi::CStr = c"/proc/thread-self/status";
 /// The first process of a namespace is always there: who is shown it is shown all.
 const FIRST_STATUS: &core::ffi::CStr = c"/proc/1/status";
 
@@ -57,13 +56,13 @@ fn told(path: &core::ffi::CStr, word: &[u8]) -> Option<u32> {
 /// Whether the kernel's files are those of where the family began.
 fn sees_outside() -> bool {
     let number = OUTSIDE.load(Relaxed);
-    number != 0 && !is_confined() && told(THREAD_STATUS, b"Tgid:") == Some(number)
+    number != 0 && !is_confined() && told(listing::STATUS, b"Tgid:") == Some(number)
 }
 
 /// The calling thread's number where the family began; or an error: what else tells it from all other threads.
 pub(crate) fn thread_number() -> Result<u32, u32> {
     if sees_outside()
-        && let Some(number) = told(THREAD_STATUS, b"Pid:")
+        && let Some(number) = told(listing::STATUS, b"Pid:")
     {
         return Ok(number);
     }

@@ -2,6 +2,7 @@
 
 use super::{Errno, raw};
 use core::ffi::{CStr, c_int};
+use std::io::Write;
 
 /// Where the kernel lists them. Threads may have tables of their own.
 const DIRECTORY: &CStr = c"/proc/thread-self/fd";
@@ -10,7 +11,7 @@ const LENGTH_AT: usize = 16;
 const NAME_AT: usize = 19;
 
 /// Where it tells of the calling thread, a line for each thing.
-const STATUS: &CStr = c"/proc/thread-self/status";
+pub(crate) const STATUS: &CStr = c"/proc/thread-self/status";
 
 /// Where it lists the children of the calling thread, by number, each with a space behind it.
 const CHILDREN: &CStr = c"/proc/thread-self/children";
@@ -51,27 +52,18 @@ pub(crate) fn number(path: &CStr, word: &[u8]) -> Result<Option<usize>, Errno> {
     Ok(found)
 }
 
-/// Where the kernel tells of the thread that is listed in a directory by this number.
-fn path_of(directory: &[u8], number: u32) -> [u8; 48] {
-    let mut digits = [0; 10];
-    let (mut first, mut left) = (digits.len(), number);
-    while first == digits.len() || left > 0 {
-        first -= 1;
-        digits[first] = b'0' + u8::try_from(left % 10).unwrap_or(0);
-        left /= 10;
-    }
-    let parts = [directory, digits.get(first..).unwrap_or_default(), b"/status"];
+/// Where the kernel tells of the thread that is listed in a directory by this number. Asks for no memory.
+fn path_of(directory: &str, number: u32) -> [u8; 48] {
     let mut path = [0; 48];
-    path.iter_mut()
-        .zip(parts.into_iter().flatten())
-        .for_each(|(place, byte)| *place = *byte);
+    // What does not fit names no file.
+    let _ = write!(&mut path[..47], "{directory}{number}/status");
     path
 }
 
 /// Whether this process has a thread of this number, in the namespace that the kernel's files are of, or that cannot be
 /// told.
 pub(crate) fn is_own_thread(number: u32) -> bool {
-    let path = path_of(b"/proc/self/task/", number);
+    let path = path_of("/proc/self/task/", number);
     let found = read(CStr::from_bytes_until_nul(&path).unwrap_or_default(), |_| ());
     !matches!(found, Err(libc::ENOENT | libc::ESRCH))
 }
@@ -80,7 +72,7 @@ pub(crate) fn is_own_thread(number: u32) -> bool {
 pub(crate) fn thread_state(number: u32) -> Result<u8, Errno> {
     const WORD: &[u8] = b"State:";
     let (mut like, mut state) = (0, 0);
-    let path = path_of(b"/proc/", number);
+    let path = path_of("/proc/", number);
     read(
         CStr::from_bytes_until_nul(&path).unwrap_or_default(),
         |byte| match byte {
