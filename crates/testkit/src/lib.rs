@@ -9,6 +9,7 @@
 //! * [`status`], [`Instance::totals`], [`Instance::stats`]: proof of which path carried the bytes.
 //! * [`Counters`]: a process's own counters, to move its connections many times a second.
 //! * [`processes`]: signals, and what a process holds, for the tests of faults and leaks.
+//! * [`prompt`]: scenes that fail where the machine stands still, as virtual ones do for seconds.
 //! * [`pattern`]: bytes that a receiver can check; `viaduct-testpeer` sends and checks them.
 //!
 //! The tests need the release build of the whole workspace; see [`binaries::bin_dir`].
@@ -23,6 +24,7 @@ pub mod pattern;
 pub mod peer;
 pub mod processes;
 pub mod program;
+pub mod prompt;
 pub mod status;
 
 pub use binaries::can_run;
@@ -32,3 +34,4 @@ pub use host::Host;
 pub use instance::Instance;
 pub use peer::Server;
 pub use program::{Launch, Mode, Outcome, Program};
+pub use prompt::where_prompt;

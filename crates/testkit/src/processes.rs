@@ -13,17 +13,24 @@ pub fn signal(pid: u32, signal: Signal) {
     }
 }
 
-/// Polls `condition` every few milliseconds; false after `limit`.
+/// As much of `limit` as one look of [`wait_until`] uses up. When a virtual machine stands still, it does so for whoever
+/// is waited for as well.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Polls `condition` every few milliseconds; false after `limit`, in which time does not count for which the machine
+/// stood still.
 pub fn wait_until(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + limit;
+    let mut left = limit;
     loop {
+        let began = Instant::now();
         if condition() {
             return true;
         }
-        if Instant::now() > deadline {
+        if left.is_zero() {
             return false;
         }
         std::thread::sleep(Duration::from_millis(5));
+        left = left.saturating_sub(began.elapsed().min(LOOK));
     }
 }
 
