@@ -29,6 +29,11 @@ impl Transcript {
         self.all().filter_map(|line| line.strip_prefix("#path "))
     }
 
+    /// Whether the machine stood still meanwhile.
+    pub(crate) fn was_held_up(&self) -> bool {
+        self.all().any(|line| line.starts_with("#held up "))
+    }
+
     /// Whether both ends received what they received in `native`, whatever else they saw.
     pub(crate) fn has_bytes_of(&self, native: &Self) -> bool {
         same_bytes(&self.near, &native.near) && same_bytes(&self.far, &native.far)

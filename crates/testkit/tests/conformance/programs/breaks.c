@@ -428,7 +428,7 @@ static void jumps_out_of_busy_receives(void)
         }
         tell(0);
         signal(SIGALRM, SIG_DFL);
-        alarm(8);
+        alarm(PATIENCE_S);
         say("jumped %d", jumps > 50);
         while ((got = recv(s, bytes, sizeof bytes, 0)) > 0)
             ;

@@ -78,17 +78,16 @@ void steer(bool to_tcp)
         munmap((void *)region, COUNTERS_WORDS * 8);
 }
 
-void storm(pid_t pid, unsigned seed)
+void storm(pid_t pid, int process, unsigned seed)
 {
     static const uint64_t wishes[] = {WANT_TCP, WANT_SHM, WANT_SHM, WANT_AUTO};
     char directory[64];
     volatile uint64_t *region = NULL;
-    siginfo_t ended = {0};
     unsigned long moves = 0, switches = 0;
     bool begun = false;
 
     snprintf(directory, sizeof directory, "/proc/%d/fd", pid);
-    while (waitid(P_PID, (id_t)pid, &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid == 0) {
+    while (rest(process, (int)(rand_r(&seed) % 600))) {
         if (region == NULL)
             region = counters(directory);
         for (uint64_t index = 0; region && index < region[SLOTS_USED] && index < 64; index++) {
@@ -101,7 +100,6 @@ void storm(pid_t pid, unsigned seed)
             slot(region, index)[WANTED_WORD] = wishes[rand_r(&seed) % 4];
             moves++;
         }
-        usleep((useconds_t)(rand_r(&seed) % 600));
     }
     say("#moves %lu switches %lu", moves, switches);
     if (region)

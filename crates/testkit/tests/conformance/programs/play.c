@@ -2,10 +2,11 @@
  * it. */
 #include "internal.h"
 #include <stdarg.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 
-/* A case that takes longer hangs. */
-enum { PATIENCE_S = 8 };
+/* Who only sleeps and wakes later than this has been kept from the processor for as long, and so has the case perhaps. */
+enum { LATE_MS = 20 };
 
 bool is_near;
 int s = -1;
@@ -116,13 +117,35 @@ static void child(const struct scenario *which)
     exit(0);
 }
 
-/* Waits for the child's end, moving its connections between paths meanwhile if that is wanted. */
+static double latest_ms;
+
+bool rest(int process, int us)
+{
+    struct pollfd end = {process, POLLIN, 0};
+    struct timespec time = {0, us * 1000L};
+    double began = now(), late_ms;
+    bool ended = ppoll(&end, 1, &time, NULL) == 1;
+
+    late_ms = (now() - began) * 1000 - us / 1000.0;
+    if (late_ms > latest_ms)
+        latest_ms = late_ms;
+    return !ended;
+}
+
+/* Waits for the child's end, moving its connections between paths meanwhile if that is wanted. Tells whether the machine
+ * stood still, so that what the case saw may be due to that. */
 static void watch(const struct scenario *which, pid_t pid, unsigned seed)
 {
-    int status;
+    int status, process = (int)syscall(SYS_pidfd_open, pid, 0);
 
+    latest_ms = 0;
     if (seed != 0)
-        storm(pid, seed);
+        storm(pid, process, seed);
+    while (rest(process, 5000))
+        ;
+    close(process);
+    if (latest_ms > LATE_MS)
+        say("#held up for %.0f ms", latest_ms);
     if (waitpid(pid, &status, 0) != pid)
         say("lost");
     else if (WIFSIGNALED(status))

@@ -150,7 +150,7 @@ static void handlers_amidst_registrations(void)
             failed += registered(set, EPOLL_CTL_ADD, s, EPOLLIN, 1) != 0;
             untold += epoll_wait(set, &event, 1, 0) == 0;
         }
-        setitimer(ITIMER_REAL, &never, NULL); signal(SIGALRM, SIG_DFL); alarm(8); R(untold); R(failed); ALL(s, 3));
+        setitimer(ITIMER_REAL, &never, NULL); signal(SIGALRM, SIG_DFL); alarm(PATIENCE_S); R(untold); R(failed); ALL(s, 3));
     step();
 }
 

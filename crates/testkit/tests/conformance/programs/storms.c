@@ -122,7 +122,7 @@ static void handlers_run_all_the_time(void (*handler)(int))
         setitimer(ITIMER_REAL, &often, NULL);
         echo(&s);
         setitimer(ITIMER_REAL, &never, NULL);
-        alarm(8);
+        alarm(PATIENCE_S);
         R(close(s));
         R(close(other));
     }
@@ -183,7 +183,7 @@ static void handlers_receive_the_same(void)
             sum += byte;
         setitimer(ITIMER_REAL, &never, NULL);
         signal(SIGALRM, SIG_DFL);
-        alarm(8);
+        alarm(PATIENCE_S);
         say("most refused %d, missing %ld", refused * 4 > handled * 3, (long)ask() - sum - by_handlers);
         R(close(s));
     }
@@ -217,7 +217,7 @@ static void handlers_close_under_receives(void)
             setitimer(ITIMER_REAL, &soon, NULL);
             wrong += recv(fd, &byte, 1, 0) != -1 || errno != EBADF;
             sigaction(SIGALRM, &before, NULL);
-            alarm(8);
+            alarm(PATIENCE_S);
         }
         step();
     }

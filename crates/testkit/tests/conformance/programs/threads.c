@@ -270,7 +270,7 @@ static void another_process_looks_while_one_receives(void)
         pid_t child = fork();
         if (child == 0) {
             /* Not beyond its parent, should that hang. */
-            alarm(8);
+            alarm(PATIENCE_S);
             looking = 1;
             look_again_and_again(&s);
         }
