@@ -352,7 +352,7 @@ void send_blocked(struct end *end)
     sleep_ms((int)below(3));
     /* From here on these bytes may have been sent. */
     end->sent += sender->size;
-    until = now() + 2 * PATIENCE;
+    until = now() + LONG_PATIENCE;
     while (unread(peer) > 0) {
         if (now() > until)
             fail("a blocked sender at end %d sleeps on", end->number);

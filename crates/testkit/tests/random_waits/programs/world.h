@@ -13,6 +13,8 @@ enum { LINKS = 4, ENDS = 2 * LINKS, COPIES = 80, SETS = 3, SLEEPERS = 4, ENTRIES
 
 /* How long what is due may take, in seconds. */
 #define PATIENCE 2.0
+/* The same where no pieces of it are counted: the machine may stand still for seconds. */
+#define LONG_PATIENCE 20.0
 
 /* One end of a connection. Of what it has sent its peer has received `got` bytes. */
 struct end {

@@ -93,7 +93,7 @@ int falls_asleep(pid_t tid)
     /* On its way into a call a thread may sleep for a moment, for a lock. */
     int looks = 0;
 
-    for (double until = now() + 5; looks < 3 && now() < until; sleep_ms(1)) {
+    for (double until = now() + 10; looks < 3 && now() < until; sleep_ms(1)) {
         char state = state_of(tid);
 
         if (!state || state == 'Z' || state == 'X')
@@ -145,7 +145,7 @@ int run_checks(const struct check *checks, size_t count, int argc, char **argv)
         failure[0] = 0;
         /* A check that hangs ends the program; its name is the last line. */
         printf("check %s\n", checks[index].name);
-        alarm(10);
+        alarm(30);
         checks[index].run();
         alarm(0);
         if (failure[0]) {

@@ -319,7 +319,7 @@ static void much_that_has_left_the_lane(void)
     for (size_t at = 0; at < much; at++)
         sent[at] = pattern(at);
     EXPECT(send_all(p.near, sent, much));
-    for (double until = now() + 5; waiting(p.far) < much; sched_yield())
+    for (double until = now() + 10; waiting(p.far) < much; sched_yield())
         EXPECT(now() < until);
     EXPECT(viaduct_seek_recv(p.far, got, 1, 0, 100) == 1 && got[0] == sent[100]);
     for (size_t at = 0; at < much;) {
@@ -449,7 +449,7 @@ static void received_bytes_take_no_room(void)
 
     EXPECT(setsockopt(p.far, SOL_SOCKET, SO_RCVBUF, &room, sizeof room) == 0);
     thread = in_thread(send_much, &p.near);
-    until = now() + 5;
+    until = now() + 10;
     do {
         before = full;
         sleep_ms(50);

@@ -229,7 +229,7 @@ static void leave_sends(void)
             while (!shared->jumped)
                 sched_yield();
         }
-        for (double until = now() + 2; waiting(p.far) > 0 && !sleeper.woken && now() < until;)
+        for (double until = now() + 10; waiting(p.far) > 0 && !sleeper.woken && now() < until;)
             sleep_ms(1);
         EXPECT(sleeper.woken || waiting(p.far) == 0);
         /* Where nothing has been sent. */

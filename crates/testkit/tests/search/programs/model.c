@@ -81,7 +81,7 @@ static void compare(void)
     char byte = 0;
 
     while (waiting(m.pair.far) != (long)m.count) {
-        until = until > 0 ? until : now() + 5;
+        until = until > 0 ? until : now() + 10;
         if (waiting(m.pair.far) > (long)m.count || now() > until)
             return wrong("count", -1, 0, 0, 0, 0);
         /* The sender may have to hear first that earlier bytes have come, which goes with bytes the other way. */
@@ -231,7 +231,7 @@ static void call_that_waits(void)
 
 static void await(short events)
 {
-    for (double until = now() + 5; !(readiness(events) & events);)
+    for (double until = now() + 10; !(readiness(events) & events);)
         if (now() > until)
             return wrong("end", -1, 0, 0, 0, events);
 }
@@ -353,7 +353,7 @@ int main(int argc, char **argv)
         /* One that hangs ends the program; its seed is the last line. */
         printf("seed %u\n", seed);
         fflush(stdout);
-        alarm(20);
+        alarm(40);
         run_script(seed);
     }
     printf("ok model: %lu calls, %lu refused, %lu waits\n", calls, refused, waits);
