@@ -19,6 +19,7 @@ const SHOWN: [u64; 12] = [814, 940, 1021, 1219, 1262, 1403, 1461, 1967, 2998, 32
 /// Calls of a seed.
 const LENGTH: u64 = 60;
 const PATIENCE: Duration = Duration::from_secs(120);
+const TRIES: usize = 3;
 const SOURCES: [&str; 4] = ["calls", "transfers", "looks", "lives"];
 
 /// What `variable` says, in numbers separated by commas.
@@ -66,15 +67,14 @@ fn play(mode: Mode<'_>, program: &Path, options: &str) -> Run {
     }
 }
 
-/// That the connections of the run were on lanes, and most of their bytes.
-fn assert_on_lanes(run: &Run) {
+/// Whether the connections of the run were on lanes, and most of their bytes.
+fn is_on_lanes(run: &Run) -> bool {
     let (_, count, others) = seeds();
     let count = count + others.len() as u64;
     let (totals, sent) = (&run.totals, run.transcript.sent());
     println!("{sent} bytes sent, {totals:?}");
     // Forked children that have used an end count it once more, on a lane or not.
-    assert!(totals.ended_fast >= 2 * count);
-    assert!(totals.fast_bytes_sent > sent / 2 && totals.fast_bytes_received > sent / 4);
+    totals.ended_fast >= 2 * count && totals.fast_bytes_sent > sent / 2 && totals.fast_bytes_received > sent / 4
 }
 
 #[test]
@@ -91,9 +91,13 @@ fn calls_do_the_same_on_lanes() {
         &play(Mode::Native, &program, "").transcript,
     );
     for options in ["--offer wait", "--offer wait --spin never"] {
-        let run = play(Mode::Accelerated(&instance), &program, options);
-        reports.extend(differences(options, &native, &run.transcript));
-        assert_on_lanes(&run);
+        // What viaductd does not pair within fifty milliseconds begins on TCP, as it does where the machine stands still.
+        let on_lanes = (0..TRIES).any(|_| {
+            let run = play(Mode::Accelerated(&instance), &program, options);
+            reports.extend(differences(options, &native, &run.transcript));
+            is_on_lanes(&run)
+        });
+        assert!(on_lanes, "{options}: not on lanes");
     }
     for report in &reports {
         println!("{report}");

@@ -159,7 +159,7 @@ static bool knows_end(int end)
 /* Whether an end's FIN is still to be acknowledged, which is an event to it: by the kernel's timer, or together with
  * bytes. One that is the second has not even come as long as that, where as many segments as may be are on their way
  * unacknowledged. */
-static bool awaits_acknowledgement(void)
+static bool is_acknowledged(void)
 {
     int one = 1;
 
@@ -169,10 +169,10 @@ static bool awaits_acknowledgement(void)
             (state == TCP_FIN_WAIT1 || state == TCP_CLOSING || state == TCP_LAST_ACK)) {
             /* At once, if the other end has nothing unread. */
             setsockopt(ends[!end].fd, IPPROTO_TCP, TCP_QUICKACK, &one, sizeof one);
-            return true;
+            return false;
         }
     }
-    return false;
+    return true;
 }
 
 /* Whether nothing is on its way in the kernel. */
@@ -194,13 +194,23 @@ static bool is_quiet(void)
     return true;
 }
 
+/* Waits for what may never be, for so many seconds, in which time does not count for which the machine stood still. */
+static void wait_until(bool (*is_so)(void), double left)
+{
+    double before = now(), after;
+
+    for (; left > 0 && !is_so(); before = after) {
+        sched_yield();
+        after = now();
+        left -= after - before < 0.001 ? after - before : 0.001;
+    }
+}
+
 static void settle(void)
 {
     /* What never comes, since the kernel has dropped it, does not come in other runs either. */
-    for (double until = now() + 0.02; !is_quiet() && now() < until;)
-        sched_yield();
-    for (double until = now() + 0.1; awaits_acknowledgement() && now() < until;)
-        sched_yield();
+    wait_until(is_quiet, 0.02);
+    wait_until(is_acknowledged, 0.1);
 }
 
 static void *connect_beside(void *address)
