@@ -1,7 +1,7 @@
 //! CPython's own tests of everything that uses sockets, of the version that the distribution has (Debian's
 //! libpython3.11-testsuite). Some modules have gone with the libraries that they test.
 
-use crate::{Outcomes, compare};
+use crate::{Outcomes, Run, compare};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use viaduct_testkit::{Instance, Launch, Mode, can_run};
@@ -74,8 +74,8 @@ fn same_with(offer: &str, skipped: &str, modules: &[&str]) {
         let natively = || run(Mode::Native, offer, skipped, module);
         let native = natively();
         let instance = Instance::start();
-        let fast = run(Mode::Accelerated(&instance), offer, skipped, module);
-        compare(module, &native, &fast, &[], natively);
+        let fast = || Run::of(|| run(Mode::Accelerated(&instance), offer, skipped, module));
+        compare(module, &native, &fast(), &[], natively, |_| fast());
         println!("{module}: {} pairs", instance.stats().pairs);
     }
 }

@@ -2,7 +2,7 @@
 //! of their documentation; polling and async-io publish their integration tests as well. Cargo fetches the crates, each
 //! of which names the versions of all that its tests need.
 
-use crate::{Outcomes, compare};
+use crate::{Outcomes, Run, compare};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -108,8 +108,8 @@ fn same(name: &str, arguments: &str) {
     let natively = || outcomes(&run(Mode::Native, tests).output);
     let native = natively();
     let instance = Instance::start();
-    let fast = outcomes(&run(Mode::Accelerated(&instance), tests).output);
-    compare(name, &native, &fast, KNOWN, natively);
+    let fast = || Run::of(|| outcomes(&run(Mode::Accelerated(&instance), tests).output));
+    compare(name, &native, &fast(), KNOWN, natively, |_| fast());
     println!("{name}: {} pairs", instance.stats().pairs);
 }
 
