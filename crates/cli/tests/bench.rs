@@ -50,30 +50,40 @@ impl Drop for Peer {
     }
 }
 
+/// Seconds that each size has taken.
+fn measure(home: &Dir, kind: &str) -> [f64; 3] {
+    let mut server = Peer::start(home, "serve --transport tcp");
+    let address = server.line();
+    let arguments = format!("ask --transport tcp --kind {kind} --millis 5 --sizes 1,8,100000 --addr {address}");
+    let mut client = Peer::start(home, &arguments);
+    let (mut sizes, mut seconds) = (Vec::new(), Vec::new());
+    while sizes.len() < 3 {
+        let (asked, served) = (client.line(), server.line());
+        let (asked, served): (Value, Value) = (
+            serde_json::from_str(&asked).unwrap(),
+            serde_json::from_str(&served).unwrap(),
+        );
+        assert_eq!((&asked["size"], &asked["rounds"]), (&served["size"], &served["rounds"]));
+        if asked["measured"] == true {
+            seconds.push(asked["seconds"].as_f64().unwrap());
+            sizes.push(asked["size"].as_u64().unwrap());
+        }
+    }
+    assert_eq!(sizes, [1, 8, 100_000]);
+    assert!(client.end() && server.end());
+    seconds.try_into().unwrap()
+}
+
 #[test]
 fn peers_measure_each_size_over_a_connection() {
     let home = Dir::new();
     for kind in ["latency", "bandwidth"] {
-        let mut server = Peer::start(&home, "serve --transport tcp");
-        let address = server.line();
-        let arguments = format!("ask --transport tcp --kind {kind} --millis 5 --sizes 1,8,100000 --addr {address}");
-        let mut client = Peer::start(&home, &arguments);
-        let mut sizes = Vec::new();
-        while sizes.len() < 3 {
-            let (asked, served) = (client.line(), server.line());
-            let (asked, served): (Value, Value) = (
-                serde_json::from_str(&asked).unwrap(),
-                serde_json::from_str(&served).unwrap(),
-            );
-            assert_eq!((&asked["size"], &asked["rounds"]), (&served["size"], &served["rounds"]));
-            if asked["measured"] == true {
-                // Were the last bytes held back until they are acknowledged, it would take forty times as long.
-                assert!(asked["seconds"].as_f64().unwrap() < 0.2, "{asked}");
-                sizes.push(asked["size"].as_u64().unwrap());
-            }
+        // Were the last bytes held back until they are acknowledged, it would take forty times as long, each time. A
+        // machine that stands still takes long as well, but not again and again.
+        let took = [(); 3].map(|()| measure(&home, kind));
+        for size in 0..3 {
+            assert!(took.iter().any(|seconds| seconds[size] < 0.2), "{kind}: {took:?}");
         }
-        assert_eq!(sizes, [1, 8, 100_000]);
-        assert!(client.end() && server.end());
     }
 }
 
@@ -82,7 +92,7 @@ fn a_load_gets_its_answers_on_every_connection() {
     let home = Dir::new();
     let mut server = Peer::start(&home, "echo");
     let address = server.line();
-    let arguments = format!("load --connections 20 --warm-up 5 --millis 50 --question 12345678 --answer 8 {address}");
+    let arguments = format!("load --connections 20 --warm-up 5 --millis 2500 --question 12345678 --answer 8 {address}");
     let mut client = Peer::start(&home, &arguments);
     let found: Value = serde_json::from_str(&client.line()).unwrap();
     assert_eq!(found["connections"], 20);
@@ -195,10 +205,15 @@ fn the_benchmark_measures_and_proves_the_path() {
     assert_eq!(curve["points"].as_array().unwrap().len(), 11);
     assert!(curve["proofs"][0]["fast_bytes"].as_u64() > Some(1 << 20));
     if has("iperf3") {
-        let (found, _) = bench(&programs, &home, "apps --only stream --runs 1");
-        let row = &found["result"]["rows"][0];
-        assert_ne!(row["verdict"], "unproved", "{row}");
-        assert!(row["ratio"].as_f64() > Some(0.0), "{row}");
+        // What viaductd does not answer at once, as it cannot while the machine stands still, stays on TCP for a while.
+        let mut rows = Vec::new();
+        let proved = (0..3).any(|_| {
+            let (found, _) = bench(&programs, &home, "apps --only stream --runs 1");
+            let row = &found["result"]["rows"][0];
+            rows.push(row.clone());
+            row["verdict"] != "unproved" && row["ratio"].as_f64() > Some(0.0)
+        });
+        assert!(proved, "{rows:#?}");
     }
     let left: Vec<_> = std::fs::read_dir(&home.path)
         .unwrap()

@@ -3,9 +3,10 @@
 mod common;
 
 use common::{Guest, connection, stderr, stdout, succeed, viaduct};
+use rustix::process::{Pid, Signal, kill_process};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
-use std::process::Output;
+use std::process::{Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 use viaduct_control::Reason;
@@ -99,6 +100,35 @@ fn a_move_is_awaited() {
         output
     });
     assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).contains("now on tcp"), "{}", stdout(&output));
+}
+
+/// What stands still here is the command alone, as it does beside the program on a virtual machine.
+#[test]
+fn time_in_which_the_command_stood_still_does_not_count() {
+    let guest = Guest::new();
+    let (client, _server) = connection();
+    guest.show(0, &client, SHM);
+    let fd = client.as_raw_fd();
+    let words = [own_pid(), fd.to_string(), "tcp".to_owned()];
+    let child = viaduct(&guest.dir.path)
+        .arg("path")
+        .args(words)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    while guest.wanted(0) != Wanted::Tcp as u64 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    // Until it has begun to wait.
+    thread::sleep(Duration::from_millis(200));
+    let pid = Pid::from_child(&child);
+    kill_process(pid, Signal::STOP).unwrap();
+    thread::sleep(Duration::from_millis(2500));
+    kill_process(pid, Signal::CONT).unwrap();
+    thread::sleep(Duration::from_millis(50));
+    guest.show_state(0, State { fd, ..TCP });
+    let output = child.wait_with_output().unwrap();
     assert!(stdout(&output).contains("now on tcp"), "{}", stdout(&output));
 }
 

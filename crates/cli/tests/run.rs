@@ -392,7 +392,7 @@ int main(void)
 }
 
 /// A stand-in for viaductd: leaves its arguments, parent and descriptors in files, says that it is ready, lives on for
-/// a moment.
+/// a moment. Who waits for that looks for its parent's number.
 const STAND_IN: &str = r#"#!/bin/sh
 dir=$2
 ready=$6
@@ -420,7 +420,16 @@ fn viaductd_is_started_as_nobodys_child_with_nothing_of_ours_open() {
     let dir = Dir::new();
     // A descriptor that children inherit, as shells and build tools leave them about.
     let (_read, _write) = rustix::pipe::pipe().unwrap();
-    let (output, _) = start(&dir, STAND_IN, &["sh", "-c", "echo $$; sleep 0.6"]);
+    let (output, _) = start(
+        &dir,
+        STAND_IN,
+        &[
+            "sh",
+            "-c",
+            "echo $$; until [ -s \"$0/parent\" ]; do sleep 0.01; done",
+            &dir.path.display().to_string(),
+        ],
+    );
     let program = stdout(&output).trim().to_owned();
     let read = |name: &str| fs::read_to_string(dir.path.join(name)).unwrap();
     let arguments = read("arguments");
@@ -664,10 +673,17 @@ fn a_viaductd_that_fails_or_hangs_does_not_hinder_the_program() {
     assert_eq!(output.status.code(), Some(7));
     let said = stderr(&output);
     assert!(said.contains("viaductd could not start: no room here"), "{said}");
-    let (output, took) = start(&dir, "#!/bin/sh\nexec sleep 3\n", &["sh", "-c", "exit 6"]);
+    let (output, took) = start(
+        &dir,
+        "#!/bin/sh\necho $$ >\"$2/late\"\nexec sleep 60\n",
+        &["sh", "-c", "exit 6"],
+    );
+    let late = fs::read_to_string(dir.path.join("late")).unwrap();
+    let late = rustix::process::Pid::from_raw(late.trim().parse().unwrap()).unwrap();
+    rustix::process::kill_process(late, rustix::process::Signal::KILL).unwrap();
     assert_eq!(output.status.code(), Some(6));
     assert!(stderr(&output).contains("did not become ready"), "{}", stderr(&output));
-    assert!(took < Duration::from_millis(2900), "{took:?}");
+    assert!(took < Duration::from_secs(50), "{took:?}");
 }
 
 /// What a viaductd that is killed just then has done by that time.
@@ -716,15 +732,19 @@ fn a_viaductd_that_turns_a_user_away_is_not_replaced() {
     listen(&listener, 8).unwrap();
     // Until the test's process ends.
     std::thread::spawn(move || while accept(&listener).is_ok() {});
-    let (output, took) = start(&dir, "#!/bin/sh\n: >\"$2/started\"\n", &["sh", "-c", "exit 4"]);
-    assert_eq!(output.status.code(), Some(4));
-    assert!(
-        stderr(&output).contains("turned this process away"),
-        "{}",
-        stderr(&output)
-    );
-    assert!(!dir.path.join("started").exists());
-    assert!(took < Duration::from_secs(1), "{took:?}");
+    // Nothing is waited for; but the machine may stand still for longer.
+    let took = [(); 3].map(|()| {
+        let (output, took) = start(&dir, "#!/bin/sh\n: >\"$2/started\"\n", &["sh", "-c", "exit 4"]);
+        assert_eq!(output.status.code(), Some(4));
+        assert!(
+            stderr(&output).contains("turned this process away"),
+            "{}",
+            stderr(&output)
+        );
+        assert!(!dir.path.join("started").exists());
+        took
+    });
+    assert!(took.iter().any(|took| *took < Duration::from_secs(1)), "{took:?}");
     let doctor = stdout(&viaduct(&dir.path).arg("doctor").output().unwrap());
     assert!(doctor.contains("turned this process away"), "{doctor}");
 }
