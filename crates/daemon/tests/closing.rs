@@ -9,8 +9,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
-use support::{Daemon, Driver, Guest, MOMENT, connect, connection, is_root, listener, receive, send, until};
-use viaduct_control::message::{OFFER_HAS_BELL, Packet, Withdraw};
+use support::{Daemon, Driver, Guest, PATIENCE, connect, connection, is_root, listener, receive, send, until};
+use viaduct_control::PROTOCOL_VERSION;
+use viaduct_control::message::{OFFER_HAS_BELL, Packet, Query, Withdraw};
 
 fn start() -> Daemon {
     Daemon::start(&["--same-user"])
@@ -79,10 +80,16 @@ fn as_many_descriptors_as_a_packet_can_bring_are_closed() {
     until("they are closed", || open() <= before);
 }
 
-/// Whether viaductd lets this user in.
+/// Whether viaductd lets this user in: it answers then.
 fn is_served(daemon: &Daemon) -> bool {
     let socket = connect(daemon.dir()).unwrap();
-    matches!(receive(&socket, MOMENT), Ok(None))
+    let query = Query {
+        version: PROTOCOL_VERSION,
+        reserved: 0,
+    };
+    // It may have hung up already.
+    let asked = send(&socket, Packet::new(&query).as_bytes(), &[]).is_ok();
+    asked && matches!(receive(&socket, PATIENCE), Ok(Some((bytes, _))) if !bytes.is_empty())
 }
 
 /// Any file of a file system may be one of which another process has to say when it is closed.

@@ -29,7 +29,7 @@ use viaduct_control::message::{
 use viaduct_control::{PROTOCOL_VERSION, Reason, counters, runtime};
 
 /// Longer than anything here takes on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Long enough to believe that nothing comes.
 pub const MOMENT: Duration = Duration::from_millis(150);
 
