@@ -18,7 +18,7 @@ const ANY: Match = Match {
     tag: None,
     source: None,
 };
-const SOON: Option<Duration> = Some(Duration::from_secs(5));
+const SOON: Option<Duration> = Some(Duration::from_secs(20));
 
 fn tag(tag: u32) -> Match {
     Match { tag: Some(tag), ..ANY }
@@ -136,10 +136,20 @@ fn waits_end_when_they_should() {
     inbox.add(&receiver).unwrap();
     // An unexpected message, which makes the socket readable all the time.
     send(&sender, 1, &[1; 100]).unwrap();
-    let began = Instant::now();
-    let late = Some(Duration::from_millis(60));
-    assert!(matches!(inbox.receive(tag(2), &mut [], late), Err(Error::TimedOut)));
-    assert!(began.elapsed() >= Duration::from_millis(60) && began.elapsed() < Duration::from_secs(1));
+    let late = Duration::from_millis(60);
+    // The machine may stand still in one of them.
+    let took = [(); 3].map(|()| {
+        let began = Instant::now();
+        assert!(matches!(
+            inbox.receive(tag(2), &mut [], Some(late)),
+            Err(Error::TimedOut)
+        ));
+        began.elapsed()
+    });
+    assert!(
+        took.iter().all(|took| *took >= late) && took.iter().any(|took| *took < Duration::from_secs(1)),
+        "{took:?}"
+    );
     let waiting = |wanted| {
         let inbox = Arc::clone(&inbox);
         std::thread::spawn(move || inbox.receive_vec(wanted, None).map(|(_, payload)| payload))

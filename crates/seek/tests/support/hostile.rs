@@ -13,7 +13,7 @@ use std::time::Duration;
 use viaduct::message::{Envelope, Error, FRAME, Inbox, Limits, Match};
 
 /// Longer than it takes what has been sent to arrive.
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(20);
 /// What the kernel is to hold at a time, so that its buffers get full too.
 const BUFFER: libc::c_int = 8 << 10;
 /// Tags in use.
