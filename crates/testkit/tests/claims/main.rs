@@ -204,7 +204,7 @@ fn the_other_end_of_anothers_connection() {
     let server = peer(Mode::Native, &format!("listen 127.0.0.1:{port}")).listening(port);
     let client = peer(
         Mode::Accelerated(&instance),
-        &format!("connect 127.0.0.1:{port} --seconds 8 --seed 3"),
+        &format!("connect 127.0.0.1:{port} --seconds 15 --seed 3"),
     );
     let offered = |pid: u32| {
         let told = instance.wait_for_status(PATIENCE, |rows| {
@@ -295,23 +295,34 @@ fn both_ends_of_others_connections_while_they_are_paired() {
     assert!(wait_until(PATIENCE, || other
         .output()
         .contains("its own connection: ['paired")));
-    let mut near = Vec::new();
+    let (mut near, mut made) = (Vec::new(), 0);
     for seed in 1..=CONNECTIONS {
-        let client = peer(mode, &format!("connect 127.0.0.1:{port} --seconds 1.5 --seed {seed}00"));
-        let pids = [client.pid(), server.pid()];
-        let fast = instance.wait_for_status(PATIENCE, |rows| {
-            // Each has the other for its peer.
-            let is_fast = |pid, peer| {
-                rows.iter().any(|row| {
-                    (row.pid, row.peer_pid, row.path.as_str()) == (pid, Some(peer), "shm") && row.is_fast_both_ways()
-                })
-            };
-            is_fast(pids[0], pids[1]) && is_fast(pids[1], pids[0])
+        // Where the machine stands still one may be over before it is seen.
+        let seen = ["1.5", "6", "20"].into_iter().any(|seconds| {
+            made += 1;
+            let arguments = format!("connect 127.0.0.1:{port} --seconds {seconds} --seed {seed}0{made}");
+            let mut client = peer(mode, &arguments);
+            let pids = [client.pid(), server.pid()];
+            let mut fast = false;
+            let ended = wait_until(PATIENCE, || {
+                let rows = instance.status();
+                // Each has the other for its peer.
+                let is_fast = |pid, peer| {
+                    rows.iter().any(|row| {
+                        (row.pid, row.peer_pid, row.path.as_str()) == (pid, Some(peer), "shm")
+                            && row.is_fast_both_ways()
+                    })
+                };
+                fast = is_fast(pids[0], pids[1]) && is_fast(pids[1], pids[0]);
+                fast || !client.is_running()
+            });
+            assert!(ended, "{:#?}", instance.status());
+            near.extend(reports(&client.finish(PATIENCE).success()));
+            fast
         });
-        assert!(fast.is_ok(), "{fast:#?}");
-        near.extend(reports(&client.finish(PATIENCE).success()));
+        assert!(seen, "{:#?}", instance.totals());
     }
-    assert!(wait_until(PATIENCE, || reports(&server.output()).len() as u64 == CONNECTIONS));
+    assert!(wait_until(PATIENCE, || reports(&server.output()).len() as u64 == made));
     assert_whole(&near, &reports(&server.output()));
     // It was there all the while, and had its own connection for itself only.
     assert!(other.is_running(), "{}", other.errors());
@@ -322,7 +333,10 @@ fn both_ends_of_others_connections_while_they_are_paired() {
         .max();
     assert!(claimed.is_some_and(|claimed| claimed > 20 * CONNECTIONS), "{claimed:?}");
     let stats = instance.stats();
-    assert_eq!(stats.pairs, 1 + CONNECTIONS);
+    assert!(
+        (1 + CONNECTIONS..=1 + made).contains(&stats.pairs),
+        "{stats:?}, {made} made"
+    );
     assert!(stats.refused > 10 * CONNECTIONS, "{stats:?}");
 }
 
@@ -339,8 +353,8 @@ fn who_are_two_users_wake_each_other_without_the_kernel_connection() {
     let listen = format!("listen 127.0.0.1:{port}");
     let server = peer_of(VICTIM, mode, &listen, options).listening(port);
     for seed in 1..=2 {
-        let connect = format!("connect 127.0.0.1:{port} --seconds 5 --seed {seed}00");
-        let client = peer_of(OTHER, mode, &connect, options);
+        let connect = |how: &str| peer_of(OTHER, mode, &format!("connect 127.0.0.1:{port} {how}"), options);
+        let client = connect(&format!("--seconds 100 --seed {seed}50"));
         let woken = instance.wait_for_status(PATIENCE, |rows| {
             let pids = [client.pid(), server.pid()];
             let often = |row: &&Row| pids.contains(&row.pid) && row.path == "shm" && row.bells_sent > 40;
@@ -349,9 +363,17 @@ fn who_are_two_users_wake_each_other_without_the_kernel_connection() {
         for row in woken.unwrap_or_else(|rows| panic!("{rows:#?}")) {
             assert!(row.bells_by_socket * 4 < row.bells_sent, "{row:#?}");
         }
+        drop(client);
+        let client = connect(&format!("--bytes 3000000 --seed {seed}00"));
         near.extend(reports(&client.finish(PATIENCE).success()));
     }
-    assert!(wait_until(PATIENCE, || reports(&server.output()).len() == 2));
+    let whole = || {
+        reports(&server.output())
+            .iter()
+            .filter(|report| report.end == "eof")
+            .count()
+    };
+    assert!(wait_until(PATIENCE, || whole() == 2), "{}", server.output());
     assert_whole(&near, &reports(&server.output()));
 }
 
