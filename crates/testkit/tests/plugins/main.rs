@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 use viaduct_testkit::binaries::binary;
 use viaduct_testkit::processes::{free_port, wait_until};
-use viaduct_testkit::{Instance, Launch, Mode, Program, can_run};
+use viaduct_testkit::{Instance, Launch, Mode, Program, can_run, where_prompt};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 /// With these a plug-in has addresses of functions in its code.
@@ -52,14 +52,19 @@ fn a_thread_ends_itself_while_a_library_is_unloaded() {
 }
 
 /// What `make` makes echoes over shared memory.
-fn echoes(make: impl FnOnce(&Instance) -> PathBuf) {
+fn echoes(make: impl Fn(&Instance) -> PathBuf) {
     echoes_in("host.c", make);
 }
 
-fn echoes_in(host: &str, make: impl FnOnce(&Instance) -> PathBuf) {
-    if !can_run(false, &["cc"]) {
-        return;
+/// What viaductd does not answer within fifty milliseconds stays on TCP for a second, which is longer than these
+/// connections live.
+fn echoes_in(host: &str, make: impl Fn(&Instance) -> PathBuf) {
+    if can_run(false, &["cc"]) {
+        where_prompt(|| echoes_once(host, &make));
     }
+}
+
+fn echoes_once(host: &str, make: impl Fn(&Instance) -> PathBuf) {
     let instance = Instance::start();
     let host = compile(&instance, "host", host, &["-rdynamic"]);
     let plugin = make(&instance).to_string_lossy().into_owned();
@@ -125,10 +130,13 @@ fn explained(instance: &Instance, target: &str) -> String {
 }
 
 /// What `make` makes echoes over TCP, and it is told why. Loaded when `host.c` takes `when` to say.
-fn echoes_plainly(make: impl FnOnce(&Instance) -> PathBuf, when: &[&str]) {
-    if !can_run(false, &["cc"]) {
-        return;
+fn echoes_plainly(make: impl Fn(&Instance) -> PathBuf, when: &[&str]) {
+    if can_run(false, &["cc"]) {
+        where_prompt(|| echoes_plainly_once(&make, when));
     }
+}
+
+fn echoes_plainly_once(make: impl Fn(&Instance) -> PathBuf, when: &[&str]) {
     let instance = Instance::start();
     let host = compile(&instance, "host", "host.c", &[]);
     let plugin = make(&instance).to_string_lossy().into_owned();
@@ -267,24 +275,26 @@ fn an_address_sanitizer_is_content_with_us_before_it() {
         eprintln!("skipped: needs an address sanitizer");
         return;
     }
-    let instance = Instance::start();
-    let host = compile(&instance, "host", "host.c", &["-rdynamic"]);
-    let plugin = plugin(&instance, &[]);
-    let client = compile(
-        &instance,
-        "client",
-        "host.c",
-        &[&["-rdynamic"], &sanitized[..]].concat(),
-    );
-    let port = free_port().to_string();
-    let arguments = [&port, &*plugin.to_string_lossy(), "accepted"];
-    let start = |program, arguments: &[&str]| Launch::new(Mode::Accelerated(&instance), program, arguments).spawn();
-    let mut server = start(&host, &arguments).listening(port.parse().unwrap());
-    start(&client, &[&port]).finish(PATIENCE).success();
-    assert!(wait_until(PATIENCE, || instance.totals_of(server.pid()).ended == 1));
-    let totals = instance.totals_of(server.pid());
-    assert!(totals.fast_bytes() > 500_000, "{totals:#?}");
-    server.kill();
+    where_prompt(|| {
+        let instance = Instance::start();
+        let host = compile(&instance, "host", "host.c", &["-rdynamic"]);
+        let plugin = plugin(&instance, &[]);
+        let client = compile(
+            &instance,
+            "client",
+            "host.c",
+            &[&["-rdynamic"], &sanitized[..]].concat(),
+        );
+        let port = free_port().to_string();
+        let arguments = [&port, &*plugin.to_string_lossy(), "accepted"];
+        let start = |program, arguments: &[&str]| Launch::new(Mode::Accelerated(&instance), program, arguments).spawn();
+        let mut server = start(&host, &arguments).listening(port.parse().unwrap());
+        start(&client, &[&port]).finish(PATIENCE).success();
+        assert!(wait_until(PATIENCE, || instance.totals_of(server.pid()).ended == 1));
+        let totals = instance.totals_of(server.pid());
+        assert!(totals.fast_bytes() > 500_000, "{totals:#?}");
+        server.kill();
+    });
 }
 
 /// Our functions of liburing's names are found before those of a plug-in's, which are what is to be called behind them.
@@ -323,25 +333,27 @@ fn liburing_that_asks_for_rings_by_number_leaves_connections_alone() {
     if !can_run(false, &["cc", "python3"]) {
         return;
     }
-    let instance = Instance::start();
-    let mode = Mode::Accelerated(&instance);
-    let host = compile(&instance, "host", "host.c", &[]);
-    let library = compile(&instance, "liburing.so.2", "old_liburing.c", &["-shared", "-fPIC"]);
-    let port = free_port();
-    let number = port.to_string();
-    let words = ["-c", ECHO_WITH_A_RING, &number, library.to_str().unwrap()];
-    let server = Launch::new(mode, "python3", words).spawn().listening(port);
-    let mut client = Launch::new(mode, &host, [&*number, "stays"]).spawn();
-    wait_until(PATIENCE, || client.output().contains("done") || !client.is_running());
-    assert!(
-        client.output().contains("done"),
-        "{} {}",
-        client.errors(),
-        server.errors()
-    );
-    let rows = instance.status();
-    let end = rows.iter().find(|row| row.pid == server.pid()).unwrap();
-    assert_eq!((&*end.path, &*end.reason), ("shm", "accelerated"), "{rows:#?}");
+    where_prompt(|| {
+        let instance = Instance::start();
+        let mode = Mode::Accelerated(&instance);
+        let host = compile(&instance, "host", "host.c", &[]);
+        let library = compile(&instance, "liburing.so.2", "old_liburing.c", &["-shared", "-fPIC"]);
+        let port = free_port();
+        let number = port.to_string();
+        let words = ["-c", ECHO_WITH_A_RING, &number, library.to_str().unwrap()];
+        let server = Launch::new(mode, "python3", words).spawn().listening(port);
+        let mut client = Launch::new(mode, &host, [&*number, "stays"]).spawn();
+        wait_until(PATIENCE, || client.output().contains("done") || !client.is_running());
+        assert!(
+            client.output().contains("done"),
+            "{} {}",
+            client.errors(),
+            server.errors()
+        );
+        let rows = instance.status();
+        let end = rows.iter().find(|row| row.pid == server.pid()).unwrap();
+        assert_eq!((&*end.path, &*end.reason), ("shm", "accelerated"), "{rows:#?}");
+    });
 }
 
 /// Has each library ask for a ring, and closes it; tells where they lay.
