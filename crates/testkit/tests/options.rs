@@ -7,7 +7,7 @@ use viaduct_control::runtime::socket_path;
 use viaduct_testkit::binaries::binary;
 use viaduct_testkit::processes::{free_port, wait_until};
 use viaduct_testkit::status::Totals;
-use viaduct_testkit::{Instance, Launch, Mode, Program, Server, can_run};
+use viaduct_testkit::{Instance, Launch, Mode, Program, Server, can_run, where_prompt};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -86,29 +86,32 @@ fn the_path_may_be_shared_memory_before_a_connection_has_shown_itself_worth_it()
     if !can_run(false, &["python3"]) {
         return;
     }
-    let instance = Instance::start();
-    let mode = Mode::Accelerated(&instance);
-    for (options, exchanges, fast) in [("--path shm", "50", true), ("--path auto", "10", false)] {
-        let port = free_port();
-        let server = python(mode, ANSWER, port, "0.02", options).spawn().listening(port);
-        // How soon the two are matched is the machine's; ten exchanges are not worth it without the option.
-        let client = python(mode, ASK, port, exchanges, options).spawn();
-        let mut totals = Vec::new();
-        let seen = wait_until(PATIENCE, || {
-            totals = [client.pid(), server.pid()].map(|pid| instance.totals_of(pid)).into();
-            let is_fast = |totals: &Totals| totals.fast_bytes_sent > 0 && totals.fast_bytes_received > 0;
-            (fast && totals.iter().all(is_fast)) || client.output().ends_with('\n')
-        });
-        assert!(seen, "{options}: {totals:#?}");
-        for totals in totals {
-            let both_ways = totals.fast_bytes_sent > 0 && totals.fast_bytes_received > 0;
-            assert_eq!(
-                (both_ways, totals.fast_bytes() > 0),
-                (fast, fast),
-                "{options}: {totals:?}"
-            );
+    // What viaductd does not answer within fifty milliseconds stays on TCP for a second.
+    where_prompt(|| {
+        let instance = Instance::start();
+        let mode = Mode::Accelerated(&instance);
+        for (options, exchanges, fast) in [("--path shm", "50", true), ("--path auto", "10", false)] {
+            let port = free_port();
+            let server = python(mode, ANSWER, port, "0.02", options).spawn().listening(port);
+            // How soon the two are matched is the machine's; ten exchanges are not worth it without the option.
+            let client = python(mode, ASK, port, exchanges, options).spawn();
+            let mut totals = Vec::new();
+            let seen = wait_until(PATIENCE, || {
+                totals = [client.pid(), server.pid()].map(|pid| instance.totals_of(pid)).into();
+                let is_fast = |totals: &Totals| totals.fast_bytes_sent > 0 && totals.fast_bytes_received > 0;
+                (fast && totals.iter().all(is_fast)) || client.output().ends_with('\n')
+            });
+            assert!(seen, "{options}: {totals:#?}");
+            for totals in totals {
+                let both_ways = totals.fast_bytes_sent > 0 && totals.fast_bytes_received > 0;
+                assert_eq!(
+                    (both_ways, totals.fast_bytes() > 0),
+                    (fast, fast),
+                    "{options}: {totals:?}"
+                );
+            }
         }
-    }
+    });
 }
 
 /// Forks for each connection; each child echoes and ends, or kills itself when it is told to.
@@ -148,31 +151,34 @@ fn totals_tell_what_children_have_carried_that_have_ended() {
     if !can_run(false, &["python3"]) {
         return;
     }
-    let instance = Instance::start();
-    let mode = Mode::Accelerated(&instance);
-    for end in ["os._exit(0)", "sys.exit()", "os.fork() or os._exit(0); os._exit(0)"] {
-        let port = free_port();
-        let code = FORK.replace("{end}", end);
-        let server = python(mode, &code, port, "", "--offer wait").spawn().listening(port);
-        let client = python(mode, ASK_CHILDREN, port, "", "--offer wait").spawn();
-        let mut totals = Totals::default();
-        let seen = wait_until(PATIENCE, || {
-            let all = instance.totals();
-            totals = instance.totals_of(server.pid());
-            client.output().contains("done") && all.iter().filter(|totals| totals.program == "python3").count() == 1
-        });
-        assert!(seen, "{end}: {}: {:#?}", client.errors(), instance.totals());
-        // The server has closed three ends itself; two children have ended in order.
-        assert_eq!(
-            (totals.ended, totals.ended_fast, totals.lost),
-            (5, 2, 1),
-            "{end}: {totals:?}"
-        );
-        assert!(
-            totals.fast_bytes_sent > 9000 && totals.bytes_sent == 10_000 && totals.bytes_received == 10_000,
-            "{end}: {totals:?}"
-        );
-    }
+    // What is not paired within fifty milliseconds begins on TCP.
+    where_prompt(|| {
+        let instance = Instance::start();
+        let mode = Mode::Accelerated(&instance);
+        for end in ["os._exit(0)", "sys.exit()", "os.fork() or os._exit(0); os._exit(0)"] {
+            let port = free_port();
+            let code = FORK.replace("{end}", end);
+            let server = python(mode, &code, port, "", "--offer wait").spawn().listening(port);
+            let client = python(mode, ASK_CHILDREN, port, "", "--offer wait").spawn();
+            let mut totals = Totals::default();
+            let seen = wait_until(PATIENCE, || {
+                let all = instance.totals();
+                totals = instance.totals_of(server.pid());
+                client.output().contains("done") && all.iter().filter(|totals| totals.program == "python3").count() == 1
+            });
+            assert!(seen, "{end}: {}: {:#?}", client.errors(), instance.totals());
+            // The server has closed three ends itself; two children have ended in order.
+            assert_eq!(
+                (totals.ended, totals.ended_fast, totals.lost),
+                (5, 2, 1),
+                "{end}: {totals:?}"
+            );
+            assert!(
+                totals.fast_bytes_sent > 9000 && totals.bytes_sent == 10_000 && totals.bytes_received == 10_000,
+                "{end}: {totals:?}"
+            );
+        }
+    });
 }
 
 /// Listens and becomes another program, as what a service manager starts is given its socket.
@@ -207,19 +213,22 @@ fn totals_tell_of_tcp_connections_only() {
     if !can_run(false, &["python3"]) {
         return;
     }
-    let instance = Instance::start();
-    let mode = Mode::Accelerated(&instance);
-    let port = free_port();
-    let server = python(mode, LISTEN, port, ACCEPT_ALL, "--offer wait")
-        .spawn()
-        .listening(port);
-    let client = python(mode, ASK, port, "200", "--offer wait").spawn();
-    let done = wait_until(PATIENCE, || client.output().ends_with('\n'));
-    assert!(done, "{}{}", client.errors(), server.errors());
-    let totals = instance.totals_of(server.pid());
-    assert_eq!((totals.open, totals.ended), (1, 0), "{totals:?}");
-    assert_eq!((totals.bytes_sent, totals.bytes_received), (200, 200), "{totals:?}");
-    assert!(totals.open_fast == 1 && totals.fast_bytes_sent > 0, "{totals:?}");
+    // What is not paired within fifty milliseconds begins on TCP.
+    where_prompt(|| {
+        let instance = Instance::start();
+        let mode = Mode::Accelerated(&instance);
+        let port = free_port();
+        let server = python(mode, LISTEN, port, ACCEPT_ALL, "--offer wait")
+            .spawn()
+            .listening(port);
+        let client = python(mode, ASK, port, "200", "--offer wait").spawn();
+        let done = wait_until(PATIENCE, || client.output().ends_with('\n'));
+        assert!(done, "{}{}", client.errors(), server.errors());
+        let totals = instance.totals_of(server.pid());
+        assert_eq!((totals.open, totals.ended), (1, 0), "{totals:?}");
+        assert_eq!((totals.bytes_sent, totals.bytes_received), (200, 200), "{totals:?}");
+        assert!(totals.open_fast == 1 && totals.fast_bytes_sent > 0, "{totals:?}");
+    });
 }
 
 /// Seconds of processor time that it takes to wait for answers that come too late for polling to pay.
@@ -241,15 +250,18 @@ fn a_waiter_polls_though_it_never_pays_or_not_at_all() {
     if !can_run(false, &["python3"]) {
         return;
     }
-    let instance = Instance::start();
-    // A thousand waits, each of which polls for 100 us where it is told to; others may want the processors.
-    let mut seen = Vec::new();
-    let told = (0..3).any(|_| {
-        let [always, auto, never] = ["always", "auto", "never"].map(|spin| waiting(&instance, spin));
-        seen.push(format!("always {always}, auto {auto}, never {never}"));
-        always > auto + 0.04 && always > never + 0.04
+    // What viaductd does not answer within fifty milliseconds stays on TCP for a second.
+    where_prompt(|| {
+        let instance = Instance::start();
+        // A thousand waits, each of which polls for 100 us where it is told to; others may want the processors.
+        let mut seen = Vec::new();
+        let told = (0..3).any(|_| {
+            let [always, auto, never] = ["always", "auto", "never"].map(|spin| waiting(&instance, spin));
+            seen.push(format!("always {always}, auto {auto}, never {never}"));
+            always > auto + 0.04 && always > never + 0.04
+        });
+        assert!(told, "seconds: {seen:#?}");
     });
-    assert!(told, "seconds: {seen:#?}");
 }
 
 /// Says how long `accept` takes with a client that has connected before.
@@ -359,30 +371,33 @@ exec \"$VIADUCTD\" --dir \"$2\" --idle-exit 1 --ready-fd \"$6\"
 
 #[test]
 fn the_first_program_starts_a_viaductd_that_leaves_after_the_last() {
-    let instance = Instance::without_daemon();
-    let mode = Mode::Accelerated(&instance);
-    let file = instance.scratch("viaductd");
-    std::fs::write(&file, SOON_IDLE).unwrap();
-    std::fs::set_permissions(&file, Permissions::from_mode(0o755)).unwrap();
-    let start = |arguments: &str| {
-        Launch::testpeer(mode, arguments)
-            .variable("VIADUCT_DAEMON", &file.to_string_lossy())
-            .variable("VIADUCTD", &binary("viaductd").to_string_lossy())
-            .spawn()
-    };
-    let port = free_port();
-    let mut server = start(&format!("listen 127.0.0.1:{port}")).listening(port);
-    let first = instance.stats();
-    let mut client = start(&format!("connect 127.0.0.1:{port} --seconds 100"));
-    assert_fast(&instance, &client);
-    let both = instance.stats();
-    assert_eq!((both.pid, both.processes), (first.pid, 2), "one viaductd serves both");
-    client.kill();
-    std::thread::sleep(Duration::from_secs(2));
-    assert_eq!(instance.stats().pid, first.pid, "it has left a program alone");
-    server.kill();
-    let left = wait_until(PATIENCE, || {
-        !socket_path(instance.dir()).exists() && !std::path::Path::new(&format!("/proc/{}", first.pid)).exists()
+    // A viaductd that leaves so soon may leave before the first program comes to it.
+    where_prompt(|| {
+        let instance = Instance::without_daemon();
+        let mode = Mode::Accelerated(&instance);
+        let file = instance.scratch("viaductd");
+        std::fs::write(&file, SOON_IDLE).unwrap();
+        std::fs::set_permissions(&file, Permissions::from_mode(0o755)).unwrap();
+        let start = |arguments: &str| {
+            Launch::testpeer(mode, arguments)
+                .variable("VIADUCT_DAEMON", &file.to_string_lossy())
+                .variable("VIADUCTD", &binary("viaductd").to_string_lossy())
+                .spawn()
+        };
+        let port = free_port();
+        let mut server = start(&format!("listen 127.0.0.1:{port}")).listening(port);
+        let first = instance.stats();
+        let mut client = start(&format!("connect 127.0.0.1:{port} --seconds 100"));
+        assert_fast(&instance, &client);
+        let both = instance.stats();
+        assert_eq!((both.pid, both.processes), (first.pid, 2), "one viaductd serves both");
+        client.kill();
+        std::thread::sleep(Duration::from_secs(2));
+        assert_eq!(instance.stats().pid, first.pid, "it has left a program alone");
+        server.kill();
+        let left = wait_until(PATIENCE, || {
+            !socket_path(instance.dir()).exists() && !std::path::Path::new(&format!("/proc/{}", first.pid)).exists()
+        });
+        assert!(left, "it stays though nobody is left");
     });
-    assert!(left, "it stays though nobody is left");
 }

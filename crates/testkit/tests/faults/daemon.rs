@@ -163,17 +163,18 @@ fn viaductd_stays_as_long_as_programs_run_without_connections() {
         return;
     }
     let instance = Instance::start_with(&["--idle-exit", "1"]);
-    let never = instance.scratch("never");
-    let script = r#"mkfifo "$0"; (exec 1>&- 2>&-; read -t 3.5 <>"$0") & exit 0"#;
-    let arguments = ["-c", script, never.to_str().unwrap()];
+    let over = instance.scratch("over");
+    let script = r#"mkfifo "$0"; (exec 1>&- 2>&-; read <>"$0") & exit 0"#;
+    let arguments = ["-c", script, over.to_str().unwrap()];
     Launch::new(Mode::Accelerated(&instance), Path::new("bash"), arguments)
         .run(PATIENCE)
         .success();
     let serves = || socket_path(instance.dir()).exists();
     std::thread::sleep(Duration::from_secs(3));
     assert!(serves(), "viaductd has left a program alone");
+    std::fs::write(&over, "\n").unwrap();
     assert!(
-        wait_until(Duration::from_secs(5), || !serves()),
+        wait_until(PATIENCE, || !serves()),
         "viaductd stays though nobody is left"
     );
 }
