@@ -148,7 +148,7 @@ fn same(backend: &[&str], tests: &str) {
             &native,
             &fast,
             known,
-            &natively,
+            natively,
             again,
         );
     }
