@@ -2,6 +2,8 @@
 
 use crate::{PATIENCE, PROMPTLY, moment, settle, until_hit};
 use nix::sys::signal::Signal;
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 use viaduct_control::message::Stats;
@@ -172,7 +174,9 @@ fn viaductd_stays_as_long_as_programs_run_without_connections() {
     let serves = || socket_path(instance.dir()).exists();
     std::thread::sleep(Duration::from_secs(3));
     assert!(serves(), "viaductd has left a program alone");
-    std::fs::write(&over, "\n").unwrap();
+    // Opened so that nobody has to be there.
+    let mut over = File::options().read(true).write(true).open(over).unwrap();
+    over.write_all(b"\n").unwrap();
     assert!(
         wait_until(PATIENCE, || !serves()),
         "viaductd stays though nobody is left"
