@@ -25,8 +25,8 @@ const READY_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_WORD: usize = 4096;
 /// How long to wait for an answer to a query.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-/// Who waits does so in pieces of this length. A machine that stands still, as virtual ones do for seconds, lets one piece
-/// go by: viaductd stood still as well.
+/// Who waits does so in pieces of this length. A machine that stands still, as virtual ones do for seconds, lets one
+/// piece go by: viaductd stood still as well.
 const PIECE: Duration = Duration::from_millis(50);
 /// A viaductd that hangs up is asked so often,
 const ASKED_MOST: u32 = 4;

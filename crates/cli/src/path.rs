@@ -55,8 +55,8 @@ EXIT STATUS
 
 const NOT_UNDERSTOOD: u8 = 2;
 const NOT_YET: u8 = 3;
-/// Two seconds, in looks, so that time does not count for which the machine stands still, as virtual ones do for seconds:
-/// the program stood still as well.
+/// Two seconds, in looks, so that time does not count for which the machine stands still, as virtual ones do for
+/// seconds: the program stood still as well.
 const LOOKS: u32 = 1000;
 const PAUSE: Duration = Duration::from_millis(2);
 

@@ -13,8 +13,8 @@ pub fn signal(pid: u32, signal: Signal) {
     }
 }
 
-/// As much of `limit` as one look of [`wait_until`] uses up. When a virtual machine stands still, it does so for whoever
-/// is waited for as well.
+/// As much of `limit` as one look of [`wait_until`] uses up. When a virtual machine stands still, it does so for
+/// whoever is waited for as well.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Polls `condition` every few milliseconds; false after `limit`, in which time does not count for which the machine

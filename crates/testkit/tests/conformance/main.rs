@@ -74,8 +74,8 @@ const CASES: usize = 250;
 struct Fault {
     report: String,
     /// Whether the moment may be why, of a move or in which the machine stood still: the bytes that came are right, and
-    /// nothing hung. A script that the machine held up may hang: natively, too, a signal is lost that comes before the call
-    /// it is to interrupt.
+    /// nothing hung. A script that the machine held up may hang: natively, too, a signal is lost that comes before the
+    /// call it is to interrupt.
     passing: bool,
 }
 
@@ -108,8 +108,8 @@ fn differences(way: Way, native: &Transcripts, run: &Transcripts) -> BTreeMap<St
 
 /// Plays again what differed while connections were moved: a call may fall between two moments of a move in which the
 /// kernel reports other events, or a buffer holds more, than before and after. And what differed when the machine stood
-/// still for longer than scripts allow their calls. What differs always stays in `found`, and so does what received other
-/// bytes, were it once.
+/// still for longer than scripts allow their calls. What differs always stays in `found`, and so does what received
+/// other bytes, were it once.
 fn replay(way: Way, native: &Transcripts, players: &Players<'_>, found: &mut BTreeMap<String, Fault>) {
     for _ in 0..REPLAYS {
         let again: Vec<String> = found

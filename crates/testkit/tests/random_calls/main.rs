@@ -91,7 +91,8 @@ fn calls_do_the_same_on_lanes() {
         &play(Mode::Native, &program, "").transcript,
     );
     for options in ["--offer wait", "--offer wait --spin never"] {
-        // What viaductd does not pair within fifty milliseconds begins on TCP, as it does where the machine stands still.
+        // What viaductd does not pair within fifty milliseconds begins on TCP, as it does where the machine stands
+        // still.
         let on_lanes = (0..TRIES).any(|_| {
             let run = play(Mode::Accelerated(&instance), &program, options);
             reports.extend(differences(options, &native, &run.transcript));

@@ -5,7 +5,7 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 
-/* Who only sleeps and wakes later than this has been kept from the processor for as long, and so has the case perhaps. */
+/* Who only sleeps and wakes later than this was kept from the processor for as long, and so was the case perhaps. */
 enum { LATE_MS = 20 };
 
 bool is_near;
@@ -132,8 +132,8 @@ bool rest(int process, int us)
     return !ended;
 }
 
-/* Waits for the child's end, moving its connections between paths meanwhile if that is wanted. Tells whether the machine
- * stood still, so that what the case saw may be due to that. */
+/* Waits for the child's end, moving its connections between paths meanwhile if that is wanted. Tells whether the
+ * machine stood still, so that what the case saw may be due to that. */
 static void watch(const struct scenario *which, pid_t pid, unsigned seed)
 {
     int status, process = (int)syscall(SYS_pidfd_open, pid, 0);
