@@ -18,7 +18,7 @@ const SEEDS: (u64, u64) = (1, 500);
 const SHOWN: [u64; 12] = [814, 940, 1021, 1219, 1262, 1403, 1461, 1967, 2998, 3277, 3455, 3604];
 /// Calls of a seed.
 const LENGTH: u64 = 60;
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(600);
 const TRIES: usize = 3;
 const SOURCES: [&str; 4] = ["calls", "transfers", "looks", "lives"];
 
@@ -60,7 +60,7 @@ fn play(mode: Mode<'_>, program: &Path, options: &str) -> Run {
         _ => Totals::default(),
     };
     program.signal(Signal::SIGTERM);
-    let output = program.finish(Duration::from_secs(10)).success();
+    let output = program.finish(PATIENCE).success();
     Run {
         transcript: Transcript::read(&output),
         totals,

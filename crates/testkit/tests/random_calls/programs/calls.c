@@ -202,7 +202,7 @@ static void wait_until(bool (*is_so)(void), double left)
     for (; left > 0 && !is_so(); before = after) {
         sched_yield();
         after = now();
-        left -= after - before < 0.001 ? after - before : 0.001;
+        left -= after - before < 0.004 ? after - before : 0.004;
     }
 }
 
