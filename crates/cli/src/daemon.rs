@@ -3,7 +3,6 @@
 use crate::{limits, locate};
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
@@ -20,14 +19,11 @@ use viaduct_control::runtime::socket_path;
 /// A viaductd started on demand exits after this many seconds without a guest.
 const IDLE_EXIT_S: u32 = 60;
 /// How long to wait for a started viaductd to listen.
-const READY_TIMEOUT: Duration = Duration::from_secs(2);
+const READY_TIMEOUT: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 /// The longest word of a viaductd that has started, or could not: it comes in one piece.
 const MAX_WORD: usize = 4096;
 /// How long to wait for an answer to a query.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-/// Who waits does so in pieces of this length. A machine that stands still, as virtual ones do for seconds, lets one
-/// piece go by: viaductd stood still as well.
-const PIECE: Duration = Duration::from_millis(50);
+const ANSWER_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// A viaductd that hangs up is asked so often,
 const ASKED_MOST: u32 = 4;
 /// and after so long each time, within which one that was killed has ended.
@@ -72,7 +68,7 @@ fn try_query(dir: &Path) -> Result<Option<Stats>, Errno> {
         reserved: 0,
     };
     send(&socket, Packet::new(&query).as_bytes(), SendFlags::NOSIGNAL)?;
-    if !comes(&socket, ANSWER_TIMEOUT)? {
+    if poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&ANSWER_TIMEOUT))? == 0 {
         return Ok(None);
     }
     let mut buffer = [0; MAX_PACKET];
@@ -82,17 +78,6 @@ fn try_query(dir: &Path) -> Result<Option<Stats>, Errno> {
         return Err(Errno::CONNRESET);
     }
     Ok(decode(buffer.get(..len).unwrap_or(&[])))
-}
-
-/// Whether something comes to be read in time.
-fn comes(fd: &OwnedFd, limit: Duration) -> Result<bool, Errno> {
-    let piece = Timespec::try_from(PIECE).map_err(|_| Errno::OVERFLOW)?;
-    for _ in 0..limit.as_millis() / PIECE.as_millis() {
-        if poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&piece))? != 0 {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
 
 /// Sees to it that a viaductd listens in `dir`, starting one if none answers: once, and that one waits until another
@@ -169,7 +154,7 @@ pub(crate) fn launch(args: &LaunchArgs) -> Result<()> {
         .spawn()
         .map_err(|error| limits::no_process(error, &args.daemon.display().to_string()))?;
     drop(notify);
-    if !comes(&ready, READY_TIMEOUT)? {
+    if poll(&mut [PollFd::new(&ready, PollFlags::IN)], Some(&READY_TIMEOUT))? == 0 {
         bail!("viaductd was started but did not become ready within 2 seconds");
     }
     let mut word = [0; MAX_WORD];

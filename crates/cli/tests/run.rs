@@ -724,33 +724,6 @@ fn a_viaductd_that_is_killed_as_it_is_asked_is_replaced() {
     }
 }
 
-/// What stands still here is `viaduct run` alone, as it does beside viaductd on a virtual machine. That viaductd ends
-/// without an answer shows that one was still waited for.
-#[test]
-fn time_in_which_viaduct_run_stood_still_does_not_count() {
-    let dir = Dir::new();
-    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-    bind(&listener, &SocketAddrUnix::new(socket_path(&dir.path)).unwrap()).unwrap();
-    listen(&listener, 1).unwrap();
-    let ends = std::thread::spawn(move || {
-        let asker = accept(&listener).unwrap();
-        recv(&asker, &mut [0; 64], RecvFlags::empty()).unwrap();
-        let asking = rustix::net::sockopt::socket_peercred(&asker).unwrap().pid;
-        // Until it has begun to wait.
-        std::thread::sleep(Duration::from_millis(200));
-        kill_process(asking, Signal::STOP).unwrap();
-        std::thread::sleep(Duration::from_millis(1500));
-        kill_process(asking, Signal::CONT).unwrap();
-        std::thread::sleep(Duration::from_millis(50));
-    });
-    let started = "#!/bin/sh\n: >\"$2/started\"\nprintf 1 >&\"$6\"\n";
-    let (output, _) = start(&dir, started, &["sh", "-c", "exit 4"]);
-    ends.join().unwrap();
-    assert_eq!(output.status.code(), Some(4));
-    assert_eq!(stderr(&output), "");
-    assert!(dir.path.join("started").exists());
-}
-
 #[test]
 fn a_viaductd_that_turns_a_user_away_is_not_replaced() {
     let dir = Dir::new();
