@@ -18,6 +18,8 @@ const SEEDS: (u64, u64) = (1, 500);
 const SHOWN: [u64; 12] = [814, 940, 1021, 1219, 1262, 1403, 1461, 1967, 2998, 3277, 3455, 3604];
 /// Calls of a seed.
 const LENGTH: u64 = 60;
+/// Seeds of longer lives, each with so many calls.
+const LONGER: (u64, u64, u64) = (2_000_000, 100, 150);
 const PATIENCE: Duration = Duration::from_secs(120);
 const SOURCES: [&str; 4] = ["calls", "transfers", "looks", "lives"];
 
@@ -27,11 +29,31 @@ fn numbers(variable: &str) -> Vec<u64> {
     text.split(',').filter_map(|number| number.parse().ok()).collect()
 }
 
-/// From which on how many, and which others.
-fn seeds() -> (u64, u64, &'static [u64]) {
+/// What is played.
+struct Plan {
+    first: u64,
+    count: u64,
+    /// Seeds beside those.
+    others: &'static [u64],
+    length: u64,
+}
+
+/// What the environment asks for, or this.
+fn plan((first, count): (u64, u64), others: &'static [u64], length: u64) -> Plan {
+    let length = numbers("CALLS_LENGTH").first().copied().unwrap_or(length);
     match numbers("CALLS_SEEDS")[..] {
-        [first, count] => (first, count, &[]),
-        _ => (SEEDS.0, SEEDS.1, &SHOWN),
+        [first, count] => Plan {
+            first,
+            count,
+            others: &[],
+            length,
+        },
+        _ => Plan {
+            first,
+            count,
+            others,
+            length,
+        },
     }
 }
 
@@ -45,10 +67,8 @@ struct Run {
     totals: Totals,
 }
 
-fn play(mode: Mode<'_>, program: &Path, options: &str) -> Run {
-    let (first, count, others) = seeds();
-    let length = numbers("CALLS_LENGTH").first().copied().unwrap_or(LENGTH);
-    let arguments = [&[first, count, length], others].concat();
+fn play(plan: &Plan, mode: Mode<'_>, program: &Path, options: &str) -> Run {
+    let arguments = [&[plan.first, plan.count, plan.length], plan.others].concat();
     let arguments: Vec<String> = arguments.iter().map(u64::to_string).collect();
     let mut program = Launch::new(mode, program, arguments).options(options).spawn();
     let played = wait_until(PATIENCE, || {
@@ -67,9 +87,8 @@ fn play(mode: Mode<'_>, program: &Path, options: &str) -> Run {
 }
 
 /// That the connections of the run were on lanes, and most of their bytes.
-fn assert_on_lanes(run: &Run) {
-    let (_, count, others) = seeds();
-    let count = count + others.len() as u64;
+fn assert_on_lanes(plan: &Plan, run: &Run) {
+    let count = plan.count + plan.others.len() as u64;
     let (totals, sent) = (&run.totals, run.transcript.sent());
     println!("{sent} bytes sent, {totals:?}");
     // Forked children that have used an end count it once more, on a lane or not.
@@ -77,26 +96,37 @@ fn assert_on_lanes(run: &Run) {
     assert!(totals.fast_bytes_sent > sent / 2 && totals.fast_bytes_received > sent / 4);
 }
 
-#[test]
-fn calls_do_the_same_on_lanes() {
+fn check(plan: &Plan) {
     if !can_run(true, &["cc"]) {
         return;
     }
     let instance = Instance::start();
     let program = compile(&instance);
-    let native = play(Mode::Native, &program, "").transcript;
+    let native = play(plan, Mode::Native, &program, "").transcript;
     let mut reports = differences(
         "natively once more",
         &native,
-        &play(Mode::Native, &program, "").transcript,
+        &play(plan, Mode::Native, &program, "").transcript,
     );
     for options in ["--offer wait", "--offer wait --spin never"] {
-        let run = play(Mode::Accelerated(&instance), &program, options);
+        let run = play(plan, Mode::Accelerated(&instance), &program, options);
         reports.extend(differences(options, &native, &run.transcript));
-        assert_on_lanes(&run);
+        assert_on_lanes(plan, &run);
     }
     for report in &reports {
         println!("{report}");
     }
     assert!(reports.is_empty(), "{} differences", reports.len());
+}
+
+#[test]
+fn calls_do_the_same_on_lanes() {
+    check(&plan(SEEDS, &SHOWN, LENGTH));
+}
+
+/// Lives long enough for forks of forks, and for ends that are shut down and searched before they are closed.
+#[test]
+fn many_calls_of_one_connection_do_the_same_on_lanes() {
+    let (first, count, length) = LONGER;
+    check(&plan((first, count), &[], length));
 }
