@@ -450,9 +450,10 @@ pub(crate) fn put_owed(conn: &Conn) {
     }
 }
 
-/// The same for who does not sleep but asks the kernel what there is to tell, no more often than sends put marks.
+/// The same for who does not sleep but asks what there is to tell, no more often than sends put marks. It does not count
+/// as theirs: where nothing is unread none is put, and the next bytes are to be the first that are refused.
 pub(crate) fn put_owed_now_and_then(conn: &Conn) {
-    if conn.flag(conn::MARK_OWED) && conn.is_due_for_mark(send::CHECK_US) {
+    if conn.flag(conn::MARK_OWED) && conn.may_mark(send::CHECK_US) {
         put_owed(conn);
     }
 }
