@@ -74,7 +74,7 @@ reasons! {
     FastOpen = 27, "fast-open", "The connection was opened with TCP Fast Open.", "";
     Splice = 28, "splice", "The program moves bytes inside the kernel (splice, tee).", "";
     SharedEnd = 31, "shared-end", "Several processes use this end.", "";
-    HalfClosed = 34, "half-closed", "The program shut a direction down before the connection was matched.", "";
+    HalfClosed = 34, "half-closed", "The program shut down its receiving direction, or both, before the connection was matched.", "";
     UnseenCalls = 35, "unseen-calls", "The program has loaded code whose calls Viaduct does not see.", "Have the program load it without dlmopen, or what it opens with RTLD_DEEPBIND by a path and before it starts threads.";
     UnseenRing = 42, "unseen-ring", "The program has a ring (io_uring) by which the kernel moves bytes, and of which Viaduct sees nothing.", "Have the program take its other way, epoll, if it has one, or rings by the shared library liburing.";
     OneWay = 36, "one-way", "One direction is on shared memory; the other moves when its sender next sends.", "";

@@ -79,6 +79,13 @@ pub(crate) fn peer_has_ended(fd: c_int) -> bool {
     tcp_info(fd).is_some_and(|info| !matches!(info.state, ESTABLISHED | FIN_WAIT1 | FIN_WAIT2))
 }
 
+/// How many of the bytes that this end has sent the peer's kernel has taken; `None` if nothing can be sent.
+pub(crate) fn taken_by_peer(fd: c_int) -> Option<u64> {
+    tcp_info(fd)
+        .filter(|info| matches!(info.state, ESTABLISHED | CLOSE_WAIT))
+        .map(|info| info.bytes_acked)
+}
+
 /// Why there is no position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoPosition {

@@ -5,7 +5,7 @@ use crate::conn::flags::{CONTROLLED, FORKED, STAMPED, STREAM, TELLS_REST};
 use crate::conn::{self, Conn, Phase};
 use crate::descriptors::lifecycle::nanoseconds;
 use crate::lock::Guard;
-use crate::path::demote;
+use crate::path::{demote, marks};
 use crate::sys::raw;
 use crate::{kernel, receive, search};
 use libc::c_int;
@@ -246,7 +246,7 @@ pub fn getting(conn: &'static Conn, level: c_int, name: c_int) -> Verdict {
         (libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE) if !demote::hand_over(conn, Reason::ZeroCopy, false) => {
             Verdict::Refuse(libc::EAGAIN)
         }
-        (libc::SOL_SOCKET, libc::SO_ERROR) if conn.has_error() => Verdict::Answer(conn.take_error()),
+        (libc::SOL_SOCKET, libc::SO_ERROR) => marks::asked_error(conn).map_or(Verdict::Pass, Verdict::Answer),
         _ => Verdict::Pass,
     }
 }

@@ -106,6 +106,7 @@ fn look(conn: &'static Conn, events: i16, ask: Ask, told: i16) -> Option<i16> {
     if told != 0 && !news {
         conn.heard();
     }
+    marks::put_owed_now_and_then(conn);
     let mask = with_proof(conn, |proof| {
         let knows = if news || told == 0 && !ready::receives_on_lane(conn, proof) {
             Kernel::Anything

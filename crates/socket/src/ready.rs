@@ -44,6 +44,7 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, knows: Kern
     let mut kernel = knows == Kernel::Anything;
     let Some(segment) = conn.segment(proof) else { return 0 };
     conn.learn_what_is_shut();
+    marks::put_owed_now_and_then(conn);
     let mut mask = 0;
     let ends = || Incoming::new(segment.receiver(conn.side())).sender_ends();
     // Behind an end only the kernel knows what else there is to tell.

@@ -255,6 +255,107 @@ fn a_stream_that_goes_one_way_is_said_to() {
     receiver.kill();
 }
 
+/// Whether bytes were sent before the connection had a lane, or so many that it got one meanwhile.
+#[test]
+fn an_answer_goes_by_the_lane_to_who_has_shut_its_own_direction() {
+    const ANSWER: u64 = 200_000_000;
+    const ASK: &str = "import hashlib, socket, sys, time\n\
+        s, got, sum = socket.create_connection(('127.0.0.1', int(sys.argv[1]))), 0, hashlib.md5()\n\
+        s.sendall(bytes(int(sys.argv[3])))\n\
+        s.shutdown(socket.SHUT_WR)\n\
+        while got < int(sys.argv[2]):\n\
+        \tpart = s.recv(262144)\n\
+        \tgot += len(part)\n\
+        \tsum.update(part)\n\
+        print(sum.hexdigest(), flush=True)\n\
+        time.sleep(60)\n";
+    const ANSWER_IT: &str = "import hashlib, random, socket, sys, time\n\
+        c = socket.create_server(('127.0.0.1', int(sys.argv[1]))).accept()[0]\n\
+        left, sum, source = int(sys.argv[2]), hashlib.md5(), random.Random(7).randbytes(1 << 20)\n\
+        while c.recv(65536): pass\n\
+        while left:\n\
+        \tat = left % 999_983\n\
+        \tsent = c.send(source[at:at + min(left, 65536)])\n\
+        \tsum.update(source[at:at + sent])\n\
+        \tleft -= sent\n\
+        print(sum.hexdigest(), flush=True)\n\
+        time.sleep(60)\n";
+    if !can_run(true, &["python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    for asked in [10, 20_000_000] {
+        let port = free_port();
+        let start = |code: &str| {
+            let arguments = ["-c", code, &port.to_string(), &ANSWER.to_string(), &asked.to_string()];
+            Launch::new(Mode::Accelerated(&instance), "python3", arguments).spawn()
+        };
+        let mut server = start(ANSWER_IT).listening(port);
+        let mut client = start(ASK);
+        let is_done = wait_until(2 * PATIENCE, || client.output().ends_with('\n'));
+        assert!(is_done, "{}{}", client.errors(), server.errors());
+        assert_eq!(client.output(), server.output());
+        let rows = instance.status();
+        let row = |pid| rows.iter().find(|row| row.pid == pid).unwrap();
+        let (sent, received) = (row(server.pid()), row(client.pid()));
+        assert_eq!((sent.bytes_sent, received.bytes_received), (ANSWER, ANSWER));
+        // The rest goes before the ends have been matched.
+        assert!(sent.fast_bytes_sent > ANSWER / 2, "{asked}: {rows:#?}");
+        assert!(
+            sent.path.starts_with("shm/") && received.path.ends_with("/shm"),
+            "{asked}: {rows:#?}"
+        );
+        server.kill();
+        client.kill();
+    }
+}
+
+/// What is wanted of a connection holds behind the end of one of its directions.
+#[test]
+fn an_answer_behind_a_half_close_goes_where_it_is_wanted() {
+    const ASK: &str = "import os, socket, sys, time\n\
+        s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n\
+        while not os.path.exists(sys.argv[2]): s.send(b'ping'), s.recv(4, socket.MSG_WAITALL)\n\
+        s.shutdown(socket.SHUT_WR)\n\
+        while s.recv(65536): pass\n";
+    const ANSWER_IT: &str = "import socket, sys, time\n\
+        c = socket.create_server(('127.0.0.1', int(sys.argv[1]))).accept()[0]\n\
+        while ping := c.recv(4): c.send(ping)\n\
+        print('end', flush=True)\n\
+        while True:\n\
+        \tc.send(bytes(1000))\n\
+        \ttime.sleep(0.001)\n";
+    if !can_run(true, &["python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let (port, end) = (free_port(), instance.scratch("end"));
+    let start = |code: &str| {
+        let arguments = ["-c", code, &port.to_string(), &end.to_string_lossy()];
+        Launch::new(Mode::Accelerated(&instance), "python3", arguments).spawn()
+    };
+    let mut server = start(ANSWER_IT).listening(port);
+    let mut client = start(ASK);
+    let row = |rows: &[Row]| rows.iter().find(|row| row.pid == server.pid()).cloned();
+    let await_row = |meets: &dyn Fn(&Row) -> bool| {
+        let rows = instance.wait_for_status(PATIENCE, |rows| row(rows).is_some_and(|row| meets(&row)));
+        row(&rows.unwrap_or_else(|rows| panic!("{rows:#?}"))).unwrap()
+    };
+    let fd = await_row(&|row| row.path == "shm").fd;
+    instance.move_connection(server.pid(), fd, "tcp").unwrap();
+    await_row(&|row| row.path == "tcp");
+    std::fs::write(&end, "").unwrap();
+    assert!(wait_until(PATIENCE, || server.output().contains("end")));
+    let before = instance.status();
+    let sent = row(&before).unwrap().bytes_sent;
+    let after = await_row(&|row| row.bytes_sent > sent + 100_000);
+    assert_eq!((&*after.path, &*after.reason), ("tcp", "requested"));
+    instance.move_connection(server.pid(), fd, "auto").unwrap();
+    await_row(&|row| row.path == "shm/tcp" && row.reason == "one-way");
+    server.kill();
+    client.kill();
+}
+
 /// A receiver with a backlog of raw bytes takes them before it takes anything off the lane, which is full meanwhile.
 #[test]
 fn a_backlog_in_the_kernel_is_no_stall() {

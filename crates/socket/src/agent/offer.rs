@@ -1,7 +1,7 @@
 //! When a connection is offered to viaductd, and what comes of it.
 
 use crate::agent::{self, counters, policy, worth};
-use crate::conn::{BANNED, Conn, EARLY, HELD_BACK, Phase, READY_OWED};
+use crate::conn::{BANNED, Conn, EARLY, HELD_BACK, PEER_FIN, Phase, READY_OWED, SHUT_WRITE};
 use crate::epoll::lone;
 use crate::lock::Guard;
 use crate::process::{own_waits, unseen};
@@ -15,7 +15,7 @@ use viaduct_control::Reason;
 use viaduct_control::counters::{Wanted, slot};
 use viaduct_control::message::Pair;
 use viaduct_control::policy::{OfferPolicy, PathPolicy};
-use viaduct_stream::Incoming;
+use viaduct_stream::{Incoming, Outgoing};
 
 impl Conn {
     /// Whether the connection does not stand yet, as far as is known.
@@ -177,12 +177,27 @@ impl Conn {
         let _ = raw::setsockopt(self.fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, &one);
         options::limit_lane(self, &send);
         options::tell_of_resets(self, &send);
+        self.tell_of_ends(&send);
         if let Some(words) = counters::slot_of(self) {
             words[slot::PEER_PID].store(pair.peer_pid.into(), Relaxed);
         }
         self.pay_ready(&receive);
         self.set_reason(Reason::Pairing);
         true
+    }
+
+    /// Either direction may have been shut down before: tells the peer that this end's own has been, and notes that its
+    /// has, which calls that were made on the kernel connection did not.
+    fn tell_of_ends(&self, send: &Guard<'_>) {
+        self.learn_what_is_shut();
+        if self.flag(SHUT_WRITE)
+            && let Some(segment) = self.segment(send)
+        {
+            Outgoing::new(segment.sender(self.side())).set_ending();
+        }
+        if raw::poll_now(self.fd(), libc::POLLRDHUP) & libc::POLLRDHUP != 0 {
+            self.set_flag(PEER_FIN, true);
+        }
     }
 
     /// Tells the peer that promotions may come, unless a call of ours is inside the kernel and might take a mark for

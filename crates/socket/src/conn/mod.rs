@@ -98,6 +98,8 @@ pub struct Conn {
     pub(crate) probed_at: AtomicU64,
     /// When a mark was put behind the peer's FIN, in ticks.
     pub(crate) marked_at: AtomicU64,
+    /// What the peer's kernel had taken when its FIN had been seen, and one more; 0 if that is not known.
+    pub(crate) taken_at_fin: AtomicU64,
     /// Since when, in nanoseconds, a sender has waited for what a peer gives back.
     pub(crate) rest_awaited_since: AtomicU64,
     pub(crate) segment_name: AtomicU64,
@@ -152,6 +154,7 @@ impl Conn {
             stuck_since: AtomicU64::new(0),
             probed_at: AtomicU64::new(0),
             marked_at: AtomicU64::new(0),
+            taken_at_fin: AtomicU64::new(0),
             rest_awaited_since: AtomicU64::new(0),
             segment: SegmentCell::empty(),
             segment_name: AtomicU64::new(0),
@@ -199,6 +202,7 @@ impl Conn {
             &self.stuck_since,
             &self.probed_at,
             &self.marked_at,
+            &self.taken_at_fin,
             &self.rest_awaited_since,
             &self.segment_name,
         ] {

@@ -70,12 +70,16 @@ impl Conn {
         due
     }
 
-    /// Whether the last mark behind the peer's FIN was put longer than `us` microseconds ago; if so, one is now.
+    /// Whether the last mark behind the peer's FIN was put longer than `us` microseconds ago.
+    pub(crate) fn may_mark(&self, us: u64) -> bool {
+        sys::ticks().wrapping_sub(self.marked_at.load(Relaxed)) > us * sys::ticks_per_us()
+    }
+
+    /// The same; if so, one is now.
     pub(crate) fn is_due_for_mark(&self, us: u64) -> bool {
-        let now = sys::ticks();
-        let due = now.wrapping_sub(self.marked_at.load(Relaxed)) > us * sys::ticks_per_us();
+        let due = self.may_mark(us);
         if due {
-            self.marked_at.store(now, Relaxed);
+            self.marked_at.store(sys::ticks(), Relaxed);
         }
         due
     }

@@ -323,13 +323,13 @@ pub fn shut_down(conn: &'static Conn, how: c_int, direct: impl FnOnce() -> c_int
     if how != libc::SHUT_RD {
         switch::finish(conn, sys::now_ns() + demote::PATIENCE_NS);
     }
-    // Marks and FIN must not overtake each other.
-    let mut guard = if conn.phase() == Phase::Attached {
-        conn.own_send(conn.id())
-    } else {
+    // Marks and FIN must not overtake each other, nor a lane that comes the note of what is shut.
+    let mut guard = if conn.phase() == Phase::Plain {
         None
+    } else {
+        conn.own_send(conn.id())
     };
-    if guard.is_none() {
+    if conn.phase() != Phase::Attached && how != libc::SHUT_WR {
         shutting_plain(conn);
     }
     if let Some(guard) = &guard {
@@ -345,7 +345,7 @@ pub fn shut_down(conn: &'static Conn, how: c_int, direct: impl FnOnce() -> c_int
     result
 }
 
-/// A connection that shuts down before it has a lane is not worth one.
+/// A connection on which nothing is to be received any more before it has a lane is not worth one.
 fn shutting_plain(conn: &'static Conn) {
     conn.end_offer();
     if conn.phase() != Phase::Attached && !conn.flag(conn::BANNED) {

@@ -450,6 +450,23 @@ pub(crate) fn put_owed(conn: &Conn) {
     }
 }
 
+/// The same for who does not sleep but asks what there is to tell, no more often than sends put marks. It does not count
+/// as theirs: where nothing is unread none is put, and the next bytes are to be the first that are refused.
+pub(crate) fn put_owed_now_and_then(conn: &Conn) {
+    if conn.flag(conn::MARK_OWED) && conn.may_mark(send::CHECK_US) {
+        put_owed(conn);
+    }
+}
+
+/// The error for which the program asks (`SO_ERROR`); `None`: the kernel knows.
+pub(crate) fn asked_error(conn: &Conn) -> Option<Errno> {
+    put_owed_now_and_then(conn);
+    match conn.take_error() {
+        0 => learn_of_error(conn).err(),
+        errno => Some(errno),
+    }
+}
+
 /// The same as [`look_behind_fin`] for who owns the sending direction.
 pub(crate) fn look_behind(conn: &Conn, owner: &Guard<'_>) {
     conn.learn_what_is_shut();
@@ -457,19 +474,24 @@ pub(crate) fn look_behind(conn: &Conn, owner: &Guard<'_>) {
         return;
     }
     conn.set_flag(conn::FIN_PROBED, true);
-    let unread = conn.segment(owner).is_some_and(|segment| {
-        let lane = segment.sender(conn.side());
-        let out = Outgoing::new(lane);
-        let closes = || out.peer_closes(|| Incoming::new(segment.receiver(conn.side())));
-        out.mode() == Mode::Lane && lane.in_flight() > 0 && !closes()
-    });
-    if unread {
-        if let Err(errno) = send::mark(conn, MARK_BELL) {
+    let Some(segment) = conn.segment(owner) else { return };
+    let lane = segment.sender(conn.side());
+    let (out, incoming) = (Outgoing::new(lane), || Incoming::new(segment.receiver(conn.side())));
+    if out.mode() == Mode::Lane && lane.in_flight() > 0 && !out.peer_closes(incoming) {
+        let is_gone = || raw::poll_now(conn.fd(), 0) & libc::POLLHUP != 0;
+        // Behind a FIN that the peer's program has sent receives find the end, and sends and waits what the kernel
+        // tells, once.
+        let knows = incoming().sender_ends();
+        if !(knows && is_gone())
+            && let Err(errno) = send::mark(conn, MARK_BELL)
+        {
             found_broken(conn, errno);
         }
-        if raw::poll_now(conn.fd(), 0) & libc::POLLHUP != 0 {
+        if is_gone() {
             conn.set_flag(conn::DEAD, true);
-            conn.set_error(libc::ECONNRESET);
+            if !knows {
+                conn.set_error(libc::ECONNRESET);
+            }
         }
     }
 }

@@ -6,14 +6,16 @@ use crate::conn::{self, Conn, Phase};
 use crate::path::{marks, recall, wish};
 use crate::sys::{self, Errno, raw};
 use crate::{kernel, send};
+use core::sync::atomic::Ordering::Relaxed;
 use viaduct_control::Reason;
-use viaduct_control::counters::{Path, slot};
+use viaduct_control::counters::{Path, Wanted, slot};
 use viaduct_stream::{MARK_BACK, MARK_BELL, Mode, Outgoing};
 
 /// Moves the direction onto the lane if that is possible now.
 #[cold]
 pub(crate) fn promote(conn: &Conn, out: &Outgoing<'_>) -> bool {
-    if conn.flag(conn::PEER_FIN) || !out.may_promote() || !conn.stall_over() {
+    let is_behind_fin = conn.flag(conn::PEER_FIN);
+    if !out.may_promote() || !conn.stall_over() || is_behind_fin && !is_known_to_receive(conn) {
         return false;
     }
     let first = !conn.flag(conn::COUNTED);
@@ -43,8 +45,29 @@ pub(crate) fn promote(conn: &Conn, out: &Outgoing<'_>) -> bool {
     if let Err(errno) = send::mark(conn, MARK_BELL) {
         marks::found_broken(conn, errno);
     }
+    if is_behind_fin {
+        // The peer may have been killed meanwhile: the bytes that follow are to be the first that are refused.
+        conn.look_soon();
+    }
     conn.sends_on(Path::Shm);
     true
+}
+
+/// Whether a peer whose FIN has been seen is there, and receives: its kernel has taken bytes that went out behind the
+/// FIN. That of a peer that was killed answers with RST, which is for the program's bytes to bring about, as with TCP,
+/// and not for the mark that goes before the lane. Asked as often as marks are put behind a FIN, of which that is one.
+fn is_known_to_receive(conn: &Conn) -> bool {
+    if conn.wanted() == Wanted::Tcp || !conn.is_due_for_mark(send::CHECK_US) {
+        return false;
+    }
+    let Some(taken) = kernel::taken_by_peer(conn.fd()) else {
+        return false;
+    };
+    let at_fin = conn.taken_at_fin.load(Relaxed);
+    if at_fin == 0 {
+        conn.taken_at_fin.store(taken + 1, Relaxed);
+    }
+    at_fin != 0 && taken >= at_fin
 }
 
 /// Moves the direction back to the kernel connection.
@@ -132,5 +155,38 @@ pub(crate) fn serve(conn: &Conn) {
         && let Err(errno) = recall::send_again(conn, segment, &out)
     {
         marks::found_broken(conn, errno);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conn::records;
+    use core::time::Duration;
+    use std::io::Write;
+    use std::net::Shutdown;
+    use viaduct_stream::Incoming;
+
+    #[test]
+    fn a_peer_that_sends_no_more_is_known_to_receive_before_a_lane_is_used() {
+        let (conn, [mut own, peer]) = records::on_the_heap();
+        conn.set_flag(conn::ACTIVE, true);
+        conn.set_phase(Phase::Attached);
+        peer.shutdown(Shutdown::Write).unwrap();
+        while raw::poll_now(conn.fd(), libc::POLLRDHUP) == 0 {}
+        conn.set_flag(conn::PEER_FIN, true);
+        let segment = conn.segment(&conn).unwrap();
+        Incoming::new(segment.receiver(conn.side().other())).set_ready();
+        let out = Outgoing::new(segment.sender(conn.side()));
+        let promotes = || {
+            // Until the next look is due.
+            std::thread::sleep(Duration::from_millis(2));
+            promote(conn, &out)
+        };
+        assert!(!promotes() && !promotes());
+        own.write_all(b"answer").unwrap();
+        while kernel::taken_by_peer(conn.fd()).unwrap() < 6 {}
+        assert!(promotes());
+        assert_eq!(out.mode(), Mode::Lane);
     }
 }

@@ -238,9 +238,18 @@ fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) 
 fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>, skip: usize) -> Result<usize, Errno> {
     let lane = segment.sender(conn.side());
     let closes = Outgoing::new(lane).peer_closes(|| Incoming::new(segment.receiver(conn.side())));
-    if conn.due_for_check_of_many(CHECK_US) || closes && !conn.flag(conn::PEER_FIN) {
+    let is_behind_fin = conn.flag(conn::PEER_FIN);
+    // The peer has closed at least one direction. If not both, it says nothing once it is killed, and is asked by marks
+    // whether it is there: for bytes that it has not received before others go out, as these are refused then; else by
+    // the mark of those that go out, of which the first are not.
+    let asks = is_behind_fin && !closes && conn.is_due_for_mark(CHECK_US) && lane.has_space();
+    let unread = asks && lane.in_flight() > 0;
+    if unread {
+        conn.set_flag(conn::FIN_PROBED, false);
+    }
+    if asks || conn.due_for_check_of_many(CHECK_US) || closes && !is_behind_fin {
         marks::check_peer(conn, guard)?;
-    } else if conn.flag(conn::PEER_FIN) {
+    } else if is_behind_fin {
         marks::look_behind(conn, guard);
     }
     conn.learn_what_is_shut();
@@ -286,10 +295,9 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
         }
     }
     if sent > 0 && (closes || conn.flag(conn::PEER_FIN)) {
-        // The peer has closed at least one direction, or is about to. If both, the kernel answers a mark with RST, as
-        // it would have answered the bytes. One that goes on receiving says so, unless it is killed, which is found out
-        // soon.
-        let due = closes || conn.is_due_for_mark(CHECK_US);
+        // If the peer has closed both directions, or is about to, the kernel answers a mark with RST, as it would have
+        // answered the bytes.
+        let due = closes || asks && !unread || !is_behind_fin && conn.is_due_for_mark(CHECK_US);
         conn.set_flag(conn::MARK_OWED, !due);
         // A second one would meet what the first is answered with, and have the call fail whose bytes have gone out.
         if due && !marked {

@@ -18,6 +18,19 @@ const SEEDS: (u64, u64) = (1, 500);
 const SHOWN: [u64; 12] = [814, 940, 1021, 1219, 1262, 1403, 1461, 1967, 2998, 3277, 3455, 3604];
 /// Calls of a seed.
 const LENGTH: u64 = 60;
+/// Seeds of longer lives, each with so many calls.
+const LONGER: (u64, u64, u64) = (2_000_000, 100, 150);
+/// Seeds that two processes play, which share both ends.
+const FAMILIES: (u64, u64) = (500_000_000, 100);
+/// Others that have shown faults.
+const SHOWN_BY_FAMILIES: [u64; 6] = [
+    500_000_119,
+    500_000_141,
+    500_000_186,
+    500_000_324,
+    500_000_570,
+    500_001_050,
+];
 const PATIENCE: Duration = Duration::from_secs(600);
 const TRIES: usize = 3;
 const SOURCES: [&str; 4] = ["calls", "transfers", "looks", "lives"];
@@ -28,11 +41,31 @@ fn numbers(variable: &str) -> Vec<u64> {
     text.split(',').filter_map(|number| number.parse().ok()).collect()
 }
 
-/// From which on how many, and which others.
-fn seeds() -> (u64, u64, &'static [u64]) {
+/// What is played.
+struct Plan {
+    first: u64,
+    count: u64,
+    /// Seeds beside those.
+    others: &'static [u64],
+    length: u64,
+}
+
+/// What the environment asks for, or this.
+fn plan((first, count): (u64, u64), others: &'static [u64], length: u64) -> Plan {
+    let length = numbers("CALLS_LENGTH").first().copied().unwrap_or(length);
     match numbers("CALLS_SEEDS")[..] {
-        [first, count] => (first, count, &[]),
-        _ => (SEEDS.0, SEEDS.1, &SHOWN),
+        [first, count] => Plan {
+            first,
+            count,
+            others: &[],
+            length,
+        },
+        _ => Plan {
+            first,
+            count,
+            others,
+            length,
+        },
     }
 }
 
@@ -46,10 +79,8 @@ struct Run {
     totals: Totals,
 }
 
-fn play(mode: Mode<'_>, program: &Path, options: &str) -> Run {
-    let (first, count, others) = seeds();
-    let length = numbers("CALLS_LENGTH").first().copied().unwrap_or(LENGTH);
-    let arguments = [&[first, count, length], others].concat();
+fn play(plan: &Plan, mode: Mode<'_>, program: &Path, options: &str) -> Run {
+    let arguments = [&[plan.first, plan.count, plan.length], plan.others].concat();
     let arguments: Vec<String> = arguments.iter().map(u64::to_string).collect();
     let mut program = Launch::new(mode, program, arguments).options(options).spawn();
     let played = wait_until(PATIENCE, || {
@@ -68,35 +99,33 @@ fn play(mode: Mode<'_>, program: &Path, options: &str) -> Run {
 }
 
 /// Whether the connections of the run were on lanes, and most of their bytes.
-fn is_on_lanes(run: &Run) -> bool {
-    let (_, count, others) = seeds();
-    let count = count + others.len() as u64;
+fn is_on_lanes(plan: &Plan, run: &Run) -> bool {
+    let count = plan.count + plan.others.len() as u64;
     let (totals, sent) = (&run.totals, run.transcript.sent());
     println!("{sent} bytes sent, {totals:?}");
     // Forked children that have used an end count it once more, on a lane or not.
     totals.ended_fast >= 2 * count && totals.fast_bytes_sent > sent / 2 && totals.fast_bytes_received > sent / 4
 }
 
-#[test]
-fn calls_do_the_same_on_lanes() {
+fn check(plan: &Plan) {
     if !can_run(true, &["cc"]) {
         return;
     }
     let instance = Instance::start();
     let program = compile(&instance);
-    let native = play(Mode::Native, &program, "").transcript;
+    let native = play(plan, Mode::Native, &program, "").transcript;
     let mut reports = differences(
         "natively once more",
         &native,
-        &play(Mode::Native, &program, "").transcript,
+        &play(plan, Mode::Native, &program, "").transcript,
     );
     for options in ["--offer wait", "--offer wait --spin never"] {
         // What viaductd does not pair within fifty milliseconds begins on TCP, as it does where the machine stands
         // still.
         let on_lanes = (0..TRIES).any(|_| {
-            let run = play(Mode::Accelerated(&instance), &program, options);
+            let run = play(plan, Mode::Accelerated(&instance), &program, options);
             reports.extend(differences(options, &native, &run.transcript));
-            is_on_lanes(&run)
+            is_on_lanes(plan, &run)
         });
         assert!(on_lanes, "{options}: not on lanes");
     }
@@ -104,4 +133,21 @@ fn calls_do_the_same_on_lanes() {
         println!("{report}");
     }
     assert!(reports.is_empty(), "{} differences", reports.len());
+}
+
+#[test]
+fn calls_do_the_same_on_lanes() {
+    check(&plan(SEEDS, &SHOWN, LENGTH));
+}
+
+/// Lives long enough for much to come after an end has been shut down.
+#[test]
+fn many_calls_of_one_connection_do_the_same_on_lanes() {
+    let (first, count, length) = LONGER;
+    check(&plan((first, count), &[], length));
+}
+
+#[test]
+fn calls_of_two_processes_do_the_same_on_lanes() {
+    check(&plan(FAMILIES, &SHOWN_BY_FAMILIES, LENGTH));
 }

@@ -321,6 +321,72 @@ static void killed_behind_a_shutdown(void)
     close(p.near);
 }
 
+/* Asks, sends no more, reads so many answers, and tells of each. */
+static pid_t asked_by_a_child(struct pair p, int answers, int told[2])
+{
+    char bytes[4];
+    pid_t child;
+
+    EXPECT(pipe(told) == 0);
+    child = fork();
+    if (child == 0) {
+        close(p.near);
+        send(p.far, "ask", 4, 0);
+        shutdown(p.far, SHUT_WR);
+        while (answers-- && recv(p.far, bytes, 4, MSG_WAITALL) == 4)
+            write(told[1], "x", 1);
+        pause();
+    }
+    close(p.far);
+    return child;
+}
+
+/* With all of the answer read, the next bytes are what its kernel refuses; else it has told already. */
+static void killed_behind_a_half_close(void)
+{
+    static const int answers[] = {0, 1, 3};
+    static const int on = 1;
+
+    for (int round = 0; round < 36; round++) {
+        bool warm = round & 1, unread = round & 2;
+        int read_before = answers[round / 4 % 3], told[2];
+        struct pair p = warm ? make_pair() : connect_pair();
+        struct pollfd wait = {p.near, POLLIN | POLLOUT | POLLRDHUP, 0};
+        char bytes[4];
+        pid_t child;
+
+        EXPECT(setsockopt(p.near, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0);
+        child = asked_by_a_child(p, read_before, told);
+        EXPECT(receive_all(p.near, bytes, 4) && recv(p.near, bytes, 4, 0) == 0);
+        for (int answer = 0; answer < read_before + 2 * unread; answer++) {
+            EXPECT(send(p.near, "answ", 4, 0) == 4);
+            EXPECT(answer >= read_before || read(told[0], bytes, 1) == 1);
+            /* Some at once, some after a while. */
+            sleep_ms(round / 4 % 2);
+        }
+        sleep_ms(3);
+        EXPECT(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+        sleep_ms(20);
+        switch (round / 12) {
+        case 1:
+            EXPECT(poll(&wait, 1, 0) == 1);
+            EXPECT(wait.revents == (POLLIN | POLLOUT | POLLRDHUP | (unread ? POLLERR | POLLHUP : 0)));
+            break;
+        case 2:
+            EXPECT(number_of(p.near, SOL_SOCKET, SO_ERROR) == (unread ? EPIPE : 0));
+            break;
+        }
+        if (!unread)
+            EXPECT(send(p.near, "lost", 4, MSG_NOSIGNAL) == 4);
+        sleep_ms(2);
+        EXPECT_ERROR(send(p.near, "x", 1, MSG_NOSIGNAL), EPIPE);
+        EXPECT(recv(p.near, bytes, 1, 0) == 0);
+        close(p.near);
+        close(told[0]);
+        close(told[1]);
+    }
+}
+
 /* The kernel of who is killed holds so much for the other that its end does not show there. */
 static void killed_with_both_ways_full(void)
 {
@@ -349,4 +415,4 @@ MAIN(ALONE(half_closed), ALONE(all_bytes_before_the_end), ALONE(the_end_is_seen_
      ALONE(unread_bytes_reset), ALONE(lingering_zero_resets), ALONE(shutdown_wakes_a_reader),
      ALONE(the_end_wakes_every_wait), ALONE(what_poll_says_of_ends), ALONE(a_blocked_sender_sees_the_end),
      ALONE(descriptors_come_back_clean), ALONE(killed_with_nothing_unread), ALONE(killed_behind_a_shutdown),
-     ALONE(killed_with_both_ways_full))
+     ALONE(killed_behind_a_half_close), ALONE(killed_with_both_ways_full))
