@@ -67,11 +67,13 @@ pub(crate) fn recall(conn: &Conn) -> Result<(), Reason> {
 
 /// Whether an option is set that a search would set too, or that has receives tell more than bytes.
 pub(crate) fn rules_searches_out(fd: c_int) -> bool {
-    // Urgent data in line is no hindrance to lanes: it comes by TCP all the same, from a sender that has left its lane.
+    takes_in_line(fd) || changes_receives(fd) || is_stamped(fd) || has_upper_layer(fd)
+}
+
+/// Whether urgent data is a byte of the stream, which it is no less where lanes are: it comes by TCP, from a sender that
+/// has left its lane.
+pub(crate) fn takes_in_line(fd: c_int) -> bool {
     is_unusual(fd, (libc::SOL_SOCKET, libc::SO_OOBINLINE, 0))
-        || changes_receives(fd)
-        || is_stamped(fd)
-        || has_upper_layer(fd)
 }
 
 /// Whether the kernel makes something else of the bytes (`TCP_ULP`, TLS for one).
