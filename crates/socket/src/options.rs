@@ -67,7 +67,13 @@ pub(crate) fn recall(conn: &Conn) -> Result<(), Reason> {
 
 /// Whether an option is set that a search would set too, or that has receives tell more than bytes.
 pub(crate) fn rules_searches_out(fd: c_int) -> bool {
-    changes_receives(fd) || is_stamped(fd) || has_upper_layer(fd)
+    takes_in_line(fd) || changes_receives(fd) || is_stamped(fd) || has_upper_layer(fd)
+}
+
+/// Whether urgent data is a byte of the stream, which it is no less where lanes are: it comes by TCP, from a sender that
+/// has left its lane.
+pub(crate) fn takes_in_line(fd: c_int) -> bool {
+    is_unusual(fd, (libc::SOL_SOCKET, libc::SO_OOBINLINE, 0))
 }
 
 /// Whether the kernel makes something else of the bytes (`TCP_ULP`, TLS for one).
@@ -77,7 +83,7 @@ fn has_upper_layer(fd: c_int) -> bool {
 }
 
 fn changes_receives(fd: c_int) -> bool {
-    let others = [(libc::SO_RCVLOWAT, 1), (libc::SO_OOBINLINE, 0), (libc::SO_PEEK_OFF, -1)];
+    let others = [(libc::SO_RCVLOWAT, 1), (libc::SO_PEEK_OFF, -1)];
     let mut all = others.into_iter().chain(STAMPS_BOTH_WAYS.map(|name| (name, 0)));
     all.any(|(name, usual)| is_unusual(fd, (libc::SOL_SOCKET, name, usual)))
 }
@@ -150,7 +156,6 @@ pub fn setting(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_i
     let on = value.unwrap_or(0) != 0;
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if value.unwrap_or(1) > 1 => demote::ban(conn, Reason::ReceiveLowWater),
-        (libc::SOL_SOCKET, libc::SO_OOBINLINE) if on => demote::ban(conn, Reason::UrgentData),
         // Filters look at what the kernel connection carries.
         (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF) => demote::ban(conn, Reason::SocketOption),
         (libc::SOL_SOCKET, name) if on && STAMPS_BOTH_WAYS.contains(&name) => demote::ban(conn, Reason::SocketOption),

@@ -89,17 +89,28 @@ enum Ask {
     ForAll,
 }
 
+impl Ask {
+    /// Whether a look at a connection on a lane needs what only the kernel knows. A sleep hears of marks if it is one for
+    /// input.
+    fn asks(self, events: i16) -> bool {
+        match self {
+            Self::Nobody => events & IN == 0,
+            Self::ForOthers => events & (POLLRDHUP | POLLPRI) != 0,
+            Self::ForAll => true,
+        }
+    }
+}
+
 /// Looks at one connection; `None` if it is closed meanwhile. `told`: what the kernel has said of it in a sleep.
-fn look(conn: &'static Conn, events: i16, ask: Ask, told: i16) -> Option<i16> {
+/// `is_quiet`: it has just been asked for news, and had none.
+fn look(conn: &'static Conn, events: i16, ask: Ask, told: i16, is_quiet: bool) -> Option<i16> {
     let interest = u32::from(events.cast_unsigned());
-    // What only the kernel knows. A sleep hears of marks if it is one for input.
-    let asks = match ask {
-        Ask::Nobody => events & IN == 0,
-        Ask::ForOthers => events & (POLLRDHUP | POLLPRI) != 0,
-        Ask::ForAll => true,
-    };
-    let news = if asks {
-        !marks::is_quiet(conn)
+    let news = if ask.asks(events) {
+        if is_quiet {
+            marks::has_news(conn)
+        } else {
+            !marks::is_quiet(conn)
+        }
     } else {
         told & !IN != 0 || ask == Ask::Nobody && marks::has_news(conn)
     };
@@ -308,14 +319,14 @@ fn ask_for_others(entries: &mut [pollfd], shadow: &mut [pollfd], ready: usize) -
             && let Some(conn) = attached(entry.fd)
         {
             // What has been found so far stays: another thread may have taken it meanwhile, as it may after any wait.
-            entry.revents |= look(conn, entry.events, Ask::ForAll, 0).unwrap_or(0);
+            entry.revents |= look(conn, entry.events, Ask::ForAll, 0, false).unwrap_or(0);
         }
     }
     entries.iter().filter(|entry| entry.revents != 0).count()
 }
 
 fn stirs(conn: &'static Conn, events: i16) -> bool {
-    look(conn, events & (IN | OUT), Ask::ForOthers, 0).is_none_or(|mask| mask != 0)
+    look(conn, events & (IN | OUT), Ask::ForOthers, 0, false).is_none_or(|mask| mask != 0)
 }
 
 /// Whether the kernel may say anything of a descriptor that the program is to be told.
@@ -364,29 +375,30 @@ fn prepare<'s>(entries: &[pollfd], shadow: &'s mut [pollfd]) -> (&'s mut [pollfd
     (shadow.get_mut(..count).unwrap_or_default(), count - watched)
 }
 
-/// Computes `revents` of all entries without waiting, and asks the kernel. Answers how many are ready.
+/// Computes `revents` of all entries without waiting, and asks the kernel, in one call for all of which it is asked.
+/// Answers how many are ready.
 fn glance(entries: &mut [pollfd], shadow: &mut [pollfd], ask: Ask) -> Result<usize, sys::Errno> {
-    let count = entries.len();
-    let plain = entries
-        .iter()
-        .any(|entry| entry.fd >= 0 && attached(entry.fd).is_none());
-    let shadow = shadow.get_mut(..count).unwrap_or(&mut []);
-    if plain {
-        for (place, entry) in shadow.iter_mut().zip(entries.iter()) {
-            let fd = if attached(entry.fd).is_some() { -1 } else { entry.fd };
-            *place = pollfd {
-                fd,
-                events: entry.events,
-                revents: 0,
-            };
-        }
+    let shadow = shadow.get_mut(..entries.len()).unwrap_or(&mut []);
+    for (place, entry) in shadow.iter_mut().zip(entries.iter()) {
+        let (fd, events) = match attached(entry.fd) {
+            Some(_) if ask.asks(entry.events) => (entry.fd, marks::NEWS),
+            Some(_) => (-1, 0),
+            None => (entry.fd, entry.events),
+        };
+        *place = pollfd { fd, events, revents: 0 };
+    }
+    if shadow.iter().any(|place| place.fd >= 0) {
         real::ppoll_masked(shadow, Some(&sys::timespec(0)), core::ptr::null())?;
     }
     let mut ready = 0;
-    for (index, entry) in entries.iter_mut().enumerate() {
+    for (entry, place) in entries.iter_mut().zip(shadow.iter()) {
         entry.revents = match attached(entry.fd) {
-            Some(conn) => look(conn, entry.events, ask, 0).unwrap_or(0),
-            None if entry.fd >= 0 => shadow.get(index).map_or(0, |place| place.revents),
+            Some(conn) => {
+                let is_quiet = place.fd == entry.fd && place.events == marks::NEWS && place.revents == 0;
+                look(conn, entry.events, ask, 0, is_quiet).unwrap_or(0)
+            }
+            None if place.events == entry.events => place.revents,
+            // Attached until just now.
             None => 0,
         };
         ready += usize::from(entry.revents != 0);
@@ -407,7 +419,7 @@ fn heed(entries: &mut [pollfd], told: &[pollfd]) -> usize {
         entry.revents = match attached(entry.fd) {
             // Closed by a call that was not seen.
             Some(_) if said & POLLNVAL != 0 => POLLNVAL,
-            Some(conn) => look(conn, entry.events, Ask::Nobody, said).unwrap_or(0),
+            Some(conn) => look(conn, entry.events, Ask::Nobody, said, false).unwrap_or(0),
             None if entry.fd >= 0 => said,
             None => 0,
         };

@@ -66,8 +66,11 @@ pub(crate) fn look_before_sleep(conn: &Conn, incoming: &Incoming<'_>, lane: &Rec
 /// Whether a look would find nothing on the kernel connection, and nothing else to do: known before anything is owned.
 /// A thread may lose the core as it leaves a system call, and whoever wants what it owns then waits for as long.
 pub(crate) fn is_quiet(conn: &Conn) -> bool {
-    !has_news(conn) && raw::poll_now(conn.fd(), libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP) == 0
+    !has_news(conn) && raw::poll_now(conn.fd(), NEWS) == 0
 }
+
+/// What a poll of the kernel connection tells where a look would find something.
+pub(crate) const NEWS: i16 = libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP;
 
 /// Whether a look may find something of which a poll of the kernel connection does not tell.
 pub(crate) fn has_news(conn: &Conn) -> bool {

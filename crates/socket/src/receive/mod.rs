@@ -236,7 +236,8 @@ fn receive_nothing(conn: &'static Conn, id: u64) -> Result<Found, Errno> {
 #[cold]
 fn wait_for_more(conn: &Conn, deadline: Deadline) -> Result<Woken, Errno> {
     const NAP_NS: u64 = 1_000_000;
-    if raw::poll_now(conn.fd(), libc::POLLRDHUP) != 0 {
+    // No receive goes over urgent data.
+    if raw::poll_now(conn.fd(), libc::POLLRDHUP | libc::POLLPRI) != 0 {
         return Err(END);
     }
     Ok(wait::sleep(
@@ -248,7 +249,7 @@ fn wait_for_more(conn: &Conn, deadline: Deadline) -> Result<Woken, Errno> {
     ))
 }
 
-/// What a waiting peek gets when the stream ends first.
+/// What a waiting peek gets when the stream ends first, or urgent data stands in the way.
 #[cold]
 fn peek_rest(conn: &Conn, id: u64, vector: Vector<'_>) -> usize {
     match attempt(conn, id, vector, 0, libc::MSG_PEEK, true) {

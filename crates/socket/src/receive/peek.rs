@@ -91,7 +91,8 @@ impl<'a> Peek<'a> {
             }
             done += bytes;
         }
-        if done == unread.before + unread.lane && done < want && unread.behind > 0 {
+        let ends = done > 0 && unread.behind > 0 && self.is_at_urgent_data(unread.from);
+        if done == unread.before + unread.lane && done < want && unread.behind > 0 && !ends {
             let got = self.peek_behind(unread.from, || kernel::receive(fd, vector, done, unread.behind, flags));
             if got.is_none() && unread.before == 0 {
                 // Out of the way, then, for the next look.
@@ -185,6 +186,18 @@ impl<'a> Peek<'a> {
             at += seen;
         }
         None
+    }
+
+    /// Whether urgent data in line is what the kernel holds behind its first `from` bytes: as with TCP, it is not looked at
+    /// together with what stands before.
+    fn is_at_urgent_data(&self, from: usize) -> bool {
+        let fd = self.conn.fd();
+        let Some(before) = from.checked_sub(1) else {
+            return kernel::is_at_mark(fd);
+        };
+        // The kernel tells where the data stands only at the head, but ends any look there.
+        let look = || raw::recv(fd, &mut [0; 2], libc::MSG_PEEK | libc::MSG_DONTWAIT);
+        raw::poll_now(fd, libc::POLLPRI) != 0 && self.peek_behind(before, look) == Some(Ok(1))
     }
 
     /// Makes a call that peeks `from` bytes behind the kernel's first; `None` where the kernel cannot, direct search

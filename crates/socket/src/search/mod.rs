@@ -22,7 +22,7 @@ use crate::conn::flags::STAMPED;
 use crate::conn::{self, Conn, Phase};
 use crate::descriptors::{lifecycle, predecessors, table};
 use crate::lock::Guard;
-use crate::options::rules_searches_out;
+use crate::options::{rules_searches_out, takes_in_line};
 use crate::path::announce;
 use crate::process::lodgers;
 use crate::receive;
@@ -326,6 +326,7 @@ fn begin(conn: &Conn, guard: &mut Guard<'_>) -> Result<&'static Area, Errno> {
     // With a lane it has passed already, and options that matter have it banned since, or noted.
     if (conn.phase() != Phase::Attached || conn.flag(conn::BANNED)) && lifecycle::recall_options(conn).is_err()
         || conn.flag(STAMPED) && rules_searches_out(conn.fd())
+        || takes_in_line(conn.fd())
     {
         return Err(libc::EOPNOTSUPP);
     }

@@ -1,5 +1,5 @@
-//! telnetd under inetd, which hands each connection to a program as its standard input and output, and telnet, which
-//! wants urgent data in line. They stay plain.
+//! telnetd under inetd, which hands each connection to a program as its standard input and output, so that they stay
+//! plain; and telnet, which takes urgent data in line.
 
 use crate::{PATIENCE, Pair};
 use nix::sys::stat::Mode;
@@ -64,5 +64,5 @@ fn check(pair: &Pair<'_>) {
         "lines are missing: {} came",
         numbers.len()
     );
-    pair.prove_plain("telnet takes urgent data in line (`urgent-data`)");
+    pair.prove_plain("inetd hands each connection to telnetd");
 }

@@ -118,6 +118,50 @@ static void what_is_left_is_told(void)
     FAR(arrive(s, POLLRDHUP); hear(2, 64, 0); hear(2, 64, 0); hear(2, 64, 0));
 }
 
+static void take_in_line(int fd)
+{
+    int on = 1;
+
+    setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &on, sizeof on);
+}
+
+static void tell_mark(void)
+{
+    int at = -1;
+
+    R(ioctl(s, SIOCATMARK, &at));
+    say("%d", at);
+}
+
+/* What goes before the urgent byte stands unread meanwhile, and no receive goes over the mark. */
+static void urgent_words_in_line(void)
+{
+    NEAR(pour(s, 0, 100000); R(send(s, "!", 1, MSG_OOB)); R(send(s, "cd", 2, 0)));
+    FAR(arrive(s, POLLPRI); tell_mark(); drink(s, 0, 99995); GET(s, 8, MSG_PEEK | MSG_WAITALL); GET(s, 8, MSG_WAITALL); tell_mark(); GET(s, 1, MSG_PEEK);
+        GET(s, 1, MSG_OOB); ALL(s, 3); tell_mark(); GET(s, 1, MSG_DONTWAIT));
+    FAR(R(send(s, "ef", 2, 0)); R(send(s, "?", 1, MSG_OOB)));
+    NEAR(arrive(s, POLLPRI); GET(s, 8, MSG_PEEK); ALL(s, 2); tell_mark(); GET(s, 8, 0); tell_mark());
+    NEAR(R(send(s, "g", 1, 0)); R(send(s, ".", 1, MSG_OOB)); R(shutdown(s, SHUT_WR)));
+    FAR(arrive(s, POLLPRI | POLLRDHUP); GET(s, 8, 0); GET(s, 8, 0); GET(s, 8, 0));
+}
+
+/* The option alone, which a listener hands on, changes nothing. */
+static void urgent_in_line_set_before(void)
+{
+    s = join_by(AF_INET, take_in_line);
+    BOTH(say("%d", number_of(s, SOL_SOCKET, SO_OOBINLINE)); R(send(s, "word", 4, 0)); ALL(s, 4));
+    prove(s);
+    urgent_words_in_line();
+}
+
+static void urgent_in_line_set_on_a_connection(void)
+{
+    BOTH(take_in_line(s));
+    prove(s);
+    BOTH(say("%d", number_of(s, SOL_SOCKET, SO_OOBINLINE)));
+    urgent_words_in_line();
+}
+
 static void not_stream_sockets(void)
 {
     struct sockaddr_storage address;
@@ -138,4 +182,5 @@ static void not_stream_sockets(void)
 }
 
 MAIN(JOINED(options_of_a_connection), JOINED(options_that_are_wrong), JOINED(buffers_set), JOINED(state_by_option),
-     JOINED(what_is_left_is_told), BARE(not_stream_sockets), JOINED(time_outs_below_zero))
+     JOINED(what_is_left_is_told), BARE(not_stream_sockets), JOINED(time_outs_below_zero),
+     BARE(urgent_in_line_set_before), JOINED(urgent_in_line_set_on_a_connection))

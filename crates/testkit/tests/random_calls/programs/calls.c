@@ -306,6 +306,8 @@ static void play(unsigned seed, int count)
     begin_counts();
     enum flavour flavour = seed % FLAVOURS;
     told_of_edges_once = flavour != URGENT;
+    for (int end = 0, in_line = seed / FLAVOURS % 2; end < 2 && flavour == URGENT; end++)
+        setsockopt(ends[end].fd, SOL_SOCKET, SO_OOBINLINE, &in_line, sizeof in_line);
     for (int call = 0; call < count; call++) {
         int end = (int)below(2);
         if (ends[end].fd < 0)
