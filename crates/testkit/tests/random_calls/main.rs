@@ -14,8 +14,29 @@ use viaduct_testkit::status::Totals;
 use viaduct_testkit::{Instance, Launch, Mode, binaries, can_run};
 
 const SEEDS: (u64, u64) = (1, 500);
-/// Others that have shown faults.
-const SHOWN: [u64; 12] = [814, 940, 1021, 1219, 1262, 1403, 1461, 1967, 2998, 3277, 3455, 3604];
+/// Others that have shown faults, those of two processes below.
+const SHOWN: [u64; 18] = [
+    814,
+    940,
+    1021,
+    1219,
+    1262,
+    1403,
+    1461,
+    1967,
+    2998,
+    3277,
+    3455,
+    3604,
+    500_000_119,
+    500_000_141,
+    500_000_186,
+    500_000_324,
+    500_000_570,
+    500_001_050,
+];
+/// From which on seeds are played by two processes, and how many of those are.
+const FAMILIES: (u64, u64) = (500_000_000, 100);
 /// Calls of a seed.
 const LENGTH: u64 = 60;
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -28,10 +49,13 @@ fn numbers(variable: &str) -> Vec<u64> {
 }
 
 /// From which on how many, and which others.
-fn seeds() -> (u64, u64, &'static [u64]) {
+fn seeds() -> (u64, u64, Vec<u64>) {
     match numbers("CALLS_SEEDS")[..] {
-        [first, count] => (first, count, &[]),
-        _ => (SEEDS.0, SEEDS.1, &SHOWN),
+        [first, count] => (first, count, Vec::new()),
+        _ => {
+            let families = FAMILIES.0..FAMILIES.0 + FAMILIES.1;
+            (SEEDS.0, SEEDS.1, SHOWN.into_iter().chain(families).collect())
+        }
     }
 }
 
@@ -48,7 +72,7 @@ struct Run {
 fn play(mode: Mode<'_>, program: &Path, options: &str) -> Run {
     let (first, count, others) = seeds();
     let length = numbers("CALLS_LENGTH").first().copied().unwrap_or(LENGTH);
-    let arguments = [&[first, count, length], others].concat();
+    let arguments = [&[first, count, length], &others[..]].concat();
     let arguments: Vec<String> = arguments.iter().map(u64::to_string).collect();
     let mut program = Launch::new(mode, program, arguments).options(options).spawn();
     let played = wait_until(PATIENCE, || {
