@@ -1,8 +1,9 @@
 //! Options of a connection, as every process knows them that has it: who sets one sets it for all.
 
-use crate::conn::{Conn, FORKED, SHUT_READ, SHUT_WRITE};
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use crate::conn::{BANNED, Conn, FORKED, SHUT_READ, SHUT_WRITE};
+use crate::sys::Errno;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 /// What forked processes tell each other of options, in memory that they share.
 #[derive(Debug, Default)]
@@ -12,6 +13,8 @@ pub(crate) struct Options {
     set: AtomicU32,
     receive_timeout_ns: AtomicU64,
     send_timeout_ns: AtomicU64,
+    /// See [`Conn::take_error`].
+    error: AtomicI32,
 }
 
 /// What a time-out is of. As a number, the bit that says that there is one: words that are new to a connection keep the
@@ -27,6 +30,7 @@ impl Options {
     /// For a new connection, which has set none.
     pub(crate) fn forget(&self) {
         self.set.store(0, Relaxed);
+        self.error.store(0, Relaxed);
     }
 
     /// Release pairs with the acquire in [`Conn::timeout_ns`]: who sees the bit sees the time.
@@ -69,6 +73,16 @@ impl Conn {
         }
     }
 
+    /// No direction is to be promoted any more, by whichever process.
+    pub(crate) fn ban(&self) {
+        self.set_option(BANNED, true);
+    }
+
+    #[inline]
+    pub(crate) fn is_banned(&self) -> bool {
+        self.flag(BANNED) || self.option(BANNED)
+    }
+
     /// Which directions the program has shut down, in whichever process, for what looks at this process's flags.
     #[inline]
     pub(crate) fn learn_what_is_shut(&self) {
@@ -81,6 +95,36 @@ impl Conn {
                 self.set_flag(shut, true);
             }
         }
+    }
+
+    /// An error that the kernel has told, and no longer knows, before the program could be told of it, taken; 0 for
+    /// none. Of several processes one takes it, whichever had met it.
+    pub(crate) fn take_error(&self) -> Errno {
+        let shared = self.locks().map(|locks| &locks.options.error);
+        let own = &self.pending_error;
+        match shared {
+            _ if !self.has_error() => 0,
+            Some(shared) if self.flag(FORKED) => shared.swap(0, AcqRel),
+            Some(shared) => {
+                shared.store(0, Relaxed);
+                own.swap(0, AcqRel)
+            }
+            None => own.swap(0, AcqRel),
+        }
+    }
+
+    pub(crate) fn has_error(&self) -> bool {
+        match self.locks() {
+            Some(locks) if self.flag(FORKED) => locks.options.error.load(Relaxed) != 0,
+            _ => self.pending_error.load(Relaxed) != 0,
+        }
+    }
+
+    pub(crate) fn set_error(&self, errno: Errno) {
+        if let Some(locks) = self.locks() {
+            locks.options.error.store(errno, Release);
+        }
+        self.pending_error.store(errno, Release);
     }
 
     /// How long calls wait at most; 0: for ever.

@@ -25,10 +25,10 @@ use crate::lock::Locks;
 use crate::path::wish;
 use crate::receive::rest::Rest;
 use crate::send::stores;
-use crate::sys::{self, Errno, SegmentCell, raw};
+use crate::sys::{self, SegmentCell, raw};
 use crate::wait::bell;
 use crate::wait::peer_bells::Ringer;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 use viaduct_channel::{Segment, Side};
 use viaduct_control::Reason;
@@ -388,23 +388,6 @@ impl Conn {
         self.own_bell.store(bell, Relaxed);
     }
 
-    /// An error the kernel reported before the program could be told, taken; 0 for none.
-    pub(crate) fn take_error(&self) -> Errno {
-        if self.pending_error.load(Relaxed) == 0 {
-            0
-        } else {
-            self.pending_error.swap(0, AcqRel)
-        }
-    }
-
-    pub(crate) fn has_error(&self) -> bool {
-        self.pending_error.load(Relaxed) != 0
-    }
-
-    pub(crate) fn set_error(&self, errno: Errno) {
-        self.pending_error.store(errno, Release);
-    }
-
     /// What `viaduct path` wants.
     #[inline]
     pub(crate) fn wanted(&self) -> Wanted {
@@ -417,7 +400,7 @@ impl Conn {
     #[inline]
     pub(crate) fn wants_lane(&self) -> bool {
         // A peer that may be gone is not bothered with a change: its kernel would answer the mark with RST.
-        (self.wanted() != Wanted::Tcp || self.flag(PEER_FIN)) && !self.flag(BANNED)
+        (self.wanted() != Wanted::Tcp || self.flag(PEER_FIN)) && !self.is_banned()
     }
 
     /// Whether a call is inside the kernel sending raw bytes without owning the direction.

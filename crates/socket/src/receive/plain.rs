@@ -85,7 +85,7 @@ pub(crate) fn pass_urgent_data(
     skip: usize,
     flags: c_int,
 ) -> Result<Found, Errno> {
-    conn.set_flag(conn::BANNED, true);
+    conn.ban();
     conn.set_reason(Reason::UrgentData);
     incoming.request_raw(true);
     if incoming.is_being_promoted() || incoming.source() != Source::Raw {

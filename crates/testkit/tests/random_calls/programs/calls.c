@@ -3,7 +3,9 @@
  * For each of COUNT seeds from FIRST on, and each SEED, a connection is made, CALLS calls are drawn from the seed and
  * made at either end, and printed with what came of them. Whoever runs it compares the lines with those of another run.
  * Before each call what is on its way in the kernel has come, so that they do not depend on time. At last the program
- * says how many bytes it has sent, and waits for SIGTERM, so that its counters can be looked at. */
+ * says how many bytes it has sent, and waits for SIGTERM, so that its counters can be looked at.
+ *
+ * Seeds from FAMILIES on are played by two processes, which share both ends; a call of the second has a ' to it. */
 #include "calls.h"
 #include <sched.h>
 #include <stdarg.h>
@@ -44,12 +46,27 @@ static const struct {
 };
 enum { KINDS = sizeof calls / sizeof *calls };
 
+/* The first seed of two processes. */
+enum { FAMILIES = 500000000 };
+
 struct end ends[2];
 unsigned char buffer[BUFFER];
 int set, file, pipe_ends[2];
 bool told_of_edges_once;
 long sent_in_all;
 static uint64_t state;
+
+/* What a call goes by and changes, whichever process makes it. */
+struct play {
+    void (*call)(int end);
+    int end;
+    uint64_t state;
+    struct end ends[2];
+    long sent_in_all;
+};
+/* The second process, while there is one, and what leads to it and back. */
+static pid_t second;
+static int to_second[2], from_second[2];
 
 /* The start of linux/tcp.h's `struct tcp_info`, up to the segments sent and taken in, which the C library's does not
  * have. */
@@ -292,8 +309,94 @@ static void drain(int end)
     say("\n");
 }
 
+/* Takes over what another process has left, but for its descriptors. */
+static void take_over(const struct play *play)
+{
+    state = play->state;
+    sent_in_all = play->sent_in_all;
+    for (int end = 0; end < 2; end++) {
+        struct end own = ends[end];
+        ends[end] = play->ends[end];
+        ends[end].fd = own.fd;
+        ends[end].copy = own.copy;
+        if (play->ends[end].fd < 0)
+            close_end(end);
+    }
+}
+
+static struct play as_it_stands(void (*call)(int), int end)
+{
+    return (struct play){call, end, state, {ends[0], ends[1]}, sent_in_all};
+}
+
+/* What the second process does: waits in a set of its own, until it is killed or told to end. */
+static void be_second(void)
+{
+    struct play play;
+
+    set = epoll_create1(0);
+    while (read(to_second[0], &play, sizeof play) == sizeof play && play.call) {
+        take_over(&play);
+        play.call(play.end);
+        play = as_it_stands(NULL, 0);
+        write(from_second[1], &play, sizeof play);
+    }
+    _exit(0);
+}
+
+static void start_second(void)
+{
+    if (pipe(to_second) || pipe(from_second)) {
+        perror("pipe");
+        exit(1);
+    }
+    second = fork();
+    if (second == 0)
+        be_second();
+}
+
+static void call_in_second(void (*call)(int), int end)
+{
+    struct play play = as_it_stands(call, end);
+
+    write(to_second[1], &play, sizeof play);
+    if (read(from_second[0], &play, sizeof play) != sizeof play) {
+        say("the second process is gone\n");
+        exit(1);
+    }
+    take_over(&play);
+}
+
+static void end_second(bool kills)
+{
+    struct play end = {0};
+
+    if (second == 0)
+        return;
+    if (kills)
+        kill(second, SIGKILL);
+    else
+        write(to_second[1], &end, sizeof end);
+    waitpid(second, NULL, 0);
+    second = 0;
+    for (int side = 0; side < 2; side++) {
+        close(to_second[side]);
+        close(from_second[side]);
+    }
+}
+
+/* An end that is closed in one process is closed in the other. */
+static void close_in_second(void)
+{
+    for (int end = 0; end < 2; end++)
+        if (ends[end].fd < 0 && second)
+            call_in_second(leave, end);
+}
+
 static void play(unsigned seed, int count)
 {
+    int last_of_two = -1;
+
     state = seed * 7919u + 1;
     for (int skipped = 0; skipped < 5; skipped++)
         below(2);
@@ -308,6 +411,10 @@ static void play(unsigned seed, int count)
     told_of_edges_once = flavour != URGENT;
     for (int end = 0, in_line = seed / FLAVOURS % 2; end < 2 && flavour == URGENT; end++)
         setsockopt(ends[end].fd, SOL_SOCKET, SO_OOBINLINE, &in_line, sizeof in_line);
+    if (seed >= FAMILIES) {
+        last_of_two = count / 4 + (int)below((unsigned)count);
+        start_second();
+    }
     for (int call = 0; call < count; call++) {
         int end = (int)below(2);
         if (ends[end].fd < 0)
@@ -315,11 +422,25 @@ static void play(unsigned seed, int count)
         if (ends[end].fd < 0)
             break;
         settle();
-        say("%d %c ", call, 'a' + end);
+        if (call == last_of_two) {
+            say("the second process ends\n");
+            end_second(false);
+            settle();
+        }
+        bool elsewhere = second && chance(50);
+        say("%d %c%s ", call, 'a' + end, elsewhere ? "'" : "");
         errno = 0;
-        any_call(flavour)(end);
+        void (*chosen)(int) = any_call(flavour);
+        if (elsewhere)
+            call_in_second(chosen, end);
+        else
+            chosen(end);
         say("\n");
+        close_in_second();
     }
+    /* A known limit: who closes after another has been killed, and leaves something unread, sends no RST. So it is killed
+     * when nothing is closed any more before it has been read. */
+    end_second(chance(50));
     for (int end = 0; end < 2; end++)
         if (ends[end].fd >= 0)
             drain(end);

@@ -88,6 +88,9 @@ void call_close(int end);
 void call_copy(int end);
 void call_fork(int end);
 void call_linger(int end);
+/* An end and its copy are closed in this process. */
+int close_end(int end);
+void leave(int end);
 /* Both ends and all their copies. */
 void close_all(void);
 
