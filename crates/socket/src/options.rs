@@ -70,8 +70,8 @@ pub(crate) fn rules_searches_out(fd: c_int) -> bool {
     takes_in_line(fd) || changes_receives(fd) || is_stamped(fd) || has_upper_layer(fd)
 }
 
-/// Whether urgent data is a byte of the stream, which it is no less where lanes are: it comes by TCP, from a sender that
-/// has left its lane.
+/// Whether urgent data is a byte of the stream, which it is no less where lanes are: it comes by TCP, from a sender
+/// that has left its lane.
 pub(crate) fn takes_in_line(fd: c_int) -> bool {
     is_unusual(fd, (libc::SOL_SOCKET, libc::SO_OOBINLINE, 0))
 }

@@ -90,8 +90,8 @@ enum Ask {
 }
 
 impl Ask {
-    /// Whether a look at a connection on a lane needs what only the kernel knows. A sleep hears of marks if it is one for
-    /// input.
+    /// Whether a look at a connection on a lane needs what only the kernel knows. A sleep hears of marks if it is one
+    /// for input.
     fn asks(self, events: i16) -> bool {
         match self {
             Self::Nobody => events & IN == 0,

@@ -453,8 +453,8 @@ pub(crate) fn put_owed(conn: &Conn) {
     }
 }
 
-/// The same for who does not sleep but asks what there is to tell, no more often than sends put marks. It does not count
-/// as theirs: where nothing is unread none is put, and the next bytes are to be the first that are refused.
+/// The same for who does not sleep but asks what there is to tell, no more often than sends put marks. It is not
+/// counted as theirs: where nothing is unread none is put, and the next bytes are to be the first that are refused.
 pub(crate) fn put_owed_now_and_then(conn: &Conn) {
     if conn.flag(conn::MARK_OWED) && conn.may_mark(send::CHECK_US) {
         put_owed(conn);
@@ -482,8 +482,7 @@ pub(crate) fn look_behind(conn: &Conn, owner: &Guard<'_>) {
     let (out, incoming) = (Outgoing::new(lane), || Incoming::new(segment.receiver(conn.side())));
     if out.mode() == Mode::Lane && lane.in_flight() > 0 && !out.peer_closes(incoming) {
         let is_gone = || raw::poll_now(conn.fd(), 0) & libc::POLLHUP != 0;
-        // Behind a FIN that the peer's program has sent receives find the end, and sends and waits what the kernel
-        // tells, once.
+        // Behind a FIN of the peer's program receives find the end, and sends and waits what the kernel tells, once.
         let knows = incoming().sender_ends();
         if !(knows && is_gone())
             && let Err(errno) = send::mark(conn, MARK_BELL)

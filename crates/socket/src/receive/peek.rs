@@ -188,8 +188,8 @@ impl<'a> Peek<'a> {
         None
     }
 
-    /// Whether urgent data in line is what the kernel holds behind its first `from` bytes: as with TCP, it is not looked at
-    /// together with what stands before.
+    /// Whether urgent data in line is what the kernel holds behind its first `from` bytes: as with TCP, it is not
+    /// looked at together with what stands before.
     fn is_at_urgent_data(&self, from: usize) -> bool {
         let fd = self.conn.fd();
         let Some(before) = from.checked_sub(1) else {

@@ -438,8 +438,8 @@ static void play(unsigned seed, int count)
         say("\n");
         close_in_second();
     }
-    /* A known limit: who closes after another has been killed, and leaves something unread, sends no RST. So it is killed
-     * when nothing is closed any more before it has been read. */
+    /* A known limit: who closes after another has been killed, and leaves something unread, sends no RST. So it is
+     * killed when nothing is closed any more before it has been read. */
     end_second(chance(50));
     for (int end = 0; end < 2; end++)
         if (ends[end].fd >= 0)
