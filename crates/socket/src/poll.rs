@@ -5,7 +5,7 @@ use crate::conn::{self, Conn, Phase};
 use crate::descriptors::table;
 use crate::epoll::back;
 use crate::lock::Guard;
-use crate::path::{announce, marks, recall, switch};
+use crate::path::{announce, behind, marks, recall, switch};
 use crate::ready::{self, Kernel};
 use crate::sys;
 use crate::wait::spin::Spinner;
@@ -117,7 +117,7 @@ fn look(conn: &'static Conn, events: i16, ask: Ask, told: i16, is_quiet: bool) -
     if told != 0 && !news {
         conn.heard();
     }
-    marks::put_owed_now_and_then(conn);
+    behind::put_owed_now_and_then(conn);
     let mask = with_proof(conn, |proof| {
         let knows = if news || told == 0 && !ready::receives_on_lane(conn, proof) {
             Kernel::Anything
@@ -130,7 +130,7 @@ fn look(conn: &'static Conn, events: i16, ask: Ask, told: i16, is_quiet: bool) -
     })?;
     if ask != Ask::ForOthers {
         switch::serve(conn);
-        marks::look_behind_fin(conn);
+        behind::look_behind_fin(conn);
     }
     i16::try_from(mask & 0x7fff).ok()
 }
@@ -387,9 +387,11 @@ fn glance(entries: &mut [pollfd], shadow: &mut [pollfd], ask: Ask) -> Result<usi
         };
         *place = pollfd { fd, events, revents: 0 };
     }
-    if shadow.iter().any(|place| place.fd >= 0) {
-        real::ppoll_masked(shadow, Some(&sys::timespec(0)), core::ptr::null())?;
-    }
+    // A signal ends it where the kernel finds nothing, which knows nothing of lanes.
+    let asked = match shadow.iter().any(|place| place.fd >= 0) {
+        true => real::ppoll_masked(shadow, Some(&sys::timespec(0)), core::ptr::null()).map(|_| ()),
+        false => Ok(()),
+    };
     let mut ready = 0;
     for (entry, place) in entries.iter_mut().zip(shadow.iter()) {
         entry.revents = match attached(entry.fd) {
@@ -403,7 +405,7 @@ fn glance(entries: &mut [pollfd], shadow: &mut [pollfd], ask: Ask) -> Result<usi
         };
         ready += usize::from(entry.revents != 0);
     }
-    Ok(ready)
+    if ready == 0 { asked.map(|()| 0) } else { Ok(ready) }
 }
 
 /// Computes `revents` of all entries from the lanes and what a sleep has `told`, in the order of the entries; without
@@ -433,7 +435,7 @@ fn arm(entries: &[pollfd]) -> Option<Bound> {
     let mut bound = Bound::Program;
     for entry in entries {
         let Some(conn) = attached(entry.fd) else { continue };
-        marks::put_owed(conn);
+        behind::put_owed(conn);
         let bit = wait::bit_for(conn);
         let ready = with_proof(conn, |proof| {
             let Some(segment) = conn.segment(proof) else {

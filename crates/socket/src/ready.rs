@@ -4,7 +4,7 @@ use crate::conn::pace::Bound;
 use crate::conn::{self, Conn};
 use crate::epoll::{BYTES, EDGE, FIRED, FRESH, KERNEL, Member, ROOM, Set, UNSEEN};
 use crate::lock::Guard;
-use crate::path::{marks, recall, switch};
+use crate::path::{behind, marks, recall, switch};
 use crate::receive::{self, Found};
 use crate::send;
 use crate::sys::raw;
@@ -44,7 +44,7 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, knows: Kern
     let mut kernel = knows == Kernel::Anything;
     let Some(segment) = conn.segment(proof) else { return 0 };
     conn.learn_what_is_shut();
-    marks::put_owed_now_and_then(conn);
+    behind::put_owed_now_and_then(conn);
     let mut mask = 0;
     let ends = || Incoming::new(segment.receiver(conn.side())).sender_ends();
     // Behind an end only the kernel knows what else there is to tell.
@@ -297,7 +297,7 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static 
     if member.has(FIRED) {
         return false;
     }
-    marks::put_owed(conn);
+    behind::put_owed(conn);
     let interest = member.events.load(Relaxed);
     let edge = interest & EPOLLET.cast_unsigned() != 0;
     let Some(segment) = conn.segment(owner) else {

@@ -102,6 +102,10 @@ impl Conn {
         if !self.alone() {
             return self.set_reason(Reason::SharedEnd);
         }
+        if self.is_banned() {
+            // By a process that has let go of it since.
+            return self.set_flag(BANNED, true);
+        }
         if self.is_held_back() {
             // Not for a second: the first wait is often about to come.
             self.retry_at_ns.store(0, Relaxed);

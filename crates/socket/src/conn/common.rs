@@ -100,16 +100,14 @@ impl Conn {
     /// An error that the kernel has told, and no longer knows, before the program could be told of it, taken; 0 for
     /// none. Of several processes one takes it, whichever had met it.
     pub(crate) fn take_error(&self) -> Errno {
-        let shared = self.locks().map(|locks| &locks.options.error);
-        let own = &self.pending_error;
-        match shared {
+        match self.locks() {
             _ if !self.has_error() => 0,
-            Some(shared) if self.flag(FORKED) => shared.swap(0, AcqRel),
-            Some(shared) => {
-                shared.store(0, Relaxed);
-                own.swap(0, AcqRel)
+            // In this order: what this process knows is but a hint that there may be one.
+            Some(locks) => {
+                self.pending_error.store(0, Relaxed);
+                locks.options.error.swap(0, AcqRel)
             }
-            None => own.swap(0, AcqRel),
+            None => self.pending_error.swap(0, AcqRel),
         }
     }
 

@@ -40,7 +40,7 @@ pub(crate) const SEARCHED: u32 = 1 << 18;
 /// The kernel's counts of what this end sends have been seen to agree.
 pub(crate) const COUNTED: u32 = 1 << 8;
 /// The record is older than the connection: not offered and not shown until that stands.
-pub(crate) const EARLY: u32 = 1 << 20;
+pub(crate) const EARLY: u32 = 1 << 30;
 /// The hand-over that was begun last is done.
 pub(crate) const GIVEN_AWAY: u32 = 1 << 19;
 /// The program has asked for the times when bytes come.
@@ -64,4 +64,4 @@ pub(crate) const LOW_WATER: u32 = 1 << 27;
 pub(crate) const NONBLOCKING: u32 = 1 << 29;
 /// [`Conn::flags`]: bytes have gone out behind the peer's FIN without a mark that tells whether it is there; whoever is
 /// about to sleep puts one.
-pub(crate) const MARK_OWED: u32 = 1 << 30;
+pub(crate) const MARK_OWED: u32 = 1 << 20;

@@ -96,7 +96,7 @@ pub struct Conn {
     /// Since when, in nanoseconds, and when the peer was asked last whether it is there.
     pub(crate) stuck_since: AtomicU64,
     pub(crate) probed_at: AtomicU64,
-    /// When a mark was put behind the peer's FIN, in ticks.
+    /// When a mark was put behind the peer's FIN, or was not to be put after a look, in ticks.
     pub(crate) marked_at: AtomicU64,
     /// What the peer's kernel had taken when its FIN had been seen, and one more; 0 if that is not known.
     pub(crate) taken_at_fin: AtomicU64,
@@ -400,7 +400,8 @@ impl Conn {
     #[inline]
     pub(crate) fn wants_lane(&self) -> bool {
         // A peer that may be gone is not bothered with a change: its kernel would answer the mark with RST.
-        (self.wanted() != Wanted::Tcp || self.flag(PEER_FIN)) && !self.is_banned()
+        let may_be_gone = || self.flag(PEER_FIN) && self.taken_at_fin.load(Relaxed) == 0;
+        (self.wanted() != Wanted::Tcp || may_be_gone()) && !self.is_banned()
     }
 
     /// Whether a call is inside the kernel sending raw bytes without owning the direction.
@@ -428,7 +429,7 @@ impl Conn {
 
     /// Whether a pair that viaductd has made is still wanted.
     pub(crate) fn may_attach(&self) -> bool {
-        self.phase() == Phase::Offered && !self.flag(BANNED | EARLY) && self.alone()
+        self.phase() == Phase::Offered && !self.flag(EARLY) && !self.is_banned() && self.alone()
     }
 
     /// Notes in the counters what carries which direction, and why.

@@ -75,7 +75,7 @@ impl Conn {
         sys::ticks().wrapping_sub(self.marked_at.load(Relaxed)) > us * sys::ticks_per_us()
     }
 
-    /// The same; if so, one is now.
+    /// The same; if so, the next is due as long after now.
     pub(crate) fn is_due_for_mark(&self, us: u64) -> bool {
         let due = self.may_mark(us);
         if due {

@@ -323,15 +323,11 @@ pub fn shut_down(conn: &'static Conn, how: c_int, direct: impl FnOnce() -> c_int
     if how != libc::SHUT_RD {
         switch::finish(conn, sys::now_ns() + demote::PATIENCE_NS);
     }
-    // Marks and FIN must not overtake each other, nor a lane that comes the note of what is shut.
-    let mut guard = if conn.phase() == Phase::Plain {
-        None
-    } else {
-        conn.own_send(conn.id())
-    };
     if conn.phase() != Phase::Attached && how != libc::SHUT_WR {
         shutting_plain(conn);
     }
+    // Marks and FIN must not overtake each other, nor a lane that comes the note of what is shut.
+    let mut guard = conn.own_send(conn.id());
     if let Some(guard) = &guard {
         closing::shutting(conn, how, guard);
     }

@@ -2,6 +2,7 @@
 //! back to TCP.
 
 pub(crate) mod announce;
+pub(crate) mod behind;
 pub(crate) mod closing;
 pub(crate) mod demote;
 pub(crate) mod marks;

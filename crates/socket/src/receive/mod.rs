@@ -14,7 +14,7 @@ use crate::lock::Guard;
 use crate::path::marks::{Marks, keep_error, look_past_bells};
 use crate::path::{announce, marks, wish};
 use crate::receive::lane::from_lane;
-use crate::receive::peek::Peek;
+use crate::receive::peek::{Peek, wait_for_more};
 use crate::receive::plain::{
     before_lane, behind_urgent_data, end_of_raw, low_water, pass_urgent_data, pass_urgent_data_before, position,
     raw_receive,
@@ -24,7 +24,7 @@ use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
 use crate::wait::direct::DirectCall;
 use crate::wait::spin::Spinner;
-use crate::wait::{self, Deadline, Woken, bell, cancel};
+use crate::wait::{self, Deadline, Woken, cancel};
 use crate::{at_once, kernel, search, send};
 use libc::c_int;
 use viaduct_channel::Receiver;
@@ -229,24 +229,6 @@ fn receive_nothing(conn: &'static Conn, id: u64) -> Result<Found, Errno> {
         }
         other => other,
     }
-}
-
-/// Waits until a peek with `MSG_WAITALL` may find more than it did. What it found stays where it is and would end any
-/// other wait at once, so this one looks again and again.
-#[cold]
-fn wait_for_more(conn: &Conn, deadline: Deadline) -> Result<Woken, Errno> {
-    const NAP_NS: u64 = 1_000_000;
-    // No receive goes over urgent data.
-    if raw::poll_now(conn.fd(), libc::POLLRDHUP | libc::POLLPRI) != 0 {
-        return Err(END);
-    }
-    Ok(wait::sleep(
-        conn,
-        bell::BY_SOCKET,
-        wait::FOR_CREDIT,
-        deadline,
-        Some(NAP_NS),
-    ))
 }
 
 /// What a waiting peek gets when the stream ends first, or urgent data stands in the way.

@@ -7,12 +7,14 @@
 use crate::conn::Conn;
 use crate::lock::Guard;
 use crate::path::marks::{Marks, look_at_marks, look_past_bells};
+use crate::receive::waiting::END;
 use crate::receive::{self, Found, needs};
 use crate::sys::{Errno, raw};
 use crate::vector::Vector;
+use crate::wait::{self, Deadline, Woken, bell};
 use crate::{kernel, send};
 use libc::c_int;
-use viaduct_channel::Receiver;
+use viaduct_channel::{Receiver, Segment};
 use viaduct_stream::{Incoming, MARK_BACK, Source};
 
 /// How often the parts are looked for again because a stretch ended meanwhile.
@@ -214,4 +216,30 @@ impl<'a> Peek<'a> {
         self.conn.peek_from(locks, -1);
         done
     }
+}
+
+/// Waits until a peek with `MSG_WAITALL` may find more than it did. What it found stays where it is and would end any
+/// other wait at once, so this one looks again and again.
+#[cold]
+pub(super) fn wait_for_more(conn: &Conn, deadline: Deadline) -> Result<Woken, Errno> {
+    const NAP_NS: u64 = 1_000_000;
+    // No receive goes on to urgent data, but one that begins with some goes on behind it.
+    let begins_with_it = || {
+        kernel::is_at_mark(conn.fd())
+            && conn.own_receive(conn.id()).is_some_and(|guard| {
+                let in_lane = |segment: &Segment| segment.receiver(conn.side()).readable() != Ok(0);
+                !conn.segment(&guard).is_some_and(in_lane)
+            })
+    };
+    let told = raw::poll_now(conn.fd(), libc::POLLRDHUP | libc::POLLPRI);
+    if told & !libc::POLLPRI != 0 || told != 0 && !begins_with_it() {
+        return Err(END);
+    }
+    Ok(wait::sleep(
+        conn,
+        bell::BY_SOCKET,
+        wait::FOR_CREDIT,
+        deadline,
+        Some(NAP_NS),
+    ))
 }

@@ -324,7 +324,7 @@ fn begin(conn: &Conn, guard: &mut Guard<'_>) -> Result<&'static Area, Errno> {
     }
     let locks = conn.locks().ok_or(libc::EBADF)?;
     // With a lane it has passed already, and options that matter have it banned since, or noted.
-    if (conn.phase() != Phase::Attached || conn.flag(conn::BANNED)) && lifecycle::recall_options(conn).is_err()
+    if (conn.phase() != Phase::Attached || conn.is_banned()) && lifecycle::recall_options(conn).is_err()
         || conn.flag(STAMPED) && rules_searches_out(conn.fd())
         || takes_in_line(conn.fd())
     {

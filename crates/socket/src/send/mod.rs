@@ -7,7 +7,7 @@ use crate::agent::{self, counters};
 use crate::conn::common::Timed;
 use crate::conn::{self, Conn, Phase};
 use crate::lock::Guard;
-use crate::path::{demote, marks, recall, switch, wish};
+use crate::path::{behind, demote, marks, recall, switch, wish};
 use crate::send::waiting::wait_for_space;
 use crate::sys::{self, Errno, raw};
 use crate::vector::Vector;
@@ -242,15 +242,17 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
     // The peer has closed at least one direction. If not both, it says nothing once it is killed, and is asked by marks
     // whether it is there: for bytes that it has not received before others go out, as these are refused then; else by
     // the mark of those that go out, of which the first are not.
-    let asks = is_behind_fin && !closes && conn.is_due_for_mark(CHECK_US) && lane.has_space();
+    let may_ask = is_behind_fin && !closes && (lane.has_space() || conn.option(conn::MARK_OWED));
+    let asks = may_ask && conn.is_due_for_mark(CHECK_US);
     let unread = asks && lane.in_flight() > 0;
     if unread {
-        conn.set_flag(conn::FIN_PROBED, false);
+        conn.set_option(conn::FIN_PROBED | conn::MARK_OWED, false);
+        conn.look_soon();
     }
     if asks || conn.due_for_check_of_many(CHECK_US) || closes && !is_behind_fin {
         marks::check_peer(conn, guard)?;
     } else if is_behind_fin {
-        marks::look_behind(conn, guard);
+        behind::look_behind(conn, guard);
     }
     conn.learn_what_is_shut();
     if conn.flag(conn::SHUT_WRITE) {
@@ -298,7 +300,8 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
         // If the peer has closed both directions, or is about to, the kernel answers a mark with RST, as it would have
         // answered the bytes.
         let due = closes || asks && !unread || !is_behind_fin && conn.is_due_for_mark(CHECK_US);
-        conn.set_flag(conn::MARK_OWED, !due);
+        // What follows the piece that a mark went with has none.
+        conn.set_option(conn::MARK_OWED, !due || marked);
         // A second one would meet what the first is answered with, and have the call fail whose bytes have gone out.
         if due && !marked {
             mark(conn, MARK_BELL)?;
