@@ -387,11 +387,14 @@ fn glance(entries: &mut [pollfd], shadow: &mut [pollfd], ask: Ask) -> Result<usi
         };
         *place = pollfd { fd, events, revents: 0 };
     }
-    // A signal ends it where the kernel finds nothing, which knows nothing of lanes.
-    let asked = match shadow.iter().any(|place| place.fd >= 0) {
-        true => real::ppoll_masked(shadow, Some(&sys::timespec(0)), core::ptr::null()).map(|_| ()),
-        false => Ok(()),
-    };
+    let mut is_interrupted = false;
+    if shadow.iter().any(|place| place.fd >= 0) {
+        match real::ppoll_masked(shadow, Some(&sys::timespec(0)), core::ptr::null()) {
+            // By a signal, where the kernel finds nothing, which knows nothing of lanes.
+            Err(libc::EINTR) => is_interrupted = true,
+            result => drop(result?),
+        }
+    }
     let mut ready = 0;
     for (entry, place) in entries.iter_mut().zip(shadow.iter()) {
         entry.revents = match attached(entry.fd) {
@@ -405,7 +408,10 @@ fn glance(entries: &mut [pollfd], shadow: &mut [pollfd], ask: Ask) -> Result<usi
         };
         ready += usize::from(entry.revents != 0);
     }
-    if ready == 0 { asked.map(|()| 0) } else { Ok(ready) }
+    if is_interrupted && ready == 0 {
+        return Err(libc::EINTR);
+    }
+    Ok(ready)
 }
 
 /// Computes `revents` of all entries from the lanes and what a sleep has `told`, in the order of the entries; without

@@ -292,7 +292,9 @@ fn an_answer_goes_by_the_lane_to_who_has_shut_its_own_direction() {
         };
         let mut server = start(ANSWER_IT).listening(port);
         let mut client = start(ASK);
-        let is_done = wait_until(2 * PATIENCE, || client.output().ends_with('\n'));
+        let is_done = wait_until(2 * PATIENCE, || {
+            client.output().ends_with('\n') && server.output().ends_with('\n')
+        });
         assert!(is_done, "{}{}", client.errors(), server.errors());
         assert_eq!(client.output(), server.output());
         let rows = instance.status();
