@@ -11,8 +11,8 @@
 #include <stdbool.h>
 #include <sys/uio.h>
 
-/* A case that takes longer hangs. The machine may stand still for seconds. */
-enum { PATIENCE_S = 20 };
+/* A case that takes longer hangs. */
+enum { PATIENCE_S = 8 };
 
 /* Which end this process plays, and its end of the connection that a JOINED case begins with. */
 extern bool is_near;
