@@ -61,7 +61,7 @@ fn compile_alone(instance: &Instance, name: &str) -> PathBuf {
 
 /// Whether a failed check is one of how soon a call ends: its condition is a bound of a time and nothing else.
 fn is_of_time(failure: &str) -> bool {
-    let condition = failure.splitn(4, ": ").nth(2).unwrap_or_default();
+    let condition = failure.split(": ").nth(2).unwrap_or_default();
     TIMES.iter().any(|time| condition.starts_with(time)) && condition.contains(" < ") && !condition.contains(" && ")
 }
 
