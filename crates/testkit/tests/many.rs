@@ -103,7 +103,7 @@ fn offers(instance: &Instance, pid: u32) -> u32 {
 #[test]
 fn a_server_whose_connections_end_early_offers_them_later() {
     // How often the server offers depends on how long connections and answers take.
-    where_prompt(|| {
+    where_prompt(&["were offered"], || {
         let instance = Instance::start();
         let mode = Mode::Accelerated(&instance);
         let (input, _kept_open) = pipe(&instance, "input");
@@ -124,10 +124,10 @@ fn a_server_whose_connections_end_early_offers_them_later() {
         };
         // Over thirty messages: enough to be offered at first, and not to have been worth it.
         let short = offered(0..40, 17);
-        assert!((1..=3).contains(&short), "{short}");
+        assert!((1..=3).contains(&short), "{short} were offered at first");
         let long = offered(0..8, 200);
-        assert!(long >= 7, "{long}");
+        assert!(long >= 7, "{long} of the long ones were offered");
         let short = offered(40..60, 17);
-        assert!((1..=4).contains(&short), "{short}");
+        assert!((1..=4).contains(&short), "{short} were offered again");
     });
 }

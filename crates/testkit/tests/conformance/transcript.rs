@@ -34,6 +34,23 @@ impl Transcript {
         self.all().any(|line| line.starts_with("#held up "))
     }
 
+    /// Whether it saw what `native` is, but for calls that took too long and events that did not come in time.
+    pub(crate) fn is_late(&self, native: &Self) -> bool {
+        let timeless = |line: &str| {
+            if line.starts_with("too late: ") {
+                "in time"
+            } else {
+                line
+            }
+            .to_owned()
+        };
+        let lines = self.lines().into_iter();
+        lines
+            .filter(|line| !(line.starts_with("events ") && line.ends_with(" do not come")))
+            .map(timeless)
+            .eq(native.lines())
+    }
+
     /// Whether both ends received what they received in `native`, whatever else they saw.
     pub(crate) fn has_bytes_of(&self, native: &Self) -> bool {
         same_bytes(&self.near, &native.near) && same_bytes(&self.far, &native.far)
@@ -78,4 +95,33 @@ pub(crate) fn read(near: &str, far: &str) -> Transcripts {
     split(near, |transcript| &mut transcript.near);
     split(far, |transcript| &mut transcript.far);
     found
+}
+
+#[test]
+fn only_lost_time_is_late() {
+    let right = read(
+        "case one\nin time\nrecv(s, 1): 1 \"a\"\nend one: 0\n",
+        "case one\nend one: 0\n",
+    );
+    let is_late = |near: &str| {
+        let seen = read(
+            &format!("case one\n{near}"),
+            "case one\n#held up for 400 ms\nend one: 0\n",
+        );
+        assert!(seen["one"].was_held_up());
+        seen["one"].is_late(&right["one"])
+    };
+    assert!(is_late("too late: 1400.0 ms of 900\nrecv(s, 1): 1 \"a\"\nend one: 0\n"));
+    assert!(is_late(
+        "#path tcp\nin time\nevents 0x1 do not come\nrecv(s, 1): 1 \"a\"\nend one: 0\n"
+    ));
+    for wrong in [
+        "too early: 1.0 ms of 20\nrecv(s, 1): 1 \"a\"\nend one: 0\n",
+        "too late: 1400.0 ms of 900\nrecv(s, 1): 1 \"b\"\nend one: 0\n",
+        "too late: 1400.0 ms of 900\nrecv(s, 1): -1 EAGAIN\nend one: 0\n",
+        "in time\nkilled by ALRM\nend one: 14\n",
+        "in time\n",
+    ] {
+        assert!(!is_late(wrong), "{wrong}");
+    }
 }

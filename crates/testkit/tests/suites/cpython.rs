@@ -74,8 +74,8 @@ fn same_with(offer: &str, skipped: &str, modules: &[&str]) {
         let natively = || run(Mode::Native, offer, skipped, module);
         let native = natively();
         let instance = Instance::start();
-        let fast = || Run::of(|| run(Mode::Accelerated(&instance), offer, skipped, module));
-        compare(module, &native, &fast(), &[], natively, |_| fast());
+        let fast = || run(Mode::Accelerated(&instance), offer, skipped, module);
+        compare(module, &native, &Run::of(fast), &[], natively, |_| fast());
         println!("{module}: {} pairs", instance.stats().pairs);
     }
 }

@@ -137,7 +137,7 @@ fn same(backend: &[&str], tests: &str) {
     for (instance, offer, fast, known) in [(&waiting, "wait", wait, KNOWN), (&now, "now", at_once, &KNOWN[..0])] {
         let again = |names: &[String]| {
             let run = regress(Mode::Accelerated(instance), offer, backend, &names.join(" "));
-            Run::of(|| outcomes(&run.finish(PATIENCE).output))
+            outcomes(&run.finish(PATIENCE).output)
         };
         let fast = Run {
             outcomes: fast,

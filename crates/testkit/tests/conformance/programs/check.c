@@ -8,7 +8,7 @@ struct pair make_pair(void)
     struct pair pair = connect_pair();
 
     if (fast_expected) {
-        double until = now() + 10;
+        double until = now() + 3;
         bool fast;
         while (!(fast = on_fast_path(pair.near) && on_fast_path(pair.far)) && now() < until)
             warm_up(pair.near, pair.far);

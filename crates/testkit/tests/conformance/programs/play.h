@@ -11,8 +11,8 @@
 #include <stdbool.h>
 #include <sys/uio.h>
 
-/* A case that takes longer hangs. The machine may stand still for seconds. */
-enum { PATIENCE_S = 20 };
+/* A case that takes longer hangs. */
+enum { PATIENCE_S = 8 };
 
 /* Which end this process plays, and its end of the connection that a JOINED case begins with. */
 extern bool is_near;
@@ -69,7 +69,7 @@ void show_events(const char *what, unsigned events);
         show_time((now() - began_) * 1000, least, most);                                           \
     } while (0)
 void show_time(double took_ms, double least_ms, double most_ms);
-/* Waits, at most some seconds, until poll tells all of these events; says nothing unless they do not come. */
+/* Waits, at most two seconds, until poll tells all of these events; says nothing unless they do not come. */
 void arrive(int fd, int events);
 
 /* Connections besides `s`. Both ends call it at once; each gets its end, proved to be on the fast path where there is

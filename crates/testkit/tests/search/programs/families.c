@@ -281,7 +281,7 @@ static void first_searches_amid_a_fork(void)
         return;
     first = connect_quickly();
     /* So many sockets take seconds on a busy machine. */
-    alarm(120);
+    alarm(60);
     /* Who searches first shares with all that come of it. */
     EXPECT_ERROR(viaduct_seek_recv(first.far, &byte, 1, MSG_DONTWAIT, 1), EAGAIN);
     for (int round = 0; round < 9; round++) {

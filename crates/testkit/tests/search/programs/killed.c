@@ -85,7 +85,7 @@ static int end_amid(const struct work *work, enum __ptrace_request step, int jum
     int hits = 0, room = 1 << 20;
 
     /* Steps take long on a busy machine. */
-    alarm(120);
+    alarm(60);
     if (setsockopt(p.far, SOL_SOCKET, SO_RCVBUF, &room, sizeof room))
         return -1;
     do {
@@ -232,7 +232,7 @@ static void succeeded_after_searches(void)
     size_t taken = work->before[0].count + work->before[1].count + work->call.count;
 
     /* As above. */
-    alarm(120);
+    alarm(60);
     /* The library alone sees no program come. */
     for (long after = 0, whole = LONG_MAX; after < whole && under_viaduct() && !on_lane(); after++) {
         struct pair p = connect_pair();

@@ -80,7 +80,7 @@ static int receives_some(int fd, const struct work *work)
 static void end_peeks(int jumps)
 {
     /* Steps take long on a busy machine. */
-    alarm(120);
+    alarm(60);
     for (long after = 0, whole = LONG_MAX; after < whole && !failure[0]; after++) {
         struct pair p = pair_of_stretches(1);
         pid_t child = stopped(p.far, peeks_at_all, NULL, after, &whole);
@@ -133,7 +133,7 @@ static void killed_between_stretches(void)
     static const size_t ends[] = {all, all - before, behind, 0};
     size_t seen[4] = {0}, last = all;
 
-    alarm(120);
+    alarm(60);
     for (long after = 0, whole = LONG_MAX; after < whole && !failure[0]; after++) {
         struct pair p = pair_of_stretches(1);
         pid_t child = stopped(p.far, receives_all, NULL, after, &whole);
@@ -161,7 +161,7 @@ static void killed_between_stretches(void)
  * no longer tells where in the stream it is: the other bytes come, or ECONNRESET, and none that nobody has sent. */
 static void killed_before_a_reset(void)
 {
-    alarm(120);
+    alarm(60);
     for (long after = 0, whole = LONG_MAX; after < whole && !failure[0]; after++) {
         struct pair p = pair_of_stretches(0);
         pid_t child = stopped(p.far, receives_some, NULL, after, &whole);
@@ -210,7 +210,7 @@ static void leave_sends(void)
 {
     struct pair p = connect_pair();
 
-    alarm(120);
+    alarm(60);
     for (long after = LONG_MAX, whole = 0; after == LONG_MAX || after < whole; after = after == LONG_MAX ? whole / 2 : after + 5) {
         struct sleeper sleeper = {p.far, 0};
         pid_t tid, child = traced(p.near, sends_a_byte, NULL);

@@ -392,7 +392,7 @@ static void what_is_known_has_a_bound(void)
 static void frames_lie_across_the_end_of_what_fits(void)
 {
     /* So many messages take seconds where others take the processors. */
-    alarm(120);
+    alarm(60);
     for (size_t len = 5; len <= 7; len++) {
         struct pair p = connect_pair();
         viaduct_inbox *inbox = viaduct_inbox_open(100, 0);
