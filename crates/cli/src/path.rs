@@ -11,7 +11,7 @@ use rustix::io::pwrite;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use viaduct_control::Reason;
 use viaduct_control::counters::{Path, State, Wanted, slot, slot_base};
 use viaduct_control::runtime::instance_id;
@@ -55,9 +55,9 @@ EXIT STATUS
 
 const NOT_UNDERSTOOD: u8 = 2;
 const NOT_YET: u8 = 3;
-/// Two seconds, in looks, so that time does not count for which the machine stands still, as virtual ones do for
-/// seconds: the program stood still as well.
-const LOOKS: u32 = 1000;
+const PATIENCE: Duration = Duration::from_secs(2);
+/// As much of it as one look uses up. When a virtual machine stands still for seconds, so does the program.
+const LOOK: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_millis(2);
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -132,7 +132,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     for subject in &subjects {
         subject.ask(wish.wanted())?;
     }
-    let mut looks = LOOKS;
+    let mut left = PATIENCE;
     let mut outcome = ExitCode::SUCCESS;
     for subject in subjects {
         let name = format!(
@@ -142,7 +142,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         if args.no_wait {
             continue;
         }
-        match subject.wait(wish, &mut looks) {
+        match subject.wait(wish, &mut left) {
             Some(state) if matches!(wish, Wish::Auto) => {
                 println!("{name}: left to Viaduct again, now {} so far", path_of(state));
             }
@@ -264,14 +264,15 @@ impl Subject<'_> {
         State::unpack(state)
     }
 
-    fn wait(&self, wish: Wish, looks: &mut u32) -> Option<State> {
+    fn wait(&self, wish: Wish, left: &mut Duration) -> Option<State> {
         loop {
+            let began = Instant::now();
             let state = self.state()?;
-            if wish.is_met(state) || *looks == 0 {
+            if wish.is_met(state) || left.is_zero() {
                 return Some(state);
             }
             thread::sleep(PAUSE);
-            *looks -= 1;
+            *left = left.saturating_sub(began.elapsed().min(LOOK));
         }
     }
 }

@@ -206,14 +206,12 @@ fn the_benchmark_measures_and_proves_the_path() {
     assert!(curve["proofs"][0]["fast_bytes"].as_u64() > Some(1 << 20));
     if has("iperf3") {
         // What viaductd does not answer at once, as it cannot while the machine stands still, stays on TCP for a while.
-        let mut rows = Vec::new();
-        let proved = (0..3).any(|_| {
+        let rows = [(); 3].map(|()| {
             let (found, _) = bench(&programs, &home, "apps --only stream --runs 1");
-            let row = &found["result"]["rows"][0];
-            rows.push(row.clone());
-            row["verdict"] != "unproved" && row["ratio"].as_f64() > Some(0.0)
+            found["result"]["rows"][0].clone()
         });
-        assert!(proved, "{rows:#?}");
+        let is_proved = |row: &&Value| row["verdict"] != "unproved" && row["ratio"].as_f64() > Some(0.0);
+        assert!(rows.iter().filter(is_proved).count() >= 2, "{rows:#?}");
     }
     let left: Vec<_> = std::fs::read_dir(&home.path)
         .unwrap()

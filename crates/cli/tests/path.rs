@@ -111,13 +111,15 @@ fn time_in_which_the_command_stood_still_does_not_count() {
     guest.show(0, &client, SHM);
     let fd = client.as_raw_fd();
     let words = [own_pid(), fd.to_string(), "tcp".to_owned()];
-    let child = viaduct(&guest.dir.path)
+    let mut child = viaduct(&guest.dir.path)
         .arg("path")
         .args(words)
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
     while guest.wanted(0) != Wanted::Tcp as u64 {
+        assert!(child.try_wait().unwrap().is_none() && Instant::now() < deadline);
         thread::sleep(Duration::from_millis(1));
     }
     // Until it has begun to wait.

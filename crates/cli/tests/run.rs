@@ -427,7 +427,7 @@ fn viaductd_is_started_as_nobodys_child_with_nothing_of_ours_open() {
         &[
             "sh",
             "-c",
-            "echo $$; until [ -s \"$0/parent\" ]; do sleep 0.01; done",
+            "echo $$; for i in $(seq 3000); do [ -s \"$0/parent\" ] && break; sleep 0.01; done",
             &dir.path.display().to_string(),
         ],
     );
@@ -658,6 +658,19 @@ fn a_program_with_too_little_memory_for_the_library_runs_without_it() {
     assert_eq!(stderr(&output), "");
 }
 
+/// The number that a script leaves in a file, which it may only be about to write.
+fn number_in(file: &Path) -> Pid {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        if let Some(number) = text.strip_suffix('\n') {
+            return Pid::from_raw(number.parse().unwrap()).unwrap();
+        }
+        assert!(Instant::now() < deadline, "nothing in {}", file.display());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 #[test]
 fn a_viaductd_that_fails_or_hangs_does_not_hinder_the_program() {
     let dir = Dir::new();
@@ -674,16 +687,17 @@ fn a_viaductd_that_fails_or_hangs_does_not_hinder_the_program() {
     assert_eq!(output.status.code(), Some(7));
     let said = stderr(&output);
     assert!(said.contains("viaductd could not start: no room here"), "{said}");
-    let (output, took) = start(
-        &dir,
-        "#!/bin/sh\necho $$ >\"$2/late\"\nexec sleep 60\n",
-        &["sh", "-c", "exit 6"],
-    );
-    let late = fs::read_to_string(dir.path.join("late")).unwrap();
-    kill_process(Pid::from_raw(late.trim().parse().unwrap()).unwrap(), Signal::KILL).unwrap();
-    assert_eq!(output.status.code(), Some(6));
-    assert!(stderr(&output).contains("did not become ready"), "{}", stderr(&output));
-    assert!(took < Duration::from_secs(50), "{took:?}");
+    // Two seconds are waited; but the machine may stand still for longer.
+    let took = [(); 3].map(|()| {
+        let dir = Dir::new();
+        let hangs = "#!/bin/sh\necho $$ >\"$2/late\"\nexec sleep 60\n";
+        let (output, took) = start(&dir, hangs, &["sh", "-c", "exit 6"]);
+        kill_process(number_in(&dir.path.join("late")), Signal::KILL).unwrap();
+        assert_eq!(output.status.code(), Some(6));
+        assert!(stderr(&output).contains("did not become ready"), "{}", stderr(&output));
+        took
+    });
+    assert!(took.iter().any(|took| *took < Duration::from_millis(2900)), "{took:?}");
 }
 
 /// What a viaductd that is killed just then has done by that time.

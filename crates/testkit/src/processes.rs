@@ -13,24 +13,32 @@ pub fn signal(pid: u32, signal: Signal) {
     }
 }
 
-/// As much of `limit` as one look of [`wait_until`] uses up. When a virtual machine stands still, it does so for
-/// whoever is waited for as well.
-const LOOK: Duration = Duration::from_millis(100);
+/// How long [`wait_until`] sleeps between two looks.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// As much as one sleep and one look use up at most. When a virtual machine stands still, it does so for whoever is
+/// waited for as well; a look that is slow since what it asks is slow is to count.
+const LATEST: Duration = Duration::from_millis(100);
+const SLOWEST: Duration = Duration::from_secs(2);
+
+/// By the clock it ends after so many times the limit.
+const LONGEST: u32 = 5;
 
 /// Polls `condition` every few milliseconds; false after `limit`, in which time does not count for which the machine
 /// stood still.
 pub fn wait_until(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
-    let mut left = limit;
+    let (start, mut used) = (Instant::now(), Duration::ZERO);
     loop {
-        let began = Instant::now();
+        let looked = Instant::now();
         if condition() {
             return true;
         }
-        if left.is_zero() {
+        if used >= limit || start.elapsed() >= limit * LONGEST {
             return false;
         }
-        std::thread::sleep(Duration::from_millis(5));
-        left = left.saturating_sub(began.elapsed().min(LOOK));
+        let slept = Instant::now();
+        std::thread::sleep(PAUSE);
+        used += (slept - looked).min(SLOWEST) + slept.elapsed().min(LATEST);
     }
 }
 

@@ -6,6 +6,7 @@ use viaduct_control::counters::Wanted;
 use viaduct_testkit::pattern::Random;
 use viaduct_testkit::peer::{Report, reports};
 use viaduct_testkit::processes::{free_port, wait_until};
+use viaduct_testkit::prompt::Watch;
 use viaduct_testkit::status::Row;
 use viaduct_testkit::{Counters, Instance, Launch, Mode, Server, can_run, where_prompt};
 
@@ -85,7 +86,8 @@ fn round(instance: &Instance, server: &mut Server, options: &str, seed: u64) -> 
     let ended = server.reports().len();
     let arguments = format!("--connections 3 --seconds {SECONDS} {options}");
     let until = Instant::now() + Duration::from_millis(SECONDS * 1000 - 300);
-    let client = server.client(Mode::Accelerated(instance), &arguments).spawn();
+    let watch = Watch::start();
+    let mut client = server.client(Mode::Accelerated(instance), &arguments).spawn();
     let pids = [server.program.pid(), client.pid()];
     let there = instance.wait_for_status(Duration::from_secs(5), |rows| {
         let shown = |pid| rows.iter().filter(|row| row.pid == pid).count() == 3;
@@ -95,7 +97,7 @@ fn round(instance: &Instance, server: &mut Server, options: &str, seed: u64) -> 
     let moved = match there {
         Ok(_) => storm(instance, &pids, seed, until),
         Err(rows) => {
-            println!("not seen: {rows:#?}");
+            assert!(!client.is_running() && watch.held_up().is_some(), "{rows:#?}");
             (0, 0)
         }
     };

@@ -11,6 +11,7 @@ use viaduct_control::message::MODE_TICKET;
 use viaduct_testkit::binaries::binary;
 use viaduct_testkit::peer::{Report, reports};
 use viaduct_testkit::processes::{free_port, wait_until};
+use viaduct_testkit::prompt::Watch;
 use viaduct_testkit::status::Row;
 use viaduct_testkit::{Instance, Launch, Mode, Program, can_run};
 
@@ -301,10 +302,11 @@ fn both_ends_of_others_connections_while_they_are_paired() {
         let counts = said.lines().filter_map(|line| line.strip_prefix("claimed: "));
         counts.filter_map(|count| count.parse::<u64>().ok()).max().unwrap_or(0)
     };
-    let (mut near, mut made) = (Vec::new(), 0);
+    let (mut near, mut made, mut seen) = (Vec::new(), 0, 0);
     for seed in 1..=CONNECTIONS {
-        // Where the machine is busy or stands still one may be over before it is seen, or claimed often enough.
-        let seen = ["1.5", "6", "20"].into_iter().any(|seconds| {
+        // Where the machine stands still one may be over before it is seen, or claimed often enough.
+        for (seconds, again) in [("1.5", true), ("6", true), ("20", false)] {
+            let watch = Watch::start();
             made += 1;
             let before = claimed();
             let arguments = format!("connect 127.0.0.1:{port} --seconds {seconds} --seed {seed}0{made}");
@@ -325,18 +327,24 @@ fn both_ends_of_others_connections_while_they_are_paired() {
             });
             assert!(ended, "{:#?}", instance.status());
             near.extend(reports(&client.finish(PATIENCE).success()));
-            fast && claimed() > before + CLAIMS_OF_EACH
-        });
-        assert!(seen, "{} claims: {:#?}", claimed(), instance.totals());
+            seen += u64::from(fast);
+            let claims = claimed() - before;
+            if fast && claims > CLAIMS_OF_EACH {
+                break;
+            }
+            let excused = again && watch.held_up().is_some();
+            assert!(excused, "fast: {fast}, {claims} claims: {:#?}", instance.totals());
+        }
     }
     assert!(wait_until(PATIENCE, || reports(&server.output()).len() as u64 == made));
     assert_whole(&near, &reports(&server.output()));
     // It was there all the while, and had its own connection for itself only.
     assert!(other.is_running(), "{}", other.errors());
     let stats = instance.stats();
+    // Of one that was not seen nobody knows.
     assert!(
-        (1 + CONNECTIONS..=1 + made).contains(&stats.pairs),
-        "{stats:?}, {made} made"
+        (1 + seen..=1 + made).contains(&stats.pairs),
+        "{stats:?}, {made} made, {seen} seen"
     );
     assert!(stats.refused > 10 * CONNECTIONS, "{stats:?}");
 }
@@ -368,14 +376,18 @@ fn who_are_two_users_wake_each_other_without_the_kernel_connection() {
         let client = connect(&format!("--bytes 3000000 --seed {seed}00"));
         near.extend(reports(&client.finish(PATIENCE).success()));
     }
-    let whole = || {
-        reports(&server.output())
-            .iter()
-            .filter(|report| report.end == "eof")
-            .count()
-    };
-    assert!(wait_until(PATIENCE, || whole() == 2), "{}", server.output());
-    assert_whole(&near, &reports(&server.output()));
+    // Those that were killed as well, and all of them were on lanes.
+    assert!(
+        wait_until(PATIENCE, || reports(&server.output()).len() == 4
+            && instance.totals_of(server.pid()).ended_fast == 4),
+        "{}{:#?}",
+        server.output(),
+        instance.totals()
+    );
+    let far = reports(&server.output());
+    let is_sound = |report: &Report| report.end != "wrong" && report.end != "stuck";
+    assert!(far.iter().all(is_sound), "{far:#?}");
+    assert_whole(&near, &far);
 }
 
 #[test]

@@ -174,7 +174,7 @@ static bool knows_end(int end)
     return state == TCP_CLOSE || state == TCP_TIME_WAIT || (state == TCP_CLOSE_WAIT && !has_sent);
 }
 
-/* Whether an end's FIN is still to be acknowledged, which is an event to it: by the kernel's timer, or together with
+/* Whether no end's FIN is still to be acknowledged, which is an event to it: by the kernel's timer, or together with
  * bytes. One that is the second has not even come as long as that, where as many segments as may be are on their way
  * unacknowledged. */
 static bool is_acknowledged(void)
@@ -215,12 +215,12 @@ static bool is_quiet(void)
 /* Waits for what may never be, for so many seconds, in which time does not count for which the machine stood still. */
 static void wait_until(bool (*is_so)(void), double left)
 {
-    double before = now(), after;
+    double looked = now(), at;
 
-    for (; left > 0 && !is_so(); before = after) {
+    for (; left > 0 && !is_so(); looked = at) {
         sched_yield();
-        after = now();
-        left -= after - before < 0.004 ? after - before : 0.004;
+        at = now();
+        left -= at - looked < 0.004 ? at - looked : 0.004;
     }
 }
 

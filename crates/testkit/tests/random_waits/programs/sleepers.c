@@ -5,6 +5,8 @@
 enum kind { IN_SET, IN_POLL, IN_SELECT, IN_RECEIVE, IN_PEEK, IN_SEND };
 static const char *const NAMES[] = {"epoll", "poll", "select", "receive", "peek", "send"};
 enum { ROOM = 1 << 16, PIECES = 40 };
+/* As much as one look at a `struct patience` uses up, in seconds. */
+#define LATEST 0.2
 
 /* A thread and its wait. What it is to do is written before `busy` is set, what came of it before `done` is. */
 static struct sleeper {
@@ -333,11 +335,25 @@ bool slept_in(int set)
     return false;
 }
 
+struct patience patience_of(double seconds)
+{
+    return (struct patience){seconds, now()};
+}
+
+bool is_over(struct patience *patience)
+{
+    double at = now(), passed = at - patience->looked;
+
+    patience->looked = at;
+    patience->left -= passed < LATEST ? passed : LATEST;
+    return patience->left <= 0;
+}
+
 void send_blocked(struct end *end)
 {
     struct sleeper *sender = &sleepers[SLEEPERS];
     struct end *peer = end->peer;
-    double until;
+    struct patience patience;
 
     if (peer->received_by_sleeper || end->shut)
         return;
@@ -352,9 +368,9 @@ void send_blocked(struct end *end)
     sleep_ms((int)below(3));
     /* From here on these bytes may have been sent. */
     end->sent += sender->size;
-    until = now() + LONG_PATIENCE;
+    patience = patience_of(2 * PATIENCE);
     while (unread(peer) > 0) {
-        if (now() > until)
+        if (is_over(&patience))
             fail("a blocked sender at end %d sleeps on", end->number);
         if (take(peer, 1 + below(1 << 19)) == 0)
             sleep_ms(1);

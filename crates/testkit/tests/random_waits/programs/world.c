@@ -101,9 +101,9 @@ static struct answer empty_out(int fd, uint64_t at, uint64_t count)
 {
     struct pollfd wait = {fd, POLLIN, 0};
     struct answer all = {0, 0};
-    double until = now() + LONG_PATIENCE;
+    struct patience patience = patience_of(PATIENCE);
 
-    while ((uint64_t)all.count < count && now() < until) {
+    while ((uint64_t)all.count < count && !is_over(&patience)) {
         struct answer some = take_pieces(fd, at + (uint64_t)all.count, count - (uint64_t)all.count);
         all.count += some.count;
         all.error = some.error;
@@ -449,7 +449,7 @@ void shut(struct end *end)
 /* Whether a byte goes out before long. Without a note of each try: what came before is to be seen should it fail. */
 static bool finds_room(struct end *end)
 {
-    for (double until = now() + LONG_PATIENCE; now() < until; sleep_ms(1)) {
+    for (struct patience patience = patience_of(PATIENCE); !is_over(&patience); sleep_ms(1)) {
         struct answer answer = ask(end, GIVE, end->seed + end->sent, 1);
 
         has_given(end, answer, 1);

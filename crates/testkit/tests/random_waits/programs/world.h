@@ -13,8 +13,10 @@ enum { LINKS = 4, ENDS = 2 * LINKS, COPIES = 80, SETS = 3, SLEEPERS = 4, ENTRIES
 
 /* How long what is due may take, in seconds. */
 #define PATIENCE 2.0
-/* The same where no pieces of it are counted: the machine may stand still for seconds. */
-#define LONG_PATIENCE 20.0
+/* What is left of it to who polls, and when it was last looked at. */
+struct patience {
+    double left, looked;
+};
 
 /* One end of a connection. Of what it has sent its peer has received `got` bytes. */
 struct end {
@@ -48,6 +50,10 @@ extern bool strangers;
 /* A number below `limit`, from the seed. */
 unsigned below(unsigned limit);
 bool chance(unsigned percent);
+/* So many seconds from now on, in which time does not count for which the machine stands still: what is waited for
+ * stands still as well. */
+struct patience patience_of(double seconds);
+bool is_over(struct patience *patience);
 /* A line of the report of a failure. */
 void note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Shows how it came to this, and the model, and ends the program. */
