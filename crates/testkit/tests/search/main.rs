@@ -68,8 +68,8 @@ fn is_of_time(failure: &str) -> bool {
 /// What times are called in checks.
 const TIMES: [&str; 4] = ["took", "deep.took", "shallow.took", "now() - began"];
 
-/// The lines that tell of failed checks, and the names of all that ran. They run once more where a call was late and the
-/// machine stood still; any other failure is final.
+/// The lines that tell of failed checks, and the names of all that ran. They run once more where a call was late and
+/// the machine stood still; any other failure is final.
 fn run(mode: Mode<'_>, program: &Path, arguments: &[&str], options: &str) -> (Vec<String>, Vec<String>) {
     again_where_late(
         || run_once(mode, program, arguments, options),
