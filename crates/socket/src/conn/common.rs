@@ -1,6 +1,6 @@
 //! Options of a connection, as every process knows them that has it: who sets one sets it for all.
 
-use crate::conn::{BANNED, Conn, FORKED, SHUT_READ, SHUT_WRITE};
+use crate::conn::{BANNED, Conn, FORKED, PEER_FIN, SHUT_READ, SHUT_WRITE};
 use crate::sys::Errno;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
@@ -36,12 +36,11 @@ impl Options {
     /// Release pairs with the acquire in [`Conn::timeout_ns`]: who sees the bit sees the time.
     fn set(&self, bits: u32, on: bool) {
         // The line is that of the words that are owned: written to only where something changes.
-        if on != (self.set.load(Relaxed) & bits == bits) {
-            if on {
-                self.set.fetch_or(bits, Release);
-            } else {
-                self.set.fetch_and(!bits, Release);
-            }
+        let known = self.set.load(Relaxed) & bits;
+        if on && known != bits {
+            self.set.fetch_or(bits, Release);
+        } else if !on && known != 0 {
+            self.set.fetch_and(!bits, Release);
         }
     }
 
@@ -83,14 +82,15 @@ impl Conn {
         self.flag(BANNED) || self.option(BANNED)
     }
 
-    /// Which directions the program has shut down, in whichever process, for what looks at this process's flags.
+    /// Which directions the program has shut down, in whichever process, and whether one that has looked behind the
+    /// peer's FIN has seen that, for what looks at this process's flags.
     #[inline]
     pub(crate) fn learn_what_is_shut(&self) {
         let flags = self.flags.load(Relaxed);
         if flags & FORKED != 0
             && let Some(locks) = self.locks()
         {
-            let shut = locks.options.set.load(Relaxed) & (SHUT_READ | SHUT_WRITE) & !flags;
+            let shut = locks.options.set.load(Relaxed) & (SHUT_READ | SHUT_WRITE | PEER_FIN) & !flags;
             if shut != 0 {
                 self.set_flag(shut, true);
             }
@@ -140,5 +140,21 @@ impl Conn {
             locks.options.timeout_ns(timed).store(time_ns, Relaxed);
             locks.options.set(timed as u32, time_ns != 0);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_several_bits_each_is_set_and_taken_back() {
+        let options = Options::default();
+        options.set(1, true);
+        options.set(3, true);
+        assert_eq!(options.set.load(Relaxed), 3);
+        options.set(2, false);
+        options.set(3, false);
+        assert_eq!(options.set.load(Relaxed), 0);
     }
 }

@@ -345,7 +345,7 @@ pub fn shut_down(conn: &'static Conn, how: c_int, direct: impl FnOnce() -> c_int
 fn shutting_plain(conn: &'static Conn) {
     conn.end_offer();
     if conn.phase() != Phase::Attached && !conn.flag(conn::BANNED) {
-        conn.set_flag(conn::BANNED, true);
+        conn.ban();
         conn.set_reason(Reason::HalfClosed);
     }
 }

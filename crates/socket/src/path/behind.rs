@@ -45,8 +45,9 @@ pub(crate) fn look_behind(conn: &Conn, owner: &Guard<'_>) {
     if !conn.flag(conn::PEER_FIN) || is_over() {
         return;
     }
-    conn.set_option(conn::FIN_PROBED, true);
     let Some(segment) = conn.segment(owner) else { return };
+    // Who finds it probed is to know behind what.
+    conn.set_option(conn::PEER_FIN | conn::FIN_PROBED, true);
     let lane = segment.sender(conn.side());
     let (out, incoming) = (Outgoing::new(lane), || Incoming::new(segment.receiver(conn.side())));
     if out.mode() == Mode::Lane && lane.in_flight() > 0 && !out.peer_closes(incoming) {

@@ -238,6 +238,7 @@ fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) 
 fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>, skip: usize) -> Result<usize, Errno> {
     let lane = segment.sender(conn.side());
     let closes = Outgoing::new(lane).peer_closes(|| Incoming::new(segment.receiver(conn.side())));
+    conn.learn_what_is_shut();
     let is_behind_fin = conn.flag(conn::PEER_FIN);
     // The peer has closed at least one direction. If not both, it says nothing once it is killed, and is asked by marks
     // whether it is there: for bytes that it has not received before others go out, as these are refused then; else by
@@ -254,7 +255,6 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
     } else if is_behind_fin {
         behind::look_behind(conn, guard);
     }
-    conn.learn_what_is_shut();
     if conn.flag(conn::SHUT_WRITE) {
         return Err(libc::EPIPE);
     }
@@ -268,7 +268,7 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
         counters::add(conn, slot::BYTES_SENT, refused as u64);
         return Ok(refused);
     }
-    let (mut sent, mut marked) = (0, false);
+    let (mut sent, mut marked, mut last_marked) = (0, false, false);
     // A receiver that keeps up makes room for ever. Others may want the direction, and there may be something else to
     // do. One look at the lane decides, whatever a peer makes of its size.
     let most = lane.capacity().max(1);
@@ -279,7 +279,8 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
             return Err(violated(conn));
         };
         if piece > 0 {
-            marked |= sent_on_lane(conn, guard, &lane, piece);
+            last_marked = sent_on_lane(conn, guard, &lane, piece);
+            marked |= last_marked;
         }
         if long {
             conn.stores.count(piece);
@@ -301,7 +302,7 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
         // answered the bytes.
         let due = closes || asks && !unread || !is_behind_fin && conn.is_due_for_mark(CHECK_US);
         // What follows the piece that a mark went with has none.
-        conn.set_option(conn::MARK_OWED, !due || marked);
+        conn.set_option(conn::MARK_OWED, !last_marked && (marked || !due));
         // A second one would meet what the first is answered with, and have the call fail whose bytes have gone out.
         if due && !marked {
             mark(conn, MARK_BELL)?;
