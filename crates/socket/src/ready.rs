@@ -44,7 +44,6 @@ pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, knows: Kern
     let mut kernel = knows == Kernel::Anything;
     let Some(segment) = conn.segment(proof) else { return 0 };
     conn.learn_what_is_shut();
-    behind::put_owed_now_and_then(conn);
     let mut mask = 0;
     let ends = || Incoming::new(segment.receiver(conn.side())).sender_ends();
     // Behind an end only the kernel knows what else there is to tell.
@@ -199,6 +198,7 @@ fn due(owner: &Guard<'_>, member: &Member, conn: &'static Conn, position: u64) -
         KERNEL => Kernel::Anything,
         _ => Kernel::Bytes,
     };
+    behind::put_owed_now_and_then(conn);
     let mask = look(conn, owner, interest, knows);
     if flags & KERNEL != 0 && mask & NEWS_IN == 0 {
         member.change(KERNEL | BYTES, if interest & IN == 0 { UNSEEN } else { 0 });

@@ -1,4 +1,5 @@
-//! Options of a connection, as every process knows them that has it: who sets one sets it for all.
+//! What every process that has a connection knows of it: options, which who sets sets for all; that it is banned from
+//! lanes; what has been learned of the peer's end; and an error that one of them is to be told of.
 
 use crate::conn::{BANNED, Conn, FORKED, PEER_FIN, SHUT_READ, SHUT_WRITE};
 use crate::sys::Errno;
