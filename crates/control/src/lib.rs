@@ -24,4 +24,4 @@ pub mod runtime;
 pub use reason::Reason;
 
 /// Version of everything in this crate that two processes share. Processes of different versions do not pair.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;

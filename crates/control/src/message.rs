@@ -13,7 +13,8 @@ pub const MAGIC: u32 = 0x5649_4144;
 /// The longest packet, in bytes.
 pub const MAX_PACKET: usize = 256;
 
-/// Private `getsockopt` level of the ticket; the low 16 bits carry [`Offer::ticket_sequence`].
+/// Private `getsockopt` level of the ticket; the low 16 bits carry [`Offer::ticket_sequence`]. In place of a length the
+/// caller gives the descriptor's number.
 pub const TICKET_LEVEL: u32 = 0x5641_0000;
 
 /// What a packet carries.
@@ -161,6 +162,8 @@ body! {
 pub const OFFER_HAS_BELL: u32 = 1;
 /// [`Offer::flags`]: a ticket with [`Offer::ticket_sequence`] has been taken for this offer.
 pub const OFFER_HAS_TICKET: u32 = 2;
+/// [`Offer::flags`]: the socket came from another process, so the end is matched only if nobody else holds it.
+pub const OFFER_CAME: u32 = 4;
 
 body! {
     /// One end of a connection asks to be matched. Descriptor: its bell, the first time this process names that bell.

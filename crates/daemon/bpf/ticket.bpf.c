@@ -15,9 +15,11 @@ typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef int s32;
+typedef long long s64;
 typedef unsigned long long u64;
 
 #define SECTION(name) __attribute__((section(name), used))
+#define INLINE inline __attribute__((always_inline))
 #define FIELD_NUMBER(name, value) int(*name)[value]
 #define FIELD_TYPE(name, type) type *name
 
@@ -57,9 +59,39 @@ struct user_namespace {
 struct cred {
 	struct user_namespace *user_ns;
 } RELOCATED;
+struct socket {
+	void *sk;
+} RELOCATED;
+typedef struct {
+	struct {
+		s64 counter;
+	} refcnt;
+} file_ref_t;
+struct file {
+	file_ref_t f_ref;
+	struct socket *private_data;
+} RELOCATED;
+// Before Linux 6.13.
+struct file___counted {
+	struct {
+		s64 counter;
+	} f_count;
+} RELOCATED;
+struct fdtable {
+	u32 max_fds;
+	struct file **fd;
+} RELOCATED;
+struct files_struct {
+	struct {
+		s32 counter;
+	} count;
+	struct fdtable *fdt;
+} RELOCATED;
 struct task_struct {
 	struct cred *cred;
+	struct files_struct *files;
 } RELOCATED;
+#define EXISTS(field) __builtin_preserve_field_info(field, 2)
 
 static void *(*const map_lookup)(void *map, const void *key) = (void *)1;
 static u64 (*const monotonic_ns)(void) = (void *)5;
@@ -67,6 +99,7 @@ static u64 (*const current_pid_tgid)(void) = (void *)14;
 static u64 (*const current_uid_gid)(void) = (void *)15;
 static struct tcp_view *(*const tcp_of)(struct socket_view *sk) = (void *)96;
 static void *(*const storage_get)(void *map, struct socket_view *sk, void *value, u64 flags) = (void *)107;
+static s64 (*const read_kernel)(void *to, u32 size, const void *from) = (void *)113;
 static u64 (*const netns_cookie)(void *context) = (void *)122;
 static void *(*const ring_reserve)(void *ring, u64 size, u64 flags) = (void *)131;
 static void (*const ring_submit)(void *data, u64 flags) = (void *)132;
@@ -94,7 +127,7 @@ struct guest {
 
 struct ticket {
 	u32 process, nonce, sequence, sent, received, user;
-	u64 netns, user_ns;
+	u64 netns, user_ns, holders;
 };
 
 struct {
@@ -128,7 +161,35 @@ static int within_allowance(struct guest *guest)
 	return __sync_fetch_and_add(&guest->taken, 1) < TICKETS_IN_WINDOW;
 }
 
-SECTION("cgroup/getsockopt") int viaduct_ticket(struct sockopt_context *context)
+// How many hold the socket: descriptors, in whatever processes, and messages between Unix sockets that carry one. 0 if
+// `fd` of the calling process is not a descriptor of it.
+static INLINE u64 holders_of(struct socket_view *sk, u32 fd)
+{
+	struct files_struct *files = current_task()->files;
+	struct fdtable *table = files->fdt;
+	struct file *file = 0;
+	struct socket *socket = 0;
+	void *of_file = 0;
+	s64 references = 0;
+	if (fd >= table->max_fds)
+		return 0;
+	read_kernel(&file, sizeof(file), table->fd + fd);
+	read_kernel(&socket, sizeof(socket), &file->private_data);
+	read_kernel(&of_file, sizeof(of_file), &socket->sk);
+	if (of_file != sk)
+		return 0;
+	if (EXISTS(file->f_ref)) {
+		// It counts those beyond the first.
+		read_kernel(&references, sizeof(references), &file->f_ref);
+		references++;
+	} else {
+		read_kernel(&references, sizeof(references), &((struct file___counted *)file)->f_count);
+	}
+	// This very call holds it, too, where another thread might close the descriptor meanwhile.
+	return references - (files->count.counter > 1);
+}
+
+static INLINE int give_ticket(struct sockopt_context *context, int counts)
 {
 	if ((u32)context->level >> 16 != LEVEL) {
 		if (context->optlen > BUFFER_BYTES)
@@ -159,11 +220,24 @@ SECTION("cgroup/getsockopt") int viaduct_ticket(struct sockopt_context *context)
 	ticket->user = (u32)current_uid_gid();
 	ticket->netns = netns_cookie(context);
 	ticket->user_ns = current_task()->cred->user_ns->ns.inum;
+	// The caller says by which descriptor in place of a length.
+	ticket->holders = counts ? holders_of(sk, context->optlen) : 0;
 	// viaductd looks into the ring whenever an offer comes; only a ring that fills up needs it sooner.
 	ring_submit(ticket, ring_query(&tickets, AVAILABLE_DATA) > RING_BYTES / 4 ? WAKE : QUIET);
 	context->retval = 0;
 	context->optlen = 0;
 	return 1;
+}
+
+SECTION("cgroup/getsockopt") int viaduct_ticket(struct sockopt_context *context)
+{
+	return give_ticket(context, 1);
+}
+
+// For kernels locked down so far that no program may read their memory.
+SECTION("cgroup/getsockopt") int viaduct_ticket_uncounted(struct sockopt_context *context)
+{
+	return give_ticket(context, 0);
 }
 
 SECTION("cgroup/setsockopt") int viaduct_repair(struct sockopt_context *context)

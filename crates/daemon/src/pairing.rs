@@ -2,7 +2,9 @@
 
 use crate::bells::are_equal;
 use crate::guest::Farewell;
-use crate::registry::{Claim, Decision, GuestId, LIMIT_RETRY_MS, Match, Proof, Refusal, TICKET_RETRY_MS};
+use crate::registry::{
+    Claim, Decision, GuestId, HELD_RETRY_MS, LIMIT_RETRY_MS, Match, Proof, Refusal, TICKET_RETRY_MS,
+};
 use crate::server::Server;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -11,7 +13,7 @@ use std::time::{Duration, Instant};
 use viaduct_channel::{Geometry, Segment};
 use viaduct_control::Reason;
 use viaduct_control::message::{
-    OFFER_HAS_BELL, OFFER_HAS_TICKET, Offer, PAIR_BELL_IS_OUTER, PAIR_HAS_BELL, PAIR_HAS_OWN_OUTER,
+    OFFER_CAME, OFFER_HAS_BELL, OFFER_HAS_TICKET, Offer, PAIR_BELL_IS_OUTER, PAIR_HAS_BELL, PAIR_HAS_OWN_OUTER,
     PAIR_IS_RUNG_OUTSIDE, Packet, Pair, Refuse,
 };
 
@@ -103,7 +105,13 @@ impl Server {
             user_ns: introduced.user_ns,
             bell,
         };
+        let came = offer.flags & OFFER_CAME != 0;
         let claim = match &mut self.tickets {
+            // Nobody counts who else holds it.
+            Err(_) if came => {
+                let refusal = self.registry.refuse_unproved(id, offer.offer, (Reason::PassedOn, 0));
+                return self.refuse([refusal]);
+            }
             Err(_) => stated,
             Ok(tickets) => {
                 let taken = offer.flags & OFFER_HAS_TICKET != 0;
@@ -116,16 +124,24 @@ impl Server {
                         return;
                     }
                     let retry_ms = if taken { TICKET_RETRY_MS } else { 0 };
-                    let refusal = self.registry.refuse_unproved(id, offer.offer, retry_ms);
+                    let why = (Reason::NoTicket, retry_ms);
+                    let refusal = self.registry.refuse_unproved(id, offer.offer, why);
                     return self.refuse([refusal]);
                 };
+                let proof = Proof::Sequence {
+                    sent: ticket.sent,
+                    received: ticket.received,
+                };
+                if came && (ticket.holders != 1 || self.registry.is_joined(proof)) {
+                    let retry_ms = if ticket.holders == 0 { 0 } else { HELD_RETRY_MS };
+                    let why = (Reason::PassedOn, retry_ms);
+                    let refusal = self.registry.refuse_unproved(id, offer.offer, why);
+                    return self.refuse([refusal]);
+                }
                 // The kernel's word in place of the guest's.
                 Claim {
                     user: ticket.user,
-                    proof: Proof::Sequence {
-                        sent: ticket.sent,
-                        received: ticket.received,
-                    },
+                    proof,
                     netns: ticket.netns,
                     user_ns: Some(ticket.user_ns),
                     ..stated

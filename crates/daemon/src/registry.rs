@@ -142,6 +142,7 @@ struct Account {
 #[derive(Debug)]
 struct Holding {
     holders: [Option<(GuestId, u32)>; 2],
+    proofs: [Proof; 2],
     bytes: u64,
 }
 
@@ -151,6 +152,9 @@ pub(crate) const LIMIT_RETRY_MS: u32 = 5000;
 /// Milliseconds after which an end whose ticket was lost may take another.
 pub(crate) const TICKET_RETRY_MS: u32 = 1000;
 
+/// Milliseconds after which an end that somebody else holds may be offered again, at the soonest.
+pub(crate) const HELD_RETRY_MS: u32 = 10;
+
 /// Offers, segments and accounts.
 #[derive(Debug)]
 pub(crate) struct Registry {
@@ -158,6 +162,8 @@ pub(crate) struct Registry {
     waiting: HashMap<Proof, Claim>,
     offers: HashMap<GuestId, HashMap<u64, Proof>>,
     segments: HashMap<u64, Holding>,
+    /// How many segments the ends of a connection have, those that have let go of theirs included.
+    joined: HashMap<Proof, u32>,
     held: HashMap<GuestId, HashSet<u64>>,
     accounts: HashMap<u32, Account>,
     next_segment: u64,
@@ -172,6 +178,7 @@ impl Registry {
             waiting: HashMap::new(),
             offers: HashMap::new(),
             segments: HashMap::new(),
+            joined: HashMap::new(),
             held: HashMap::new(),
             accounts: HashMap::new(),
             next_segment: first_segment,
@@ -191,14 +198,14 @@ impl Registry {
         self.segments.len()
     }
 
-    /// Refuses an offer that shows no proof.
-    pub(crate) fn refuse_unproved(&mut self, guest: GuestId, offer: u64, retry_ms: u32) -> Refusal {
+    /// Refuses an offer that does not show what it has to.
+    pub(crate) fn refuse_unproved(&mut self, guest: GuestId, offer: u64, (reason, retry_ms): (Reason, u32)) -> Refusal {
         self.totals.offers += 1;
         self.totals.refused += 1;
         Refusal {
             guest,
             offer,
-            reason: Reason::NoTicket,
+            reason,
             retry_ms,
         }
     }
@@ -258,7 +265,7 @@ impl Registry {
             return false;
         };
         let Some((_, user)) = place.take() else { return false };
-        let bytes = holding.bytes;
+        let (bytes, proofs) = (holding.bytes, holding.proofs);
         let left: Vec<(GuestId, u32)> = holding.holders.iter().flatten().copied().collect();
         if left.iter().all(|(_, other)| *other != user) {
             self.settle(user, |account| {
@@ -274,6 +281,9 @@ impl Registry {
         if left.is_empty() {
             self.segments.remove(&segment);
             self.totals.segment_bytes -= bytes;
+            for proof in proofs {
+                self.part(proof);
+            }
         }
         true
     }
@@ -298,6 +308,22 @@ impl Registry {
         }
         for segment in self.held.remove(&guest).unwrap_or_default() {
             while self.detach(guest, segment) {}
+        }
+    }
+
+    /// Whether the connection of the end that shows `proof` has a segment, which is that of another process if the end
+    /// came from there: the other end does not offer itself again as long as it holds it.
+    pub(crate) fn is_joined(&self, proof: Proof) -> bool {
+        self.joined.contains_key(&proof)
+    }
+
+    /// The end that shows `proof` has a segment less.
+    fn part(&mut self, proof: Proof) {
+        if let Some(count) = self.joined.get_mut(&proof) {
+            *count -= 1;
+            if *count == 0 {
+                self.joined.remove(&proof);
+            }
         }
     }
 
@@ -361,7 +387,11 @@ impl Registry {
             account.bytes += bytes;
         }
         let holders = [Some((first.guest, first.user)), Some((second.guest, second.user))];
-        self.segments.insert(segment, Holding { holders, bytes });
+        let proofs = [first.proof, second.proof];
+        for proof in proofs {
+            *self.joined.entry(proof).or_default() += 1;
+        }
+        self.segments.insert(segment, Holding { holders, proofs, bytes });
         self.totals.pairs += 1;
         self.totals.segment_bytes += bytes;
         Match { segment, first, second }

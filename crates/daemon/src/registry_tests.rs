@@ -327,6 +327,7 @@ proptest! {
             registry.hang_up(GuestId(guest));
         }
         prop_assert!(registry.accounts.is_empty() && registry.segments.is_empty() && registry.held.is_empty());
+        prop_assert!(registry.joined.is_empty());
         prop_assert!(registry.waiting.is_empty() && registry.offers.is_empty());
         prop_assert_eq!(registry.totals().segment_bytes, 0);
     }

@@ -21,8 +21,9 @@ const RING_TICKETS: usize = (4 << 20) / (size_of::<Ticket>() + 8);
 /// Inode of the first process namespace, whose numbers the program reports.
 const FIRST_PROCESS_NAMESPACE: &str = "pid:[4026531836]";
 
-/// In the order in which they must be attached: no ticket before repaired sockets are noted.
-const PROGRAMS: [&str; 2] = ["viaduct_repair", "viaduct_ticket"];
+/// In the order in which they must be attached: no ticket before repaired sockets are noted. Of each the first that the
+/// kernel takes: one that is locked down lets no program count who holds a socket.
+const PROGRAMS: [&[&str]; 2] = [&["viaduct_repair"], &["viaduct_ticket", "viaduct_ticket_uncounted"]];
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/ticket.bpf.o");
 
@@ -43,6 +44,8 @@ pub(crate) struct Ticket {
     pub(crate) netns: u64,
     /// Number of the caller's user namespace.
     pub(crate) user_ns: u64,
+    /// Descriptors of the socket, in all processes and on their way between some; 0 if they were not counted.
+    pub(crate) holders: u64,
 }
 
 /// Tickets of one process whose offers have not come yet. When there are too many, the oldest goes: its offer was never
@@ -104,16 +107,12 @@ impl Tickets {
         let ring = RingBuf::try_from(program.take_map("tickets").context("no ring in the BPF object")?)?;
         let guests = BpfHash::try_from(program.take_map("guests").context("no map in the BPF object")?)?;
         let mut links = Vec::new();
-        for name in PROGRAMS {
-            let hook: &mut CgroupSockopt = program
-                .program_mut(name)
-                .context("no program in the BPF object")?
-                .try_into()?;
-            hook.load().with_context(|| format!("BPF program {name}"))?;
+        for names in PROGRAMS {
+            let hook = first_taken(&mut program, names)?;
             // A link always allows other programs beside it, and takes no flag that says so.
             let link = hook
                 .attach(&cgroup, CgroupAttachMode::Single)
-                .with_context(|| format!("attaching {name} to {}", root.display()))?;
+                .with_context(|| format!("attaching BPF programs to {}", root.display()))?;
             links.push(hook.take_link(link)?);
         }
         Ok(Self {
@@ -183,6 +182,27 @@ impl Tickets {
     }
 }
 
+/// Loads the first of these programs that the kernel takes.
+fn first_taken<'a>(object: &'a mut aya::Ebpf, names: &[&str]) -> anyhow::Result<&'a mut CgroupSockopt> {
+    let mut why_not = anyhow::anyhow!("no program in the BPF object");
+    let mut taken = None;
+    for name in names {
+        let hook: &mut CgroupSockopt = object.program_mut(name).context("no such program")?.try_into()?;
+        match hook.load() {
+            Ok(()) => {
+                taken = Some(*name);
+                break;
+            }
+            Err(error) => {
+                tracing::debug!("BPF program {name}: {error}");
+                why_not = anyhow::Error::new(error).context(format!("BPF program {name}"));
+            }
+        }
+    }
+    let Some(name) = taken else { return Err(why_not) };
+    Ok(object.program_mut(name).context("no such program")?.try_into()?)
+}
+
 /// Where the cgroup hierarchy that can carry programs is mounted.
 fn cgroup_root() -> anyhow::Result<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
@@ -214,6 +234,7 @@ mod tests {
             user: 0,
             netns: 0,
             user_ns: 0,
+            holders: 0,
         };
         let limit = u32::try_from(KEPT_PER_PROCESS).unwrap();
         let mut kept = Kept::default();

@@ -44,6 +44,17 @@ fn two_ends_get_one_segment_and_each_others_bells() {
     assert!(rustix::io::read(&bells[0], &mut [0; 8]).is_err());
 }
 
+/// Nobody counts who else holds it.
+#[test]
+fn a_socket_that_came_from_elsewhere_is_refused() {
+    let daemon = start(&[]);
+    let mut guest = Guest::hello(daemon.dir());
+    let (opener, accepter) = connection(&listener());
+    guest.offer(1, &opener);
+    guest.offer_that_came(2, &accepter);
+    assert_eq!(guest.expect_refusal(), (2, Reason::PassedOn, 0));
+}
+
 /// Programs outlive a viaductd, and go on to name what it has given them.
 #[test]
 fn no_two_viaductds_give_the_same_names() {

@@ -4,14 +4,17 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::Command;
 use std::time::Duration;
 use support::driver::join;
 use support::{
-    Daemon, Driver, Event, Guest, Host, MOMENT, PATIENCE, connection, is_root, link, listener, nft, take_ticket, until,
+    Daemon, Driver, Event, Guest, Host, MOMENT, PATIENCE, connection, is_root, link, listener, nft, take_ticket,
+    take_ticket_by, until,
 };
 use viaduct_control::Reason;
-use viaduct_control::message::{MODE_TICKET, Offer};
+use viaduct_control::message::{MODE_TICKET, OFFER_CAME, Offer};
 
 /// A viaductd that takes tickets; `None` where it cannot, which is said.
 fn start(args: &[&str]) -> Option<Daemon> {
@@ -195,6 +198,87 @@ fn an_offer_whose_ticket_does_not_come_is_refused() {
     }
     assert_eq!(paired, [2, 3]);
     assert_eq!(refused, [(1, Reason::NoTicket, true)]);
+}
+
+/// Who else holds a socket is for the kernel to say: by another number, in another process, or on its way to one.
+#[test]
+fn a_socket_that_came_from_elsewhere_is_matched_once_nobody_else_holds_it() {
+    let Some(daemon) = start(&[]) else { return };
+    let mut guest = Guest::hello(daemon.dir());
+    let listener = listener();
+    let (near, far) = UnixStream::pair().unwrap();
+    let (near, far) = (OwnedFd::from(near), OwnedFd::from(far));
+    type Hold<'a> = &'a dyn Fn(OwnedFd) -> Box<dyn FnOnce()>;
+    let ways: [Hold<'_>; 3] = [
+        &|other| Box::new(|| drop(other)),
+        &|other| {
+            let mut child = Command::new("sleep").arg("1000").stdin(other).spawn().unwrap();
+            Box::new(move || {
+                child.kill().unwrap();
+                child.wait().unwrap();
+            })
+        },
+        &|other| {
+            support::send(&near, b"x", &[other.as_fd()]).unwrap();
+            drop(other);
+            let far = far.try_clone().unwrap();
+            Box::new(move || drop(support::receive(&far, PATIENCE).unwrap().unwrap()))
+        },
+    ];
+    let mut name = 0;
+    for hold in ways {
+        let (opener, accepter) = connection(&listener);
+        guest.offer(name + 1, &opener);
+        let let_go = hold(accepter.try_clone().unwrap().into());
+        guest.offer_that_came(name + 2, &accepter);
+        let (offer, reason, retry_ms) = guest.expect_refusal();
+        assert_eq!((offer, reason, retry_ms > 0), (name + 2, Reason::PassedOn, true));
+        let_go();
+        guest.offer_that_came(name + 3, &accepter);
+        let pairs = [guest.expect_pair().0.offer, guest.expect_pair().0.offer];
+        assert_eq!(pairs, [name + 1, name + 3]);
+        name += 3;
+    }
+}
+
+/// The other end goes on with the lanes that it had with another process, and does not offer itself again.
+#[test]
+fn a_socket_that_came_from_elsewhere_is_refused_as_long_as_its_other_end_has_lanes() {
+    let Some(daemon) = start(&[]) else { return };
+    // Of one process there is one guest only, which has both ends here.
+    let mut guest = Guest::hello(daemon.dir());
+    let (opener, accepter) = connection(&listener());
+    guest.offer(1, &opener);
+    guest.offer(2, &accepter);
+    let segment = guest.expect_pair().0.segment;
+    guest.expect_pair();
+    guest.detach(segment);
+    guest.offer_that_came(3, &accepter);
+    let (offer, reason, retry_ms) = guest.expect_refusal();
+    assert_eq!((offer, reason, retry_ms > 0), (3, Reason::PassedOn, true));
+    guest.detach(segment);
+    guest.offer(4, &opener);
+    guest.offer_that_came(5, &accepter);
+    assert_eq!(guest.expect_pair().0.offer, 4);
+    assert_eq!(guest.expect_pair().0.offer, 5);
+}
+
+/// A number that stands for another socket counts nobody.
+#[test]
+fn who_holds_another_socket_is_not_counted() {
+    let Some(daemon) = start(&[]) else { return };
+    let mut guest = Guest::hello(daemon.dir());
+    let listener = listener();
+    let (opener, accepter) = connection(&listener);
+    guest.offer(1, &opener);
+    for (name, number) in (2..).zip([opener.as_raw_fd(), 0, 1 << 20, i32::MAX]) {
+        let mut offer = ahead(&mut guest, name, &accepter);
+        offer.ticket_sequence += 1000;
+        offer.flags |= OFFER_CAME;
+        take_ticket_by(&accepter, number, guest.welcome.nonce, offer.ticket_sequence).unwrap();
+        guest.send(&offer);
+        assert_eq!(guest.expect_refusal(), (name, Reason::PassedOn, 0), "{number}");
+    }
 }
 
 #[test]

@@ -79,6 +79,25 @@ pub(crate) fn peer_has_ended(fd: c_int) -> bool {
     tcp_info(fd).is_some_and(|info| !matches!(info.state, ESTABLISHED | FIN_WAIT1 | FIN_WAIT2))
 }
 
+/// Whether a direction of `fd`'s connection has been shut down, by either end.
+pub(crate) fn is_shut(fd: c_int) -> bool {
+    tcp_info(fd).is_none_or(|info| info.state != ESTABLISHED) || raw::poll_now(fd, libc::POLLRDHUP) != 0
+}
+
+/// Whether bytes came or went with the SYN (`TCP_FASTOPEN`), which makes counts hard to read.
+pub(crate) fn was_opened_fast(fd: c_int) -> bool {
+    /// Of `tcpi_options`, the byte behind state, congestion state, retransmits, probes and backoff.
+    const SYN_DATA: u8 = 32;
+    tcp_info(fd).is_none_or(|info| info.bytes[4] & SYN_DATA != 0)
+}
+
+/// Whether this end has opened `fd`'s connection: the kernel's counts agree only if its SYN is left out of one of them.
+/// `None` where that does not tell, after retransmissions. The caller owns the sending direction.
+pub(crate) fn has_opened(fd: c_int) -> Option<bool> {
+    let is_plain = tcp_info(fd).is_some_and(|info| info.bytes_retrans == 0);
+    is_plain.then(|| send_position(fd, true, true).is_ok())
+}
+
 /// How many of the bytes that this end has sent the peer's kernel has taken; `None` if nothing can be sent.
 pub(crate) fn taken_by_peer(fd: c_int) -> Option<u64> {
     tcp_info(fd)

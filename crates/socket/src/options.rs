@@ -77,9 +77,19 @@ pub(crate) fn takes_in_line(fd: c_int) -> bool {
 }
 
 /// Whether the kernel makes something else of the bytes (`TCP_ULP`, TLS for one).
-fn has_upper_layer(fd: c_int) -> bool {
+pub(crate) fn has_upper_layer(fd: c_int) -> bool {
     let mut name = [0_u8; 16];
     raw::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_ULP, &mut name).is_ok() && name[0] != 0
+}
+
+/// Whether a filter of packets is attached, of whichever kind: of one by `SO_ATTACH_BPF` the kernel does not tell how
+/// long it is.
+pub(crate) fn has_filter(fd: c_int) -> bool {
+    let mut none: [u64; 0] = [];
+    match raw::getsockopt(fd, libc::SOL_SOCKET, libc::SO_GET_FILTER, &mut none) {
+        Ok(instructions) => instructions != 0,
+        Err(_) => true,
+    }
 }
 
 fn changes_receives(fd: c_int) -> bool {

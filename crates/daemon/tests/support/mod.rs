@@ -6,7 +6,7 @@ pub mod driver;
 mod net;
 
 pub use driver::Driver;
-pub use net::{Host, link, nft, run, take_ticket};
+pub use net::{Host, link, nft, run, take_ticket, take_ticket_by};
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use viaduct_channel::Mapping;
 use viaduct_control::message::{
-    Body, Detach, Hello, Kind, MAX_PACKET, OFFER_HAS_BELL, OFFER_HAS_TICKET, Offer, Packet, Pair, Query, Refuse, Stats,
-    Welcome, Withdraw, decode, kind_of,
+    Body, Detach, Hello, Kind, MAX_PACKET, OFFER_CAME, OFFER_HAS_BELL, OFFER_HAS_TICKET, Offer, Packet, Pair, Query,
+    Refuse, Stats, Welcome, Withdraw, decode, kind_of,
 };
 use viaduct_control::{PROTOCOL_VERSION, Reason, counters, runtime};
 
@@ -223,6 +223,13 @@ impl Guest {
             }
         }
         offer
+    }
+
+    /// One that came from another process.
+    pub fn offer_that_came(&mut self, name: u64, end: &impl AsFd) {
+        let mut offer = self.honest_offer(name, end);
+        offer.flags |= OFFER_CAME;
+        self.send(&offer);
     }
 
     pub fn offer(&mut self, name: u64, end: &impl AsFd) {

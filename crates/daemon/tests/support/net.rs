@@ -33,8 +33,21 @@ fn setsockopt(end: &impl AsFd, level: i32, option: i32, value: u32) -> io::Resul
 
 /// Asks the kernel for a ticket.
 pub fn take_ticket(end: &impl AsFd, nonce: u32, sequence: u32) -> io::Result<()> {
+    take_ticket_by(end, end.as_fd().as_raw_fd(), nonce, sequence)
+}
+
+/// The same by a descriptor of that number.
+pub fn take_ticket_by(end: &impl AsFd, number: i32, nonce: u32, sequence: u32) -> io::Result<()> {
     let level = (TICKET_LEVEL | (sequence & 0xffff)).cast_signed();
-    getsockopt(end, level, nonce.cast_signed(), &mut [0; 8])
+    let mut number = libc::socklen_t::try_from(number).unwrap();
+    let fd = end.as_fd().as_raw_fd();
+    // SAFETY: the kernel writes nothing but the number.
+    let outcome = unsafe { libc::getsockopt(fd, level, nonce.cast_signed(), core::ptr::null_mut(), &mut number) };
+    if outcome == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 pub fn netns_cookie(end: &impl AsFd) -> u64 {

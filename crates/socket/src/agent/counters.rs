@@ -179,6 +179,11 @@ pub(crate) fn open(conn: &Conn) {
     }
 }
 
+/// For how long the connection has been shown.
+pub(crate) fn age_ns(conn: &Conn) -> Option<u64> {
+    slot_of(conn).map(|words| sys::coarse_now_ns().saturating_sub(words[slot::CREATED_NS].load(Relaxed)))
+}
+
 /// Shows a connection, or counts it among those for which there is no room.
 fn show(conn: &Conn) {
     if publish(conn).is_none() {

@@ -14,7 +14,7 @@ pub(crate) mod worth;
 pub(crate) use crate::agent::mail::{deliver, has_mail};
 use crate::agent::policy::{directory, policy};
 use crate::conn::{self, Conn, Phase};
-use crate::descriptors::{lifecycle, table};
+use crate::descriptors::{lifecycle, predecessors, table};
 use crate::epoll;
 use crate::process::unseen;
 use crate::sys::{self, raw};
@@ -23,7 +23,8 @@ use crate::{lock, options};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 use viaduct_control::message::{
-    Body, Detach, Hello, MODE_TICKET, OFFER_HAS_BELL, OFFER_HAS_TICKET, Offer, Packet, TICKET_LEVEL, Withdraw,
+    Body, Detach, Hello, MODE_TICKET, OFFER_CAME, OFFER_HAS_BELL, OFFER_HAS_TICKET, Offer, Packet, TICKET_LEVEL,
+    Withdraw,
 };
 use viaduct_control::policy::{OfferPolicy, PathPolicy};
 use viaduct_control::{PROTOCOL_VERSION, Reason, counters as layout, runtime};
@@ -258,6 +259,12 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<bool,
         }
         return Err(reason);
     }
+    if conn.flag(conn::CAME)
+        && let Some(reason) = predecessors::objection(conn.fd())
+    {
+        conn.set_flag(conn::BANNED, true);
+        return Err(reason);
+    }
     // A signal handler that interrupted this very work leaves it to the next call.
     let Some(_owner) = lock::acquire(&OWNER) else {
         return Ok(false);
@@ -279,7 +286,7 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<bool,
         local,
         remote,
         ticket_sequence: 0,
-        flags: 0,
+        flags: if conn.flag(conn::CAME) { OFFER_CAME } else { 0 },
     };
     // SO_NETNS_COOKIE; the C library's headers have no name for it yet.
     let _ = raw::getsockopt(conn.fd(), libc::SOL_SOCKET, 71, &mut offer.netns);
@@ -296,9 +303,8 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<bool,
     }
     if MODE.load(Relaxed) == MODE_TICKET {
         let sequence = TICKETS.fetch_add(1, Relaxed) & 0xffff;
-        let mut answer = [0_u8; 8];
         let level = (TICKET_LEVEL | sequence).cast_signed();
-        if raw::getsockopt(conn.fd(), level, NONCE.load(Relaxed).cast_signed(), &mut answer).is_err() {
+        if raw::take_ticket(conn.fd(), level, NONCE.load(Relaxed).cast_signed()).is_err() {
             if let Some(bell) = bell.filter(|_| descriptor.is_some()) {
                 bell.take_back();
             }

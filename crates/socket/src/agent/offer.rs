@@ -17,6 +17,9 @@ use viaduct_control::message::Pair;
 use viaduct_control::policy::{OfferPolicy, PathPolicy};
 use viaduct_stream::{Incoming, Outgoing};
 
+/// The longest that a connection which somebody else holds is not offered again.
+const LONGEST_RETRY_NS: u64 = 60_000_000_000;
+
 impl Conn {
     /// Whether the connection does not stand yet, as far as is known.
     #[inline]
@@ -147,8 +150,12 @@ impl Conn {
         if retry_ms == 0 {
             self.set_flag(BANNED, true);
         } else {
-            self.retry_at_ns
-                .store(sys::now_ns() + u64::from(retry_ms) * 1_000_000, Relaxed);
+            let mut after_ns = u64::from(retry_ms) * 1_000_000;
+            if reason == Reason::PassedOn {
+                // Who passes it on mostly closes it at once, and else goes on with it: asked ever more seldom.
+                after_ns = after_ns.max(counters::age_ns(self).unwrap_or(u64::MAX).min(LONGEST_RETRY_NS));
+            }
+            self.retry_at_ns.store(sys::now_ns() + after_ns, Relaxed);
         }
         self.set_reason(reason);
     }

@@ -35,6 +35,10 @@ pub(crate) const IN_WANTED: u32 = 1 << 13;
 pub(crate) const OUT_WANTED: u32 = 1 << 10;
 /// This end called connect.
 pub(crate) const ACTIVE: u32 = 1 << 7;
+/// [`Conn::flags`]: another process opened it, and may still hold it; until viaductd has said that nobody does.
+///
+/// [`Conn::flags`]: crate::conn::Conn::flags
+pub(crate) const CAME: u32 = 1 << 31;
 /// Direct search has been used: receives may have holes to mind.
 pub(crate) const SEARCHED: u32 = 1 << 18;
 /// The kernel's counts of what this end sends have been seen to agree.

@@ -1,11 +1,12 @@
-//! Connections that come from other programs and processes. They stay on TCP: who opened them may go on using them, and
-//! what they have carried is not known. They are shown.
+//! Connections that come from other programs and processes. They stay on TCP as long as who opened them, or anybody
+//! else, may go on using them. They are shown.
 
 use crate::conn::{self, Conn, records};
 use crate::descriptors::lifecycle::{duplicated, fresh, is_tcp};
 use crate::descriptors::table;
 use crate::process::{is_confined, lodgers, start_with_sockets};
 use crate::sys::{self, listing, raw};
+use crate::{kernel, options};
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
@@ -23,14 +24,19 @@ pub fn fetched(fd: c_int) {
     came(fd, |_| true);
 }
 
+/// Numbers that are looked at though some before them stand for nothing: who starts a program with a connection has
+/// mostly closed what it accepted it from.
+const FIRST: c_int = 8;
+
 /// The library is loaded into a program that may have been started with connections, which have the first numbers then.
 pub fn inherited() {
-    let mut fd = 0;
-    while let Ok(is_socket) = raw::is_socket(fd) {
-        if is_socket {
-            came(fd, |_| true);
+    for fd in 0.. {
+        match raw::is_socket(fd) {
+            Ok(true) => came(fd, |_| true),
+            Ok(false) => {}
+            Err(_) if fd < FIRST => {}
+            Err(_) => return,
         }
-        fd += 1;
     }
 }
 
@@ -62,21 +68,45 @@ fn came(fd: c_int, may_be: impl Fn(c_int) -> bool) {
     match same {
         Some(known) => duplicated(known, fd),
         None if sys::addresses(fd).is_some() => {
-            adopted(fd);
+            begin(fd, conn::EARLY | conn::CAME);
         }
         // What it accepts, or connects to, is its own.
         None => {}
     }
 }
 
-/// A record for a connected socket whose opening was not seen. Not of a lodger with descriptors of its own.
+/// A record for a connected socket whose opening was not seen, though it should have been: some of the program's calls
+/// are not. Not of a lodger with descriptors of its own.
 pub(crate) fn adopted(fd: c_int) -> Option<&'static Conn> {
+    begin(fd, conn::EARLY | conn::BANNED)
+}
+
+fn begin(fd: c_int, flags: u32) -> Option<&'static Conn> {
     start_with_sockets();
-    let conn = records::begin(fd, conn::EARLY | conn::BANNED)?;
+    let conn = records::begin(fd, flags)?;
     if conn.is_early() {
-        conn.set_flag(conn::BANNED, true);
+        conn.set_flag(flags, true);
         conn.set_reason(Reason::PassedOn);
         conn.stands();
     }
     Some(conn)
+}
+
+/// Why a connection that came from elsewhere is not to have a lane, whoever holds it: something was done to it that only
+/// TCP does, and that is not asked of one whose every call was seen.
+pub(crate) fn objection(fd: c_int) -> Option<Reason> {
+    let status = raw::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0);
+    if options::has_upper_layer(fd) {
+        Some(Reason::TransportLayer)
+    } else if options::has_filter(fd) {
+        Some(Reason::SocketOption)
+    } else if status & libc::O_ASYNC as usize != 0 {
+        Some(Reason::UnseenWait)
+    } else if kernel::was_opened_fast(fd) {
+        Some(Reason::FastOpen)
+    } else if kernel::is_shut(fd) {
+        Some(Reason::HalfClosed)
+    } else {
+        None
+    }
 }

@@ -1,5 +1,6 @@
-// `node echo.mjs server|client PORT [ROUNDS]`: an HTTP server that sends bodies back, and a client that checks them: so many on each connection, or
-// fewer, and some on connections of their own.
+// `node echo.mjs server|cluster|client PORT [ROUNDS]`: an HTTP server that sends bodies back, alone or by two workers that are passed the connections,
+// and a client that checks them: so many on each connection, or fewer, and some on connections of their own.
+import cluster from 'node:cluster';
 import http from 'node:http';
 import { randomBytes, randomInt } from 'node:crypto';
 
@@ -56,5 +57,6 @@ async function call() {
   console.log('all bodies came back');
 }
 
-if (role === 'server') serve();
+if (role === 'cluster' && cluster.isPrimary) for (let worker = 0; worker < 2; worker++) cluster.fork();
+else if (role !== 'client') serve();
 else await call();

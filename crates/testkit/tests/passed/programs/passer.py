@@ -1,0 +1,115 @@
+"""One end of a connection on which one end repeats what the other sends, and the process that has it first.
+
+    passer.py serve|ask PORT HOW
+
+`serve` accepts the connection and repeats, `ask` opens it, and sends and checks. HOW:
+
+    itself      the process goes on with it
+    closing     it passes it to another process, and closes its own
+    keeping     likewise, but closes its own when it gets SIGUSR1
+    twice       passes it on once more from there
+    becoming    becomes that process by exec
+    and what it does to it before it passes it on and closes it: `filtering`, `signalled`
+"""
+import array
+import fcntl
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+
+FILTER_ALL = struct.pack('HBBI', 6, 0, 0, 0x40000)
+
+
+def exact(connection, count):
+    got = bytearray()
+    while len(got) < count:
+        part = connection.recv(count - len(got))
+        if not part:
+            sys.exit(f'the stream ended after {len(got)} of {count}')
+        got += part
+    return bytes(got)
+
+
+def go_on(role, connection):
+    if role == 'serve':
+        while data := connection.recv(1 << 16):
+            connection.sendall(data)
+        print('ended', flush=True)
+        return
+    chance = random.Random(7)
+    for number in range(3000):
+        message = chance.randbytes(chance.choice((1, 8, 100, 3000, 20000)))
+        connection.sendall(message)
+        assert exact(connection, len(message)) == message, number
+    print('checked', flush=True)
+    while True:
+        connection.sendall(b'more')
+        assert exact(connection, 4) == b'more'
+        time.sleep(0.001)
+
+
+def prepare(how, connection):
+    if how == 'filtering':
+        codes = array.array('B', FILTER_ALL)
+        program = struct.pack('HxxxxxxP', 1, codes.buffer_info()[0])
+        connection.setsockopt(socket.SOL_SOCKET, 26, program)
+    elif how == 'signalled':
+        flags = fcntl.fcntl(connection, fcntl.F_GETFL)
+        fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC)
+
+
+def another(role, how, far):
+    """Another program, whose library does not know what ours does."""
+    return subprocess.Popen([sys.executable, __file__, role, 'passed', how, str(far.fileno())], pass_fds=[far.fileno()])
+
+
+def receive(role, how, near):
+    connection = socket.socket(fileno=socket.recv_fds(near, 1, 1)[1][0])
+    if how == 'twice':
+        pass_on(role, 'closing', connection)
+    go_on(role, connection)
+
+
+def pass_on(role, how, connection):
+    near, far = socket.socketpair()
+    child = another(role, how, far)
+    far.close()
+    socket.send_fds(near, [b'.'], [connection.fileno()])
+    if how == 'keeping':
+        signal.sigwait([signal.SIGUSR1])
+    connection.close()
+    sys.exit(child.wait())
+
+
+def main():
+    role, port, how, *more = sys.argv[1:]
+    if port == 'passed':
+        return receive(role, how, socket.socket(fileno=int(more[0])))
+    if port == 'become':
+        return go_on(role, socket.socket(fileno=int(more[0])))
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    if role == 'serve':
+        with socket.create_server(('127.0.0.1', int(port))) as listener:
+            connection = listener.accept()[0]
+        connection.sendall(exact(connection, 3))
+    else:
+        connection = socket.create_connection(('127.0.0.1', int(port)))
+        connection.sendall(b'one')
+        assert exact(connection, 3) == b'one'
+    if how == 'itself':
+        go_on(role, connection)
+    elif how == 'becoming':
+        connection.set_inheritable(True)
+        words = [sys.executable, __file__, role, 'become', how, str(connection.fileno())]
+        os.execv(sys.executable, words)
+    else:
+        prepare(how, connection)
+        pass_on(role, how, connection)
+
+
+main()
