@@ -32,9 +32,11 @@ const SHOWN_BY_FAMILIES: [u64; 6] = [
     500_000_570,
     500_001_050,
 ];
+/// Seeds of ends that another process has made, and is no more.
+const PASSED: (u64, u64) = (700_000_000, 100);
 const PATIENCE: Duration = Duration::from_secs(600);
 const TRIES: usize = 3;
-const SOURCES: [&str; 4] = ["calls", "transfers", "looks", "lives"];
+const SOURCES: [&str; 5] = ["calls", "meet", "transfers", "looks", "lives"];
 
 /// What `variable` says, in numbers separated by commas.
 fn numbers(variable: &str) -> Vec<u64> {
@@ -154,4 +156,9 @@ fn many_calls_of_one_connection_do_the_same_on_lanes() {
 #[test]
 fn calls_of_two_processes_do_the_same_on_lanes() {
     check(&plan(FAMILIES, &SHOWN_BY_FAMILIES, LENGTH));
+}
+
+#[test]
+fn calls_on_ends_that_were_passed_on_do_the_same_on_lanes() {
+    check(&plan(PASSED, &[], LENGTH));
 }

@@ -5,7 +5,8 @@
  * Before each call what is on its way in the kernel has come, so that they do not depend on time. At last the program
  * says how many bytes it has sent, and waits for SIGTERM, so that its counters can be looked at.
  *
- * Seeds from FAMILIES on are played by two processes, which share both ends; a call of the second has a ' to it. */
+ * Seeds from FAMILIES on are played by two processes, which share both ends; a call of the second has a ' to it. Those
+ * from PASSED on by one, which both ends are passed to by another that has made them and is no more. */
 #include "calls.h"
 #include <sched.h>
 #include <stdarg.h>
@@ -47,8 +48,8 @@ static const struct {
 };
 enum { KINDS = sizeof calls / sizeof *calls };
 
-/* The first seed of two processes. */
-enum { FAMILIES = 500000000 };
+/* The first seed of two processes, and of ends that were passed on. */
+enum { FAMILIES = 500000000, PASSED = 700000000 };
 
 struct end ends[2];
 unsigned char buffer[BUFFER];
@@ -231,40 +232,6 @@ static void settle(void)
     wait_until(is_acknowledged, 0.1);
 }
 
-static void *connect_beside(void *address)
-{
-    if (connect(ends[0].fd, address, sizeof(struct sockaddr_in)))
-        perror("connect");
-    return NULL;
-}
-
-/* The two wait for each other where connections are offered before they are used. */
-static void meet(void)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    socklen_t length = sizeof address;
-    int listener = socket(AF_INET, SOCK_STREAM, 0), one = 1;
-    pthread_t thread;
-
-    if (bind(listener, (struct sockaddr *)&address, length) || listen(listener, 1) ||
-        getsockname(listener, (struct sockaddr *)&address, &length)) {
-        perror("listen");
-        exit(1);
-    }
-    ends[0] = (struct end){.fd = socket(AF_INET, SOCK_STREAM, 0), .copy = -1, .next = 0};
-    thread = in_thread(connect_beside, &address);
-    ends[1] = (struct end){.fd = accept(listener, NULL, NULL), .copy = -1, .next = 128};
-    pthread_join(thread, NULL);
-    close(listener);
-    for (int end = 0; end < 2; end++)
-        setsockopt(ends[end].fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    for (int round = 0; round < 8; round++)
-        if (!send_all(ends[round % 2].fd, buffer, 3000) || !receive_all(ends[1 - round % 2].fd, buffer, 3000)) {
-            perror("warm up");
-            exit(1);
-        }
-}
-
 /* Remembers where the kernel's counts stand once they stand still. */
 static void begin_counts(void)
 {
@@ -409,7 +376,11 @@ static void play(unsigned seed, int count)
         below(2);
     memset(buffer, 0, sizeof buffer);
     say("seed %u\n", seed);
-    meet();
+    if (seed >= PASSED)
+        be_passed();
+    else
+        meet();
+    warm_up_ends(seed >= PASSED);
     set = epoll_create1(0);
     set_blocking(0, false);
     set_blocking(1, false);
@@ -419,7 +390,7 @@ static void play(unsigned seed, int count)
     /* Those that have shown faults when all were out of line still are. */
     for (int end = 0, in_line = seed / FLAVOURS % 9 < 6; end < 2 && flavour == URGENT; end++)
         setsockopt(ends[end].fd, SOL_SOCKET, SO_OOBINLINE, &in_line, sizeof in_line);
-    if (seed >= FAMILIES) {
+    if (seed >= FAMILIES && seed < PASSED) {
         last_of_two = count / 4 + (int)below((unsigned)count);
         start_second();
     }

@@ -56,6 +56,13 @@ void was_received(int end, long count);
 /* Whether calls wait. */
 void set_blocking(int end, bool blocking);
 
+/* meet.c. The two wait for each other where connections are offered before they are used. */
+void meet(void);
+/* Has another process make them. */
+void be_passed(void);
+/* Moves some bytes both ways; `patiently`, so that both are offered and matched meanwhile. */
+void warm_up_ends(bool patiently);
+
 /* transfers.c */
 void call_send(int end);
 void call_receive(int end);
