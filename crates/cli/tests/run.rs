@@ -697,7 +697,8 @@ fn a_viaductd_that_fails_or_hangs_does_not_hinder_the_program() {
         assert!(stderr(&output).contains("did not become ready"), "{}", stderr(&output));
         took
     });
-    assert!(took.iter().any(|took| *took < Duration::from_millis(2900)), "{took:?}");
+    let prompt = took.iter().filter(|took| **took < Duration::from_millis(2900)).count();
+    assert!(prompt >= 2, "{took:?}");
 }
 
 /// What a viaductd that is killed just then has done by that time.
@@ -758,7 +759,8 @@ fn a_viaductd_that_turns_a_user_away_is_not_replaced() {
         assert!(!dir.path.join("started").exists());
         took
     });
-    assert!(took.iter().any(|took| *took < Duration::from_secs(1)), "{took:?}");
+    let prompt = took.iter().filter(|took| **took < Duration::from_secs(1)).count();
+    assert!(prompt >= 2, "{took:?}");
     let doctor = stdout(&viaduct(&dir.path).arg("doctor").output().unwrap());
     assert!(doctor.contains("turned this process away"), "{doctor}");
 }
