@@ -18,7 +18,8 @@ use viaduct_control::runtime::socket_path;
 
 /// A viaductd started on demand exits after this many seconds without a guest.
 const IDLE_EXIT_S: u32 = 60;
-/// How long to wait for the word of a viaductd that has been started. One that cannot start ends, which is seen at once.
+/// How long to wait for the word of a viaductd that has been started. One that cannot start ends, which is seen at
+/// once.
 const READY_S: u32 = 10;
 /// The longest word of a viaductd that has started, or could not: it comes in one piece.
 const MAX_WORD: usize = 4096;

@@ -83,8 +83,8 @@ impl Conn {
         self.flag(BANNED) || self.common_flag(BANNED)
     }
 
-    /// Which directions have ended: shut down by the program, in whichever process, or by the peer's FIN, where one that
-    /// has looked behind it has seen it. For what looks at this process's flags.
+    /// Which directions have ended, for what looks at this process's flags: shut down by the program, in whichever
+    /// process, or by the peer's FIN, where one that has looked behind it has seen it.
     #[inline]
     pub(crate) fn learn_what_has_ended(&self) {
         let flags = self.flags.load(Relaxed);
