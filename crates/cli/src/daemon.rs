@@ -8,7 +8,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
 };
 use std::ffi::OsString;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -18,12 +18,16 @@ use viaduct_control::runtime::socket_path;
 
 /// A viaductd started on demand exits after this many seconds without a guest.
 const IDLE_EXIT_S: u32 = 60;
-/// How long to wait for a started viaductd to listen.
-const READY_TIMEOUT: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
+/// How long to wait for the word of a viaductd that has been started. One that cannot start ends, which is seen at
+/// once.
+const READY_S: u32 = 10;
 /// The longest word of a viaductd that has started, or could not: it comes in one piece.
 const MAX_WORD: usize = 4096;
 /// How long to wait for an answer to a query.
-const ANSWER_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const ANSWER_S: u32 = 1;
+/// Either is waited for in so many looks a second: time in which the machine stands still, and viaductd with it, counts
+/// for one of them.
+const LOOKS_A_SECOND: u32 = 20;
 /// A viaductd that hangs up is asked so often,
 const ASKED_MOST: u32 = 4;
 /// and after so long each time, within which one that was killed has ended.
@@ -68,7 +72,7 @@ fn try_query(dir: &Path) -> Result<Option<Stats>, Errno> {
         reserved: 0,
     };
     send(&socket, Packet::new(&query).as_bytes(), SendFlags::NOSIGNAL)?;
-    if poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&ANSWER_TIMEOUT))? == 0 {
+    if !comes(&socket, ANSWER_S)? {
         return Ok(None);
     }
     let mut buffer = [0; MAX_PACKET];
@@ -78,6 +82,20 @@ fn try_query(dir: &Path) -> Result<Option<Stats>, Errno> {
         return Err(Errno::CONNRESET);
     }
     Ok(decode(buffer.get(..len).unwrap_or(&[])))
+}
+
+/// Waits until something can be read, or the other end is closed.
+fn comes(file: impl AsFd, seconds: u32) -> Result<bool, Errno> {
+    let look = Timespec {
+        tv_sec: 0,
+        tv_nsec: i64::from(1_000_000_000 / LOOKS_A_SECOND),
+    };
+    for _ in 0..seconds * LOOKS_A_SECOND {
+        if poll(&mut [PollFd::new(&file, PollFlags::IN)], Some(&look))? > 0 {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Sees to it that a viaductd listens in `dir`, starting one if none answers: once, and that one waits until another
@@ -154,8 +172,8 @@ pub(crate) fn launch(args: &LaunchArgs) -> Result<()> {
         .spawn()
         .map_err(|error| limits::no_process(error, &args.daemon.display().to_string()))?;
     drop(notify);
-    if poll(&mut [PollFd::new(&ready, PollFlags::IN)], Some(&READY_TIMEOUT))? == 0 {
-        bail!("viaductd was started but did not become ready within 2 seconds");
+    if !comes(&ready, READY_S)? {
+        bail!("viaductd was started but did not become ready within {READY_S} seconds");
     }
     let mut word = [0; MAX_WORD];
     let len = rustix::io::read(&ready, &mut word[..])?;

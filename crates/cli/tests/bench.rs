@@ -82,7 +82,8 @@ fn peers_measure_each_size_over_a_connection() {
         // machine that stands still takes long as well, but not again and again.
         let took = [(); 3].map(|()| measure(&home, kind));
         for size in 0..3 {
-            assert!(took.iter().any(|seconds| seconds[size] < 0.2), "{kind}: {took:?}");
+            let prompt = took.iter().filter(|seconds| seconds[size] < 0.2).count();
+            assert!(prompt >= 2, "{kind}: {took:?}");
         }
     }
 }

@@ -10,19 +10,22 @@ use rustix::net::{
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use viaduct_control::PROTOCOL_VERSION;
 use viaduct_control::message::{Packet, Query};
 use viaduct_control::runtime;
 
 const LOCK_NAME: &str = "viaductd.lock";
 
-/// How long another viaductd may take to answer or to let go of the directory.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How often another viaductd is looked at before it is given up: one that has only been started answers late on a busy
+/// machine. Seven seconds, while the machine does not stand still: `viaduct run` waits for ten, and is told why.
+const LOOKS: u32 = 350;
+const LOOK: Duration = Duration::from_millis(20);
 
 /// The directory, held by this process alone until it exits.
 #[derive(Debug)]
@@ -35,25 +38,25 @@ pub(crate) struct Place {
 /// What came of the attempt to take a directory.
 #[derive(Debug)]
 pub(crate) enum Taken {
-    /// It is ours, and this socket listens.
+    /// It is ours, and this socket is to listen there.
     Ours(Place, OwnedFd),
     /// Another viaductd serves it.
     Served,
 }
 
-/// Makes `dir` ours: creates it, locks it, listens. `uid` is the effective user.
+/// Makes `dir` ours: creates it, locks it, binds the socket. `uid` is the effective user.
 pub(crate) fn take(dir: &Path, uid: u32) -> anyhow::Result<Taken> {
     prepare(dir, uid)?;
     let socket_path = runtime::socket_path(dir);
     let lock_path = dir.join(LOCK_NAME);
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let lock = open(&lock_path, flags, Mode::RUSR | Mode::WUSR).with_context(|| lock_path.display().to_string())?;
-    let deadline = Instant::now() + PATIENCE;
+    let mut looks = 0..LOOKS;
     loop {
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => break,
-            Err(Errno::WOULDBLOCK) if answers(&socket_path) => return Ok(Taken::Served),
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(10)),
+            Err(Errno::WOULDBLOCK) if answers(&socket_path, &mut looks) => return Ok(Taken::Served),
+            Err(Errno::WOULDBLOCK) if looks.next().is_some() => std::thread::sleep(LOOK),
             Err(Errno::WOULDBLOCK) => bail!("{}: held by a process that does not answer", lock_path.display()),
             Err(error) => return Err(error).with_context(|| lock_path.display().to_string()),
         }
@@ -66,13 +69,13 @@ pub(crate) fn take(dir: &Path, uid: u32) -> anyhow::Result<Taken> {
     }
     // Before anybody is served, since programs look for it once.
     let programs = open_programs(dir, uid)?;
-    let listener = open_listener(&socket_path, uid).with_context(|| socket_path.display().to_string())?;
+    let socket = open_socket(&socket_path, uid).with_context(|| socket_path.display().to_string())?;
     let place = Place {
         socket_path,
         programs,
         _lock: lock,
     };
-    Ok(Taken::Ours(place, listener))
+    Ok(Taken::Ours(place, socket))
 }
 
 impl Place {
@@ -146,21 +149,25 @@ fn open_programs(dir: &Path, uid: u32) -> anyhow::Result<OwnedFd> {
         .with_context(|| path.display().to_string())
 }
 
-fn open_listener(path: &Path, uid: u32) -> anyhow::Result<OwnedFd> {
+fn open_socket(path: &Path, uid: u32) -> anyhow::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     let mode = if uid == 0 { 0o666 } else { 0o600 };
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
-    listen(&socket, 4096)?;
     Ok(socket)
 }
 
-/// Whether a viaductd answers at `path`.
-fn answers(path: &Path) -> bool {
-    let ask = || -> Result<usize, Errno> {
+/// Lets programs in. Last but for what viaductd gives up: they wait for an answer from then on.
+pub(crate) fn let_in(socket: &OwnedFd) -> rustix::io::Result<()> {
+    listen(socket, 4096)
+}
+
+/// Whether a viaductd answers at `path`, in the looks that are left.
+fn answers(path: &Path, looks: &mut Range<u32>) -> bool {
+    let mut ask = || -> Result<usize, Errno> {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, Some(PATIENCE))?;
+        rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, Some(LOOK))?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
         let query = Query {
             version: PROTOCOL_VERSION,
@@ -168,8 +175,12 @@ fn answers(path: &Path) -> bool {
         };
         rustix::net::send(&socket, Packet::new(&query).as_bytes(), SendFlags::NOSIGNAL)?;
         let mut answer = [0; viaduct_control::message::MAX_PACKET];
-        let (len, _) = rustix::net::recv(&socket, &mut answer, RecvFlags::empty())?;
-        Ok(len)
+        loop {
+            match rustix::net::recv(&socket, &mut answer, RecvFlags::empty()) {
+                Err(Errno::AGAIN) if looks.next().is_some() => {}
+                received => return received.map(|(len, _)| len),
+            }
+        }
     };
     ask().is_ok_and(|len| len > 0)
 }

@@ -57,8 +57,8 @@ fn run(args: &args::Args) -> anyhow::Result<()> {
     let dir = decided
         .dir
         .unwrap_or_else(|| runtime::default_dir(uid, |name| std::env::var_os(name)));
-    let (place, listener) = match listen::take(&dir, uid)? {
-        listen::Taken::Ours(place, listener) => (place, listener),
+    let (place, socket) = match listen::take(&dir, uid)? {
+        listen::Taken::Ours(place, socket) => (place, socket),
         listen::Taken::Served => {
             tracing::warn!("{}: another viaductd serves it already", dir.display());
             listen::Announcement::open(args.ready_fd).send();
@@ -83,9 +83,10 @@ fn run(args: &args::Args) -> anyhow::Result<()> {
         uid,
     };
     let closing = closing::Closing::new()?;
+    listen::let_in(&socket)?;
     let mut server = server::Server::new(
         settings,
-        listener,
+        socket,
         stop_signals()?.into(),
         tickets,
         random_u64()?,

@@ -82,6 +82,18 @@ fn a_socket_left_behind_is_replaced() {
 }
 
 #[test]
+fn a_directory_that_another_gives_up_late_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let lock = std::fs::File::create(dir.path().join("viaductd.lock")).unwrap();
+    flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
+    let mut waiting = Running(command(dir.path(), &["--same-user"]).spawn().unwrap());
+    std::thread::sleep(Duration::from_secs(4));
+    assert!(waiting.0.try_wait().unwrap().is_none(), "it has not waited");
+    drop(lock);
+    until("it listens", || connect(dir.path()).is_ok());
+}
+
+#[test]
 fn told_to_stop_it_removes_its_socket() {
     for mode in [&["--same-user"][..], &[]] {
         let mut daemon = Daemon::start(mode);

@@ -37,7 +37,7 @@ pub(crate) fn send_by(conn: &'static Conn, id: u64, len: usize, fill: impl FnOnc
 fn append(conn: &'static Conn, id: u64, append: impl FnOnce(&Sender<'_>) -> Result<usize, Violation>) -> usize {
     let Some(guard) = conn.own_send(id) else { return 0 };
     // Only now: until then another thread, or process, may have shut it down.
-    conn.learn_what_is_shut();
+    conn.learn_what_has_ended();
     if conn.flag(conn::SHUT_WRITE | conn::DEAD | conn::PEER_FIN | conn::OUT_WANTED) {
         return 0;
     }
@@ -67,7 +67,11 @@ pub(crate) fn receive(
     flags: c_int,
     polling: &mut Option<Spinner>,
 ) -> usize {
-    if flags & !RECEIVE_FLAGS != 0 || dest.is_empty() || is_nowhere(dest.as_mut_ptr()) || conn.option(conn::LOW_WATER) {
+    if flags & !RECEIVE_FLAGS != 0
+        || dest.is_empty()
+        || is_nowhere(dest.as_mut_ptr())
+        || conn.common_flag(conn::LOW_WATER)
+    {
         return 0;
     }
     let waits = flags & libc::MSG_DONTWAIT == 0 && !conn.nonblocking();

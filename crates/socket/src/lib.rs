@@ -17,7 +17,7 @@
 //! | `lock` | which thread uses a direction now, and what becomes of that where it jumps or ends |
 //! | [`options`], `kernel` | what the program and we ask of the kernel connection |
 //! | `agent` | viaductd: which connections are offered, what `viaduct run` said, what `viaduct status` shows |
-//! | `memory` | what lanes may take, and what they give back |
+//! | `memory`, `extent` | what lanes may take, and what they give back; how much of our own arrays is in use |
 //! | [`sys`], [`real`], `vector` | the corner for system calls, the C library's functions, the program's buffers |
 #![deny(unsafe_code)]
 
@@ -26,6 +26,7 @@ mod at_once;
 pub mod conn;
 pub mod descriptors;
 pub mod epoll;
+mod extent;
 pub mod file;
 mod kernel;
 mod lock;

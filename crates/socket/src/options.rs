@@ -119,7 +119,7 @@ fn is_unusual(fd: c_int, (level, name, usual): (c_int, c_int, c_int)) -> bool {
 fn recall_flag(conn: &Conn, name: c_int, flag: u32, when: bool) {
     let mut on: c_int = 0;
     let known = raw::getsockopt(conn.fd(), libc::IPPROTO_TCP, name, &mut on).is_ok();
-    conn.set_option(flag, known && (on != 0) == when);
+    conn.set_common_flag(flag, known && (on != 0) == when);
 }
 
 /// A time-out that was negative, which the kernel takes for none at all and tells as if it were unlimited.
@@ -234,15 +234,15 @@ pub(crate) fn are_undecided(conn: &Conn) -> bool {
 /// Notes whether the program wants small messages sent at once, or full segments only.
 fn hold_back(conn: &Conn, name: c_int, on: bool) {
     if name == libc::TCP_CORK {
-        conn.set_option(conn::CORK, on);
+        conn.set_common_flag(conn::CORK, on);
     } else {
-        conn.set_option(conn::NAGLE, !on);
+        conn.set_common_flag(conn::NAGLE, !on);
     }
 }
 
 /// The connection is no longer ours: the kernel's socket is to be as the program made it.
 pub(crate) fn give_back(conn: &Conn) {
-    let (no_delay, cork) = (!conn.option(conn::NAGLE), conn.option(conn::CORK));
+    let (no_delay, cork) = (!conn.common_flag(conn::NAGLE), conn.common_flag(conn::CORK));
     for (name, on) in [(libc::TCP_NODELAY, no_delay), (libc::TCP_CORK, cork)] {
         let _ = raw::setsockopt(conn.fd(), libc::IPPROTO_TCP, name, &c_int::from(on));
     }
@@ -256,8 +256,8 @@ pub fn getting(conn: &'static Conn, level: c_int, name: c_int) -> Verdict {
         return Verdict::Pass;
     }
     match (level, name) {
-        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Verdict::Answer((!conn.option(conn::NAGLE)).into()),
-        (libc::IPPROTO_TCP, libc::TCP_CORK) => Verdict::Answer(conn.option(conn::CORK).into()),
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Verdict::Answer((!conn.common_flag(conn::NAGLE)).into()),
+        (libc::IPPROTO_TCP, libc::TCP_CORK) => Verdict::Answer(conn.common_flag(conn::CORK).into()),
         (libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE) if !demote::hand_over(conn, Reason::ZeroCopy, false) => {
             Verdict::Refuse(libc::EAGAIN)
         }
@@ -283,7 +283,7 @@ pub fn was_set(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_i
         (libc::IPPROTO_TCP, libc::TCP_NODELAY | libc::TCP_CORK) => hold_back(conn, name, value.unwrap_or(0) != 0),
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
             let mark = value.unwrap_or(1).max(1);
-            conn.set_option(conn::LOW_WATER, mark > 1);
+            conn.set_common_flag(conn::LOW_WATER, mark > 1);
             // As with TCP, sets are told anew where there is as much.
             if conn.phase() == Phase::Attached && receive::readable_bytes(conn, conn.id()) >= mark {
                 conn.set_flag(conn::IN_WANTED, true);

@@ -43,7 +43,7 @@ pub(crate) enum Kernel {
 pub(crate) fn look<P>(conn: &'static Conn, proof: &P, interest: u32, knows: Kernel) -> u32 {
     let mut kernel = knows == Kernel::Anything;
     let Some(segment) = conn.segment(proof) else { return 0 };
-    conn.learn_what_is_shut();
+    conn.learn_what_has_ended();
     let mut mask = 0;
     let ends = || Incoming::new(segment.receiver(conn.side())).sender_ends();
     // Behind an end only the kernel knows what else there is to tell.

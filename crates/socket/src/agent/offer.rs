@@ -200,7 +200,7 @@ impl Conn {
     /// Either direction may have been shut down before: tells the peer that this end's own has been, and notes that its
     /// has, which calls that were made on the kernel connection did not.
     fn tell_of_ends(&self, send: &Guard<'_>) {
-        self.learn_what_is_shut();
+        self.learn_what_has_ended();
         if self.flag(SHUT_WRITE)
             && let Some(segment) = self.segment(send)
         {

@@ -6,12 +6,12 @@ use crate::sys::Errno;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
-/// What forked processes tell each other of options, in memory that they share.
+/// What forked processes tell each other of a connection, in memory that they share.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub(crate) struct Options {
+pub(crate) struct Common {
     /// Bits of `crate::conn::flags`, and those of [`Timed`].
-    set: AtomicU32,
+    flags: AtomicU32,
     receive_timeout_ns: AtomicU64,
     send_timeout_ns: AtomicU64,
     /// See [`Conn::take_error`].
@@ -27,21 +27,21 @@ pub(crate) enum Timed {
     Send = 1 << 31,
 }
 
-impl Options {
+impl Common {
     /// For a new connection, which has set none.
     pub(crate) fn forget(&self) {
-        self.set.store(0, Relaxed);
+        self.flags.store(0, Relaxed);
         self.error.store(0, Relaxed);
     }
 
     /// Release pairs with the acquire in [`Conn::timeout_ns`]: who sees the bit sees the time.
-    fn set(&self, bits: u32, on: bool) {
+    fn set_flags(&self, bits: u32, on: bool) {
         // The line is that of the words that are owned: written to only where something changes.
-        let known = self.set.load(Relaxed) & bits;
+        let known = self.flags.load(Relaxed) & bits;
         if on && known != bits {
-            self.set.fetch_or(bits, Release);
+            self.flags.fetch_or(bits, Release);
         } else if !on && known != 0 {
-            self.set.fetch_and(!bits, Release);
+            self.flags.fetch_and(!bits, Release);
         }
     }
 
@@ -54,46 +54,46 @@ impl Options {
 }
 
 impl Conn {
-    /// Whether an option is set, whichever process has set it.
+    /// Whether one of the flags that processes have in common is set, whichever has set it.
     #[inline]
-    pub(crate) fn option(&self, flag: u32) -> bool {
+    pub(crate) fn common_flag(&self, flag: u32) -> bool {
         // What other processes would have to look at is looked at only where there may be some.
         let flags = self.flags.load(Relaxed);
         match self.locks() {
-            Some(locks) if flags & FORKED != 0 => locks.options.set.load(Relaxed) & flag != 0,
+            Some(locks) if flags & FORKED != 0 => locks.common.flags.load(Relaxed) & flag != 0,
             _ => flags & flag != 0,
         }
     }
 
-    /// The program has set an option, or taken it back.
-    pub(crate) fn set_option(&self, flag: u32, on: bool) {
+    /// Sets these flags, or takes them back, for all processes: as the program does with an option.
+    pub(crate) fn set_common_flag(&self, flag: u32, on: bool) {
         self.set_flag(flag, on);
         if let Some(locks) = self.locks() {
-            locks.options.set(flag, on);
+            locks.common.set_flags(flag, on);
         }
     }
 
     /// No direction is to be promoted any more, by whichever process.
     pub(crate) fn ban(&self) {
-        self.set_option(BANNED, true);
+        self.set_common_flag(BANNED, true);
     }
 
     #[inline]
     pub(crate) fn is_banned(&self) -> bool {
-        self.flag(BANNED) || self.option(BANNED)
+        self.flag(BANNED) || self.common_flag(BANNED)
     }
 
-    /// Which directions the program has shut down, in whichever process, and whether one that has looked behind the
-    /// peer's FIN has seen that, for what looks at this process's flags.
+    /// Which directions have ended, for what looks at this process's flags: shut down by the program, in whichever
+    /// process, or by the peer's FIN, where one that has looked behind it has seen it.
     #[inline]
-    pub(crate) fn learn_what_is_shut(&self) {
+    pub(crate) fn learn_what_has_ended(&self) {
         let flags = self.flags.load(Relaxed);
         if flags & FORKED != 0
             && let Some(locks) = self.locks()
         {
-            let shut = locks.options.set.load(Relaxed) & (SHUT_READ | SHUT_WRITE | PEER_FIN) & !flags;
-            if shut != 0 {
-                self.set_flag(shut, true);
+            let ended = locks.common.flags.load(Relaxed) & (SHUT_READ | SHUT_WRITE | PEER_FIN) & !flags;
+            if ended != 0 {
+                self.set_flag(ended, true);
             }
         }
     }
@@ -106,7 +106,7 @@ impl Conn {
             // In this order: what this process knows is but a hint that there may be one.
             Some(locks) => {
                 self.pending_error.store(0, Relaxed);
-                locks.options.error.swap(0, AcqRel)
+                locks.common.error.swap(0, AcqRel)
             }
             None => self.pending_error.swap(0, AcqRel),
         }
@@ -114,14 +114,14 @@ impl Conn {
 
     pub(crate) fn has_error(&self) -> bool {
         match self.locks() {
-            Some(locks) if self.flag(FORKED) => locks.options.error.load(Relaxed) != 0,
+            Some(locks) if self.flag(FORKED) => locks.common.error.load(Relaxed) != 0,
             _ => self.pending_error.load(Relaxed) != 0,
         }
     }
 
     pub(crate) fn set_error(&self, errno: Errno) {
         if let Some(locks) = self.locks() {
-            locks.options.error.store(errno, Release);
+            locks.common.error.store(errno, Release);
         }
         self.pending_error.store(errno, Release);
     }
@@ -129,8 +129,8 @@ impl Conn {
     /// How long calls wait at most; 0: for ever.
     pub(crate) fn timeout_ns(&self, timed: Timed) -> u64 {
         match self.locks() {
-            Some(locks) if locks.options.set.load(Acquire) & timed as u32 != 0 => {
-                locks.options.timeout_ns(timed).load(Relaxed)
+            Some(locks) if locks.common.flags.load(Acquire) & timed as u32 != 0 => {
+                locks.common.timeout_ns(timed).load(Relaxed)
             }
             _ => 0,
         }
@@ -138,8 +138,8 @@ impl Conn {
 
     pub(crate) fn set_timeout_ns(&self, timed: Timed, time_ns: u64) {
         if let Some(locks) = self.locks() {
-            locks.options.timeout_ns(timed).store(time_ns, Relaxed);
-            locks.options.set(timed as u32, time_ns != 0);
+            locks.common.timeout_ns(timed).store(time_ns, Relaxed);
+            locks.common.set_flags(timed as u32, time_ns != 0);
         }
     }
 }
@@ -150,12 +150,12 @@ mod tests {
 
     #[test]
     fn of_several_bits_each_is_set_and_taken_back() {
-        let options = Options::default();
-        options.set(1, true);
-        options.set(3, true);
-        assert_eq!(options.set.load(Relaxed), 3);
-        options.set(2, false);
-        options.set(3, false);
-        assert_eq!(options.set.load(Relaxed), 0);
+        let common = Common::default();
+        common.set_flags(1, true);
+        common.set_flags(3, true);
+        assert_eq!(common.flags.load(Relaxed), 3);
+        common.set_flags(2, false);
+        common.set_flags(3, false);
+        assert_eq!(common.flags.load(Relaxed), 0);
     }
 }

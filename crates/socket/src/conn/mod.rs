@@ -279,7 +279,7 @@ impl Conn {
     /// Whether the program set `O_NONBLOCK`, as far as its calls were seen.
     #[inline]
     pub(crate) fn nonblocking(&self) -> bool {
-        self.option(NONBLOCKING)
+        self.common_flag(NONBLOCKING)
     }
 
     /// Whether a call with these flags may wait. Another process that has the socket may have changed that.
@@ -289,7 +289,7 @@ impl Conn {
     }
 
     pub(crate) fn set_nonblocking(&self, on: bool) {
-        self.set_option(NONBLOCKING, on);
+        self.set_common_flag(NONBLOCKING, on);
     }
 
     /// Asks the kernel whether `O_NONBLOCK` is set, for a call that is about to wait: another process may have changed

@@ -81,6 +81,7 @@ pub(crate) fn leave(conn: &'static Conn) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::epoll::reach;
     use crate::epoll::set::{HOT, MEMBERS, SET, SETS};
     use crate::sys::raw;
     use crate::wait::bell;
@@ -105,6 +106,7 @@ mod tests {
         // No other test uses it.
         let index = SETS - 10;
         let set = &SET[index];
+        reach(index);
         let file = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::empty()).unwrap();
         set.fd.store(file.as_raw_fd(), Relaxed);
         set.used.store(true, Relaxed);

@@ -27,6 +27,7 @@ pub(crate) use crate::epoll::set::{
     BYTES, EDGE, EMULATED, FIRED, FRESH, KERNEL, MEMBER, MEMBER_TURNS, MEMBERS, Member, PARKED, ROOM, SET, Set, Tagged,
     UNSEEN, jumping, member, set, set_links, tag, wake_elsewhere, whose,
 };
+use crate::extent::Extent;
 use crate::path::demote;
 use crate::process::{self, lodgers};
 use crate::ready;
@@ -36,6 +37,18 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::fence;
 use libc::{EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP};
 use viaduct_control::Reason;
+
+static EXTENT: Extent = Extent::none();
+
+/// The places that sets have been in.
+fn places() -> &'static [Set] {
+    EXTENT.of(&SET)
+}
+
+/// Before a set is in the place `index`.
+pub(crate) fn reach(index: usize) {
+    EXTENT.reach(index);
+}
 
 /// A new epoll set `fd`.
 pub fn created(fd: i32) {
@@ -48,7 +61,11 @@ pub fn created(fd: i32) {
         process::start();
     }
     for (index, set) in SET.iter().enumerate() {
-        if set.used.load(Relaxed) || set.used.swap(true, AcqRel) {
+        if set.used.load(Relaxed) {
+            continue;
+        }
+        reach(index);
+        if set.used.swap(true, AcqRel) {
             continue;
         }
         set.fd.store(fd, Relaxed);
@@ -428,7 +445,7 @@ pub(crate) fn bell_of(conn: &Conn) -> Option<&'static Bell> {
 /// A bell has got another outer bell: the set whose it is, if it is a set's, is to hear that as well. No set is owned.
 pub(crate) fn hear_outside(bell: &Bell) {
     let has_bell = |set: &&'static Set| set.used.load(Relaxed) && set.bell.load(SeqCst) == bell.number();
-    for set in SET.iter().filter(has_bell) {
+    for set in places().iter().filter(has_bell) {
         let Some(_owner) = set.own() else {
             // A handler has interrupted a wait of its own thread.
             bell.lose_outer();

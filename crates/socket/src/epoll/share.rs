@@ -2,12 +2,12 @@
 //!
 //! Their registrations are the kernel's, and so common to all; our records are each process's own.
 
-use crate::epoll::set::{PARKED, SET, Set, member, set_links, tag};
-use crate::epoll::unregister;
+use crate::epoll::set::{PARKED, Set, member, set_links, tag};
+use crate::epoll::{places, unregister};
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
 fn all_sets() -> impl Iterator<Item = &'static Set> {
-    SET.iter().filter(|set| set.used.load(Relaxed))
+    places().iter().filter(|set| set.used.load(Relaxed))
 }
 
 /// Takes parked registrations out of the kernel's set, which goes to another process. The set is owned.
@@ -40,7 +40,7 @@ pub(crate) fn before_fork() {
 /// In a process that has forked.
 pub(crate) fn after_fork_in_parent() {
     // Also one that has come or gone meanwhile.
-    for set in SET.iter().filter(|set| set.forks.load(Relaxed)) {
+    for set in places().iter().filter(|set| set.forks.load(Relaxed)) {
         set.forks.store(false, Relaxed);
         // Release pairs with the acquire of the next owner.
         set.owner.store(0, Release);
@@ -49,7 +49,7 @@ pub(crate) fn after_fork_in_parent() {
 
 /// In a forked child: the sets are shared with the parent, the bells are not.
 pub(crate) fn after_fork() {
-    for set in &SET {
+    for set in places() {
         // Also of one that has come or gone meanwhile: nothing is written where there has been none.
         if set.owner.load(Relaxed) != 0 || set.forks.load(Relaxed) {
             set.owner.store(0, Relaxed);

@@ -11,7 +11,7 @@
 pub(crate) mod jump;
 pub(crate) mod turns;
 
-use crate::conn::common::Options;
+use crate::conn::common::Common;
 use crate::lock::jump::Jump;
 use crate::lock::turns::Turns;
 use crate::process::{apart, shared, thread};
@@ -38,7 +38,7 @@ pub(crate) struct Locks {
     /// What who owns the receiving direction is amid: [`PEEKS_BEHIND`], [`ENDS_STRETCH`], [`COUNTS`], [`IN_LINE`],
     /// [`TELLS_REST`].
     pub(crate) amid: AtomicU32,
-    pub(crate) options: Options,
+    pub(crate) common: Common,
     /// See `Conn::position` in `crate::receive::plain`.
     pub(crate) position: AtomicU64,
     /// See `Conn::surely_raw` in `crate::receive::plain`.
@@ -478,7 +478,7 @@ pub(crate) fn claim(count: usize) -> Option<&'static Locks> {
     // The words are free already, or held for a moment by a thread that came too late for the last connection.
     crate::search::area::release(&locks.area);
     locks.amid.store(0, Relaxed);
-    locks.options.forget();
+    locks.common.forget();
     locks.forget_sleepers();
     if locks.receive.load(Relaxed) == SEARCHED {
         let _ = locks.receive.compare_exchange(SEARCHED, 0, Relaxed, Relaxed);

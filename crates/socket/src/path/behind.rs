@@ -22,10 +22,10 @@ pub(crate) fn look_behind_fin(conn: &Conn) {
 /// Before a sleep: the last bytes may have gone out behind the FIN without a mark, and the peer may have been killed
 /// with them.
 pub(crate) fn put_owed(conn: &Conn) {
-    if conn.option(conn::MARK_OWED)
+    if conn.common_flag(conn::MARK_OWED)
         && let Some(guard) = conn.try_own_send()
     {
-        conn.set_option(conn::MARK_OWED | conn::FIN_PROBED, false);
+        conn.set_common_flag(conn::MARK_OWED | conn::FIN_PROBED, false);
         look_behind(conn, &guard);
     }
 }
@@ -33,21 +33,21 @@ pub(crate) fn put_owed(conn: &Conn) {
 /// The same for who does not sleep but asks what there is to tell, no more often than sends put marks. It is not
 /// counted as theirs: where nothing is unread none is put, and the next bytes are to be the first that are refused.
 pub(crate) fn put_owed_now_and_then(conn: &Conn) {
-    if conn.option(conn::MARK_OWED) && conn.may_mark(send::CHECK_US) {
+    if conn.common_flag(conn::MARK_OWED) && conn.may_mark(send::CHECK_US) {
         put_owed(conn);
     }
 }
 
 /// The same as [`look_behind_fin`] for who owns the sending direction.
 pub(crate) fn look_behind(conn: &Conn, owner: &Guard<'_>) {
-    conn.learn_what_is_shut();
-    let is_over = || conn.flag(conn::SHUT_WRITE | conn::DEAD) || conn.option(conn::FIN_PROBED);
+    conn.learn_what_has_ended();
+    let is_over = || conn.flag(conn::SHUT_WRITE | conn::DEAD) || conn.common_flag(conn::FIN_PROBED);
     if !conn.flag(conn::PEER_FIN) || is_over() {
         return;
     }
     let Some(segment) = conn.segment(owner) else { return };
     // Who finds it probed is to know behind what.
-    conn.set_option(conn::PEER_FIN | conn::FIN_PROBED, true);
+    conn.set_common_flag(conn::PEER_FIN | conn::FIN_PROBED, true);
     let lane = segment.sender(conn.side());
     let (out, incoming) = (Outgoing::new(lane), || Incoming::new(segment.receiver(conn.side())));
     if out.mode() == Mode::Lane && lane.in_flight() > 0 && !out.peer_closes(incoming) {

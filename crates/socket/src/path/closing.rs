@@ -39,7 +39,7 @@ fn tell_of_loss(conn: &Conn, receive: &Guard<'_>) {
 /// to deliver.
 pub(crate) fn shutting(conn: &Conn, how: libc::c_int, send: &Guard<'_>) {
     let Some(segment) = conn.segment(send) else { return };
-    conn.learn_what_is_shut();
+    conn.learn_what_has_ended();
     if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR) {
         Outgoing::new(segment.sender(conn.side())).set_ending();
     }
@@ -57,10 +57,10 @@ pub(crate) fn shutting(conn: &Conn, how: libc::c_int, send: &Guard<'_>) {
 /// The program has shut a direction down.
 pub(crate) fn has_shut(conn: &Conn, how: libc::c_int, send: Option<&Guard<'_>>) {
     if how != libc::SHUT_RD {
-        conn.set_option(conn::SHUT_WRITE, true);
+        conn.set_common_flag(conn::SHUT_WRITE, true);
     }
     if how != libc::SHUT_WR {
-        conn.set_option(conn::SHUT_READ, true);
+        conn.set_common_flag(conn::SHUT_READ, true);
     }
     if conn.flag(conn::SHUT_WRITE)
         && conn.flag(conn::SHUT_READ)

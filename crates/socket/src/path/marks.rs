@@ -77,7 +77,7 @@ pub(crate) const NEWS: i16 = libc::POLLIN | libc::POLLPRI | libc::POLLRDHUP;
 pub(crate) fn has_news(conn: &Conn) -> bool {
     let known = conn::PEER_FIN | conn::DEAD | conn::SHUT_READ;
     // The kernel keeps what is below the low-water mark to itself.
-    conn.flag(known) || conn.option(conn::LOW_WATER) || conn.has_error() || crate::path::wish::is_news(conn)
+    conn.flag(known) || conn.common_flag(conn::LOW_WATER) || conn.has_error() || crate::path::wish::is_news(conn)
 }
 
 /// `sleeper`: who need not be told of what comes next.
@@ -333,7 +333,7 @@ pub(crate) fn untold_error(conn: &Conn) -> Option<Errno> {
     if kept != 0 {
         return Some(kept);
     }
-    conn.learn_what_is_shut();
+    conn.learn_what_has_ended();
     let ends = |segment: &Segment| Incoming::new(segment.receiver(conn.side())).sender_ends();
     if !conn.flag(conn::PEER_FIN | conn::DEAD | conn::SHUT_WRITE) && !conn.segment(&conn).is_some_and(ends) {
         return None;

@@ -108,7 +108,7 @@ pub(crate) fn send_back(conn: &Conn, out: &Outgoing<'_>) -> Result<bool, Errno> 
 /// Whether something must go out on the kernel connection before the sending direction is raw, and is not the peer's to
 /// make possible.
 pub(crate) fn owes(conn: &Conn) -> bool {
-    conn.learn_what_is_shut();
+    conn.learn_what_has_ended();
     if conn.flag(conn::SHUT_WRITE | conn::DEAD) {
         return false;
     }
@@ -142,7 +142,7 @@ pub(crate) fn finish(conn: &Conn, until: u64) -> bool {
 
 /// Does what the peer has asked for, if this end's direction is on the lane: for ends that wait and do not send.
 pub(crate) fn serve(conn: &Conn) {
-    conn.learn_what_is_shut();
+    conn.learn_what_has_ended();
     let Some(guard) = conn.try_own_or_inherit_send() else {
         return;
     };

@@ -222,7 +222,7 @@ fn receive_nothing(conn: &'static Conn, id: u64) -> Result<Found, Errno> {
         Ok(Found::Bytes(_)) => Ok(Found::Bytes(0)),
         // Urgent data is enough, and so is less than a wait asks for.
         Ok(Found::Nothing) if kernel::is_at_mark(conn.fd()) => Ok(Found::Bytes(0)),
-        Ok(Found::Nothing) if conn.option(conn::LOW_WATER) && readable_bytes(conn, id) > 0 => Ok(Found::Bytes(0)),
+        Ok(Found::Nothing) if conn.common_flag(conn::LOW_WATER) && readable_bytes(conn, id) > 0 => Ok(Found::Bytes(0)),
         Err(errno) if holds_urgent_data(conn, id) => {
             keep_error(conn, errno);
             Ok(Found::Bytes(0))

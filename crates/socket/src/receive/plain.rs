@@ -16,7 +16,7 @@ use viaduct_stream::{Incoming, Source};
 /// As few bytes a waiting receive is content with.
 #[inline]
 pub(crate) fn low_water(conn: &Conn) -> usize {
-    if !conn.option(conn::LOW_WATER) {
+    if !conn.common_flag(conn::LOW_WATER) {
         return 1;
     }
     let mut mark: c_int = 1;

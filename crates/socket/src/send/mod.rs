@@ -238,16 +238,16 @@ fn attempt(conn: &Conn, id: u64, vector: Vector<'_>, skip: usize, flags: c_int) 
 fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>, skip: usize) -> Result<usize, Errno> {
     let lane = segment.sender(conn.side());
     let closes = Outgoing::new(lane).peer_closes(|| Incoming::new(segment.receiver(conn.side())));
-    conn.learn_what_is_shut();
+    conn.learn_what_has_ended();
     let is_behind_fin = conn.flag(conn::PEER_FIN);
     // The peer has closed at least one direction. If not both, it says nothing once it is killed, and is asked by marks
     // whether it is there: for bytes that it has not received before others go out, as these are refused then; else by
     // the mark of those that go out, of which the first are not.
-    let may_ask = is_behind_fin && !closes && (lane.has_space() || conn.option(conn::MARK_OWED));
+    let may_ask = is_behind_fin && !closes && (lane.has_space() || conn.common_flag(conn::MARK_OWED));
     let asks = may_ask && conn.is_due_for_mark(CHECK_US);
     let unread = asks && lane.in_flight() > 0;
     if unread {
-        conn.set_option(conn::FIN_PROBED | conn::MARK_OWED, false);
+        conn.set_common_flag(conn::FIN_PROBED | conn::MARK_OWED, false);
         conn.look_soon();
     }
     if asks || conn.due_for_check_of_many(CHECK_US) || closes && !is_behind_fin {
@@ -302,7 +302,7 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
         // answered the bytes.
         let due = closes || asks && !unread || !is_behind_fin && conn.is_due_for_mark(CHECK_US);
         // What follows the piece that a mark went with has none.
-        conn.set_option(conn::MARK_OWED, !last_marked && (marked || !due));
+        conn.set_common_flag(conn::MARK_OWED, !last_marked && (marked || !due));
         // A second one would meet what the first is answered with, and have the call fail whose bytes have gone out.
         if due && !marked {
             mark(conn, MARK_BELL)?;

@@ -6,6 +6,7 @@
 //! woken by a mark on the kernel connection instead.
 
 use crate::conn::{Conn, Phase, records};
+use crate::extent::Extent;
 use crate::process::{self, thread};
 use crate::sys::{outer, raw};
 use crate::wait::peer_bells;
@@ -69,6 +70,8 @@ static BELL: [Bell; BELLS] = [const {
         traffic: AtomicU64::new(0),
     }
 }; BELLS];
+
+static EXTENT: Extent = Extent::none();
 
 thread_local! {
     static OWN: Cell<u32> = const { Cell::new(0) };
@@ -190,7 +193,11 @@ impl Bell {
 /// A bell that nobody has, if there is one and the program can spare a descriptor for it.
 pub(crate) fn claim() -> Option<&'static Bell> {
     for (number, bell) in (1..).zip(&BELL) {
-        if bell.used.load(Relaxed) || bell.used.swap(true, AcqRel) {
+        if bell.used.load(Relaxed) {
+            continue;
+        }
+        EXTENT.reach(number as usize - 1);
+        if bell.used.swap(true, AcqRel) {
             continue;
         }
         if bell.fd() < 0 {
@@ -315,7 +322,7 @@ pub(crate) fn wake_other_thread(number: u32) {
 
 /// viaductd is a new one: it has no bells yet.
 pub(crate) fn reset_given() {
-    for bell in BELL.iter().filter(|bell| bell.given.load(Relaxed)) {
+    for bell in EXTENT.of(&BELL).iter().filter(|bell| bell.given.load(Relaxed)) {
         bell.given.store(false, Relaxed);
     }
 }
@@ -323,8 +330,12 @@ pub(crate) fn reset_given() {
 /// In a forked child: the bells are the parent's.
 pub(crate) fn after_fork() {
     OWN.set(0);
-    // Most have never been used, and a store takes memory.
-    for bell in BELL.iter().filter(|bell| bell.used.load(Relaxed) || bell.fd() >= 0) {
+    // A store takes memory.
+    for bell in EXTENT
+        .of(&BELL)
+        .iter()
+        .filter(|bell| bell.used.load(Relaxed) || bell.fd() >= 0)
+    {
         agent::unhide(bell.descriptor.swap(0, Relaxed) - 1);
         let outer = bell.outer.swap(0, Relaxed) - 1;
         if outer >= 0 {
@@ -535,6 +546,7 @@ pub(crate) mod tests {
     fn an_outer_bell_that_cannot_be_put_into_its_set_is_not_counted_on() {
         // No other test uses it, and the kernel does not have it.
         let set = &SET[SETS - 9];
+        epoll::reach(SETS - 9);
         set.used.store(true, Relaxed);
         set.fd.store(-1, Relaxed);
         let bell = claim().unwrap();
