@@ -203,6 +203,9 @@ pub const PAIR_BELL_IS_OUTER: u32 = 2;
 pub const PAIR_IS_RUNG_OUTSIDE: u32 = 4;
 /// [`Pair::flags`]: the receiving end of this end's own outer bell accompanies the segment as last descriptor.
 pub const PAIR_HAS_OWN_OUTER: u32 = 8;
+/// [`Pair::flags`]: by the kernel's tickets this end's SYN counts one in its `bytes_acked`, as it does where the end
+/// opened the connection.
+pub const PAIR_COUNTS_SYN: u32 = 16;
 
 /// `SO_PASSRIGHTS`, for which the C library's headers have no name yet: whether descriptors can be sent to a Unix
 /// socket. Off in the receiving end of an outer bell.

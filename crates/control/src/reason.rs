@@ -65,7 +65,7 @@ reasons! {
     TransportLayer = 19, "ulp", "The program gave the socket to a kernel protocol (TLS offload).", "Turn kernel TLS off in the program.";
     ZeroCopy = 20, "zerocopy", "The program sends or receives without copies.", "Turn zero copy off in the program.";
     SocketOption = 21, "socket-option", "The program set an option that only the kernel can honour.", "";
-    Stdio = 22, "stdio", "The program made a stdio stream of the socket.", "";
+    Stdio = 22, "stdio", "The program made a stdio stream of the socket, or has it as its standard input or output.", "";
     ForeignProcess = 23, "foreign-process", "The program passed the socket on to another program or process.", "Have one program open and serve the connection.";
     UnseenWait = 24, "unseen-wait", "The program waits for this socket in a way Viaduct does not see.",
         "Java programs (JDK 21 or newer) with virtual threads: start them with `-Djdk.pollerMode=1`. Others: have them wait by select, poll, or one epoll set that is in no other.";
@@ -85,7 +85,7 @@ reasons! {
     LimitOffers = 38, "limit-offers", "The user has as many connections waiting for their other ends' offers as viaductd allows.",
         "Start the other ends' programs under Viaduct, keep connections that have none on TCP by a rule, or raise `offers_per_user` in the configuration and restart viaductd.";
     PassedOn = 40, "passed-on", "The connection was opened by another program or process, which may still use it.",
-        "Have the program that serves the connection accept or open it itself.";
+        "Have whoever opened it close its own descriptors once it has passed it on, before it has a lane, and have viaductd run as root, who alone can tell; or have the program that serves the connection accept or open it itself.";
     SlowDaemon = 41, "daemon-slow", "viaductd is there, but did not answer in time; the connection is offered again when it is next used.",
         "Nothing, if the machine was busy for a moment. If it stays, see whether viaductd is stopped or starved of processor time: `viaduct doctor`.";
     Misspelt = 39, "misspelt", "A VIADUCT_ variable of the program's environment makes no sense, so all its connections stay on TCP.",

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use viaduct_channel::{Geometry, Segment};
 use viaduct_control::Reason;
 use viaduct_control::message::{
-    OFFER_CAME, OFFER_HAS_BELL, OFFER_HAS_TICKET, Offer, PAIR_BELL_IS_OUTER, PAIR_HAS_BELL, PAIR_HAS_OWN_OUTER,
-    PAIR_IS_RUNG_OUTSIDE, Packet, Pair, Refuse,
+    OFFER_CAME, OFFER_HAS_BELL, OFFER_HAS_TICKET, Offer, PAIR_BELL_IS_OUTER, PAIR_COUNTS_SYN, PAIR_HAS_BELL,
+    PAIR_HAS_OWN_OUTER, PAIR_IS_RUNG_OUTSIDE, Packet, Pair, Refuse,
 };
 
 /// How long an offer may be here before its ticket can be read, which comes later only if another process was
@@ -132,7 +132,7 @@ impl Server {
                     sent: ticket.sent,
                     received: ticket.received,
                 };
-                if came && (ticket.holders != 1 || self.registry.is_joined(proof)) {
+                if came && (ticket.holders != 1 || self.registry.is_joined_by_another(proof, id)) {
                     let retry_ms = if ticket.holders == 0 { 0 } else { HELD_RETRY_MS };
                     let why = (Reason::PassedOn, retry_ms);
                     let refusal = self.registry.refuse_unproved(id, offer.offer, why);
@@ -238,6 +238,9 @@ impl Server {
             if !equal {
                 flags |= PAIR_IS_RUNG_OUTSIDE;
             }
+        }
+        if own.proof.counts_syn(peer.proof) {
+            flags |= PAIR_COUNTS_SYN;
         }
         if let Some(outer) = outer {
             descriptors.push(outer);

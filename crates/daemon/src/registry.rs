@@ -57,6 +57,14 @@ impl Proof {
         }
     }
 
+    /// Whether the end's SYN counts in what the kernel says has been acknowledged, the other end showing `peer`.
+    pub(crate) fn counts_syn(self, peer: Self) -> bool {
+        match (self, peer) {
+            (Self::Sequence { sent, .. }, Self::Sequence { received, .. }) => received == sent.wrapping_add(1),
+            _ => false,
+        }
+    }
+
     /// A socket connected to itself is its own other end.
     fn mirrors_itself(self) -> bool {
         self.mirrors().contains(&Some(self))
@@ -162,8 +170,9 @@ pub(crate) struct Registry {
     waiting: HashMap<Proof, Claim>,
     offers: HashMap<GuestId, HashMap<u64, Proof>>,
     segments: HashMap<u64, Holding>,
-    /// How many segments the ends of a connection have, those that have let go of theirs included.
-    joined: HashMap<Proof, u32>,
+    /// How many segments the ends of a connection have, those that have let go of theirs included, and whose end got
+    /// the last.
+    joined: HashMap<Proof, (u32, GuestId)>,
     held: HashMap<GuestId, HashSet<u64>>,
     accounts: HashMap<u32, Account>,
     next_segment: u64,
@@ -311,15 +320,15 @@ impl Registry {
         }
     }
 
-    /// Whether the connection of the end that shows `proof` has a segment, which is that of another process if the end
-    /// came from there: the other end does not offer itself again as long as it holds it.
-    pub(crate) fn is_joined(&self, proof: Proof) -> bool {
-        self.joined.contains_key(&proof)
+    /// Whether a segment was given for the end that shows `proof` to another than `guest`: the other end does not offer
+    /// itself again as long as it holds it.
+    pub(crate) fn is_joined_by_another(&self, proof: Proof, guest: GuestId) -> bool {
+        self.joined.get(&proof).is_some_and(|(_, last)| *last != guest)
     }
 
     /// The end that shows `proof` has a segment less.
     fn part(&mut self, proof: Proof) {
-        if let Some(count) = self.joined.get_mut(&proof) {
+        if let Some((count, _)) = self.joined.get_mut(&proof) {
             *count -= 1;
             if *count == 0 {
                 self.joined.remove(&proof);
@@ -388,8 +397,10 @@ impl Registry {
         }
         let holders = [Some((first.guest, first.user)), Some((second.guest, second.user))];
         let proofs = [first.proof, second.proof];
-        for proof in proofs {
-            *self.joined.entry(proof).or_default() += 1;
+        for claim in [&first, &second] {
+            let (count, guest) = self.joined.entry(claim.proof).or_insert((0, claim.guest));
+            *count += 1;
+            *guest = claim.guest;
         }
         self.segments.insert(segment, Holding { holders, proofs, bytes });
         self.totals.pairs += 1;

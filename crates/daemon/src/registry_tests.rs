@@ -148,6 +148,32 @@ fn ends_that_opened_at_once_mirror() {
 }
 
 #[test]
+fn the_syn_counts_at_ends_that_opened() {
+    for (opener, accepter) in [(1, 9), (u32::MAX, 9), (9, u32::MAX)] {
+        let (opening, accepting) = sequences(opener, accepter);
+        assert!(opening.counts_syn(accepting) && !accepting.counts_syn(opening));
+        let (other, _) = sequences(accepter, opener);
+        assert!(opening.counts_syn(other) && other.counts_syn(opening), "both at once");
+    }
+}
+
+#[test]
+fn a_segment_stands_in_the_way_of_others_at_the_same_end() {
+    let mut registry = Registry::new(LIMITS, 1);
+    let (opening, accepting) = sequences(1000, 2000);
+    registry.offer(claim(1, 1, 7, 11, opening), BYTES);
+    let Decision::Matched(matched, _) = registry.offer(claim(2, 1, 7, 12, accepting), BYTES) else {
+        panic!("not matched")
+    };
+    let joined = |registry: &Registry, guest| registry.is_joined_by_another(accepting, GuestId(guest));
+    assert!(registry.detach(GuestId(2), matched.segment));
+    assert!(joined(&registry, 3), "the other end still has it");
+    assert!(!joined(&registry, 2), "its own");
+    assert!(registry.detach(GuestId(1), matched.segment));
+    assert!(!joined(&registry, 3));
+}
+
+#[test]
 fn sequence_numbers_that_are_nearly_right_are_wrong() {
     let (opening, _) = sequences(1000, 2000);
     for (sent, received) in [(2001, 1000), (2001, 1002), (2002, 1001), (1999, 1001), (2001, 999)] {

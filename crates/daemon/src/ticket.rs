@@ -194,7 +194,7 @@ fn first_taken<'a>(object: &'a mut aya::Ebpf, names: &[&str]) -> anyhow::Result<
                 break;
             }
             Err(error) => {
-                tracing::debug!("BPF program {name}: {error}");
+                tracing::warn!("BPF program {name}: {error}");
                 why_not = anyhow::Error::new(error).context(format!("BPF program {name}"));
             }
         }

@@ -14,7 +14,7 @@ use support::{
     take_ticket_by, until,
 };
 use viaduct_control::Reason;
-use viaduct_control::message::{MODE_TICKET, OFFER_CAME, Offer};
+use viaduct_control::message::{MODE_TICKET, OFFER_CAME, Offer, PAIR_COUNTS_SYN};
 
 /// A viaductd that takes tickets; `None` where it cannot, which is said.
 fn start(args: &[&str]) -> Option<Daemon> {
@@ -51,7 +51,8 @@ fn a_connection_within_one_process() {
     guest.offer(1, &opener);
     guest.offer(2, &accepter);
     let pairs = [guest.expect_pair().0, guest.expect_pair().0];
-    assert_eq!(pairs.map(|pair| (pair.offer, pair.side)), [(1, 0), (2, 1)]);
+    let told = pairs.map(|pair| (pair.offer, pair.side, pair.flags & PAIR_COUNTS_SYN != 0));
+    assert_eq!(told, [(1, 0, true), (2, 1, false)], "the opener's SYN counts");
 }
 
 /// Whatever has been sent, read or closed, and in whatever order the ends offer themselves.
@@ -234,8 +235,8 @@ fn a_socket_that_came_from_elsewhere_is_matched_once_nobody_else_holds_it() {
         let (offer, reason, retry_ms) = guest.expect_refusal();
         assert_eq!((offer, reason, retry_ms > 0), (name + 2, Reason::PassedOn, true));
         let_go();
-        guest.offer_that_came(name + 3, &accepter);
-        let pairs = [guest.expect_pair().0.offer, guest.expect_pair().0.offer];
+        let first = guest.offer_that_came_until_matched(name + 3, &accepter);
+        let pairs = [first.offer, guest.expect_pair().0.offer];
         assert_eq!(pairs, [name + 1, name + 3]);
         name += 3;
     }
@@ -245,7 +246,6 @@ fn a_socket_that_came_from_elsewhere_is_matched_once_nobody_else_holds_it() {
 #[test]
 fn a_socket_that_came_from_elsewhere_is_refused_as_long_as_its_other_end_has_lanes() {
     let Some(daemon) = start(&[]) else { return };
-    // Of one process there is one guest only, which has both ends here.
     let mut guest = Guest::hello(daemon.dir());
     let (opener, accepter) = connection(&listener());
     guest.offer(1, &opener);
@@ -253,14 +253,16 @@ fn a_socket_that_came_from_elsewhere_is_refused_as_long_as_its_other_end_has_lan
     let segment = guest.expect_pair().0.segment;
     guest.expect_pair();
     guest.detach(segment);
-    guest.offer_that_came(3, &accepter);
-    let (offer, reason, retry_ms) = guest.expect_refusal();
+    // Its next hello, by which it is another guest.
+    let mut after = Guest::hello(daemon.dir());
+    after.offer_that_came(3, &accepter);
+    let (offer, reason, retry_ms) = after.expect_refusal();
     assert_eq!((offer, reason, retry_ms > 0), (3, Reason::PassedOn, true));
     guest.detach(segment);
-    guest.offer(4, &opener);
-    guest.offer_that_came(5, &accepter);
-    assert_eq!(guest.expect_pair().0.offer, 4);
-    assert_eq!(guest.expect_pair().0.offer, 5);
+    until("the segment is gone", || daemon.stats().segments == 0);
+    after.offer(4, &opener);
+    let first = after.offer_that_came_until_matched(5, &accepter);
+    assert_eq!([first.offer, after.expect_pair().0.offer], [4, 5]);
 }
 
 /// A number that stands for another socket counts nobody.

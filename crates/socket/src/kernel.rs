@@ -81,7 +81,8 @@ pub(crate) fn peer_has_ended(fd: c_int) -> bool {
 
 /// Whether a direction of `fd`'s connection has been shut down, by either end.
 pub(crate) fn is_shut(fd: c_int) -> bool {
-    tcp_info(fd).is_none_or(|info| info.state != ESTABLISHED) || raw::poll_now(fd, libc::POLLRDHUP) != 0
+    tcp_info(fd).is_none_or(|info| info.state != ESTABLISHED)
+        || raw::poll_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP) != 0
 }
 
 /// Whether bytes came or went with the SYN (`TCP_FASTOPEN`), which makes counts hard to read.
@@ -89,13 +90,6 @@ pub(crate) fn was_opened_fast(fd: c_int) -> bool {
     /// Of `tcpi_options`, the byte behind state, congestion state, retransmits, probes and backoff.
     const SYN_DATA: u8 = 32;
     tcp_info(fd).is_none_or(|info| info.bytes[4] & SYN_DATA != 0)
-}
-
-/// Whether this end has opened `fd`'s connection: the kernel's counts agree only if its SYN is left out of one of them.
-/// `None` where that does not tell, after retransmissions. The caller owns the sending direction.
-pub(crate) fn has_opened(fd: c_int) -> Option<bool> {
-    let is_plain = tcp_info(fd).is_some_and(|info| info.bytes_retrans == 0);
-    is_plain.then(|| send_position(fd, true, true).is_ok())
 }
 
 /// How many of the bytes that this end has sent the peer's kernel has taken; `None` if nothing can be sent.
@@ -258,15 +252,6 @@ pub(crate) fn end_counts(fd: c_int, locks: &Locks) {
 /// The receiving direction is owned.
 pub(crate) fn queued_in_all(fd: c_int, locks: &Locks) -> usize {
     with_option(fd, locks, COUNTING[0], || queued(fd))
-}
-
-/// The same at less cost where no urgent data is told of.
-pub(crate) fn queued_surely(fd: c_int, locks: &Locks) -> usize {
-    if raw::poll_now(fd, libc::POLLPRI) == 0 {
-        queued(fd)
-    } else {
-        queued_in_all(fd, locks)
-    }
 }
 
 /// Why the kernel does not tell where the next byte to be received stands.

@@ -1,7 +1,7 @@
 //! Options, `fcntl` and `ioctl` where they touch what we keep.
 
 use crate::conn::common::Timed;
-use crate::conn::flags::{CONTROLLED, FORKED, STAMPED, STREAM, TELLS_REST};
+use crate::conn::flags::{CAME, CONTROLLED, FORKED, STAMPED, STREAM, TELLS_REST};
 use crate::conn::{self, Conn, Phase};
 use crate::descriptors::lifecycle::nanoseconds;
 use crate::lock::Guard;
@@ -98,9 +98,11 @@ fn changes_receives(fd: c_int) -> bool {
     all.any(|(name, usual)| is_unusual(fd, (libc::SOL_SOCKET, name, usual)))
 }
 
-/// Whether the program has shown how it receives. While urgent data waits, which hides bytes from counts, it has not.
+/// Whether the program has shown how it receives. While urgent data waits, which hides bytes from counts, it has not;
+/// nor by what another has received before it.
 fn has_received(conn: &Conn) -> bool {
-    raw::poll_now(conn.fd(), libc::POLLPRI) == 0
+    !conn.flag(CAME)
+        && raw::poll_now(conn.fd(), libc::POLLPRI) == 0
         && kernel::receive_position(conn.fd(), || kernel::queued(conn.fd())).is_ok_and(|position| position != 0)
 }
 
@@ -201,7 +203,12 @@ pub fn setting(conn: &'static Conn, level: c_int, name: c_int, value: Option<c_i
 /// that have the option, which changes nothing by itself, and which another process may have set.
 #[inline]
 pub(crate) fn tells_completion(conn: &Conn, flags: c_int) -> bool {
-    flags & libc::MSG_ZEROCOPY != 0 && is_unusual(conn.fd(), (libc::SOL_SOCKET, libc::SO_ZEROCOPY, 0))
+    flags & libc::MSG_ZEROCOPY != 0 && may_tell_completion(conn.fd())
+}
+
+/// Whether sends may be told of so, by a flag of theirs.
+pub(crate) fn may_tell_completion(fd: c_int) -> bool {
+    is_unusual(fd, (libc::SOL_SOCKET, libc::SO_ZEROCOPY, 0))
 }
 
 /// A receive has room for control messages.

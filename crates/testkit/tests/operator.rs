@@ -270,7 +270,7 @@ fn whoever_goes_on_with_a_connection_is_shown() {
     for (way, path, reason) in [
         ("f", "shm", "accelerated"),
         ("k", "shm", "accelerated"),
-        ("x", "tcp", "passed-on"),
+        ("x", "tcp", "stdio"),
         ("p", "tcp", "passed-on"),
         ("a", "tcp", "passed-on"),
     ] {
@@ -310,7 +310,7 @@ fn whoever_goes_on_with_a_connection_is_shown() {
                 "({}) descriptor {}: {}",
                 served[0].pid,
                 served[0].fd,
-                Reason::PassedOn.text()
+                if way == "x" { Reason::Stdio } else { Reason::PassedOn }.text()
             );
             assert!(text.contains(&other), "{way}: {text}");
             assert!(!text.contains(Reason::Offered.advice()), "{way}: {text}");

@@ -83,6 +83,7 @@ fn a_connection_that_is_passed_on_comes_to_a_lane() {
         ("itself", "twice"),
         ("becoming", "itself"),
         ("itself", "becoming"),
+        ("itself", "waiting"),
     ];
     for (serve, ask) in ways {
         let what = format!("{serve}, {ask}");
@@ -122,12 +123,29 @@ fn a_connection_that_is_passed_on_prepared_for_what_only_tcp_does_stays_there() 
     if !can_run(true, &["python3"]) {
         return;
     }
-    for (how, reason) in [("filtering", Reason::SocketOption), ("signalled", Reason::UnseenWait)] {
+    for (how, reason) in [
+        ("filtering", Reason::SocketOption),
+        ("signalled", Reason::UnseenWait),
+        ("copyless", Reason::ZeroCopy),
+    ] {
         let instance = Instance::start();
         let played = Played::start(Mode::Accelerated(&instance), how, "itself");
         played.check(how);
         played.expect(how, &instance, |rows| are_on_tcp(rows, reason));
     }
+}
+
+/// The C library's streams read it unseen.
+#[test]
+fn a_connection_that_is_a_standard_input_stays_on_tcp() {
+    if !can_run(true, &["python3"]) {
+        return;
+    }
+    Played::start(Mode::Native, "streaming", "lines").check("natively");
+    let instance = Instance::start();
+    let played = Played::start(Mode::Accelerated(&instance), "streaming", "lines");
+    played.check("accelerated");
+    played.expect("accelerated", &instance, |rows| are_on_tcp(rows, Reason::Stdio));
 }
 
 /// Nobody counts who holds a socket where viaductd serves one user.

@@ -232,6 +232,21 @@ impl Guest {
         self.send(&offer);
     }
 
+    /// The same until it is matched: other tests start processes, which for a moment have a copy of every descriptor.
+    pub fn offer_that_came_until_matched(&mut self, name: u64, end: &impl AsFd) -> Pair {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            self.offer_that_came(name, end);
+            match self.event(PATIENCE) {
+                Event::Pair(pair, _) => return pair,
+                Event::Refuse(_, Reason::PassedOn, 1..) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                other => panic!("no pair but {other:?}"),
+            }
+        }
+    }
+
     pub fn offer(&mut self, name: u64, end: &impl AsFd) {
         let offer = self.honest_offer(name, end);
         self.send(&offer);

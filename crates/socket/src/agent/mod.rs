@@ -12,6 +12,7 @@ mod welcome;
 pub(crate) mod worth;
 
 pub(crate) use crate::agent::mail::{deliver, has_mail};
+pub(crate) use crate::agent::offer::Way;
 use crate::agent::policy::{directory, policy};
 use crate::conn::{self, Conn, Phase};
 use crate::descriptors::{lifecycle, predecessors, table};
@@ -362,7 +363,7 @@ pub(crate) fn detached(segment: u64) {
 /// For `--offer wait`: offers a fresh connection and waits until it is attached at both ends, or refused, or time is
 /// up.
 pub(crate) fn offer_and_wait(conn: &'static Conn, until: u64) {
-    conn.note_traffic(0);
+    conn.note_traffic(Way::Sent, 0);
     let id = conn.id();
     while conn.id() == id {
         deliver();

@@ -1,7 +1,7 @@
 //! When a connection is offered to viaductd, and what comes of it.
 
 use crate::agent::{self, counters, policy, worth};
-use crate::conn::{BANNED, Conn, EARLY, HELD_BACK, PEER_FIN, Phase, READY_OWED, SHUT_WRITE};
+use crate::conn::{ACTIVE, BANNED, CAME, Conn, EARLY, HELD_BACK, PEER_FIN, Phase, READY_OWED, SHUT_WRITE};
 use crate::epoll::lone;
 use crate::lock::Guard;
 use crate::process::{own_waits, unseen};
@@ -13,9 +13,16 @@ use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use viaduct_channel::{Segment, Side};
 use viaduct_control::Reason;
 use viaduct_control::counters::{Wanted, slot};
-use viaduct_control::message::Pair;
+use viaduct_control::message::{PAIR_COUNTS_SYN, Pair};
 use viaduct_control::policy::{OfferPolicy, PathPolicy};
 use viaduct_stream::{Incoming, Outgoing};
+
+/// Which way traffic has gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Sent,
+    Received,
+}
 
 /// The longest that a connection which somebody else holds is not offered again.
 const LONGEST_RETRY_NS: u64 = 60_000_000_000;
@@ -49,7 +56,7 @@ impl Conn {
 
     /// Counts traffic of a connection that is not attached and offers it when it has shown itself worth it.
     #[inline]
-    pub(crate) fn note_traffic(&self, bytes: usize) {
+    pub(crate) fn note_traffic(&self, way: Way, bytes: usize) {
         // Not indivisible, which would cost more than the rest of this: two threads that count at once may count as
         // one.
         let messages = self.messages.load(Relaxed).wrapping_add(1);
@@ -60,7 +67,7 @@ impl Conn {
             return;
         }
         match self.phase() {
-            Phase::Plain => self.consider_offer(messages, volume),
+            Phase::Plain => self.consider_offer(way, messages, volume),
             Phase::Offered if messages.is_multiple_of(256) => self.check_offer(),
             _ => {}
         }
@@ -75,7 +82,7 @@ impl Conn {
     }
 
     #[inline]
-    fn consider_offer(&self, messages: u32, volume: u64) {
+    fn consider_offer(&self, way: Way, messages: u32, volume: u64) {
         if self.flag(HELD_BACK) {
             // Nothing else is asked, nor told again, before that has changed.
             if self.is_held_back() {
@@ -87,14 +94,15 @@ impl Conn {
         // A connection that has carried this much has paid for an offer; rules may say otherwise, and need addresses.
         let eager = policy.offer != OfferPolicy::Auto || policy.path == PathPolicy::Shm || policy.has_rules();
         if eager || worth::is_shown(messages, volume) || self.wanted() == Wanted::Shm {
-            self.offer(messages, volume);
+            self.offer(way, messages, volume);
         }
     }
 
     #[cold]
-    fn offer(&self, messages: u32, volume: u64) {
+    fn offer(&self, way: Way, messages: u32, volume: u64) {
         let now = sys::now_ns();
-        if now < self.retry_at_ns.load(Relaxed) {
+        let retry_at = self.retry_at_ns.load(Relaxed);
+        if now < retry_at && !(way == Way::Received && now >= self.sooner(retry_at, now)) {
             return;
         }
         self.retry_at_ns.store(now + 1_000_000_000, Relaxed);
@@ -131,6 +139,17 @@ impl Conn {
             // Not yet worth it: ask again soon.
             Ok(false) => self.retry_at_ns.store(0, Relaxed),
             Err(reason) => self.set_reason(reason),
+        }
+    }
+
+    /// When a thread that has received may offer again what others may at `retry_at`. A call that is inside the kernel
+    /// holds the descriptor as somebody else would; who sends while another thread waits to receive is always refused.
+    fn sooner(&self, retry_at: u64, now: u64) -> u64 {
+        let since = counters::age_ns(self).map_or(retry_at, |age| now.saturating_sub(age));
+        if self.flag(CAME) && self.reason() == Reason::PassedOn {
+            retry_at - retry_at.saturating_sub(since) / 4
+        } else {
+            retry_at
         }
     }
 
@@ -180,6 +199,10 @@ impl Conn {
             self.segment.clear();
             return false;
         }
+        if self.flag(CAME) {
+            // Nobody here has seen who opened it.
+            self.set_flag(ACTIVE, pair.flags & PAIR_COUNTS_SYN != 0);
+        }
         // For marks.
         crate::search::peek_at_front(self);
         // Marks may not be held back.
@@ -220,7 +243,7 @@ impl Conn {
             && self.peeks.load(SeqCst) == 0
             && let Some(segment) = self.segment(receive)
             && let Some(locks) = self.locks()
-            && let Ok(position) = kernel::receive_position(self.fd(), || kernel::queued_surely(self.fd(), locks))
+            && let Ok(position) = kernel::receive_position(self.fd(), || kernel::queued_in_all(self.fd(), locks))
         {
             self.set_position(position);
             self.know_raw(0);
@@ -236,6 +259,31 @@ mod tests {
     use crate::conn::{self, records};
     use crate::epoll;
     use crate::epoll::set::{SET, SETS};
+    use crate::receive::plain;
+
+    /// The kernel counts bytes up to urgent data alone, also once that has been received.
+    #[test]
+    fn bytes_behind_urgent_data_that_has_been_received_are_counted() {
+        use rustix::net::{RecvFlags, SendFlags, recv, send};
+        let (conn, [own, peer]) = records::on_the_heap();
+        send(&peer, b"abc", SendFlags::empty()).unwrap();
+        send(&peer, b"U", SendFlags::OOB).unwrap();
+        send(&peer, b"def", SendFlags::empty()).unwrap();
+        let receive = conn.own_receive(conn.id()).unwrap();
+        while kernel::queued_in_all(conn.fd(), conn.locks().unwrap()) < 7 {
+            std::thread::yield_now();
+        }
+        assert_eq!(recv(&own, &mut [0; 1], RecvFlags::OOB).unwrap().0, 1);
+        conn.set_position(99);
+        conn.set_flag(READY_OWED, true);
+        conn.pay_ready(&receive);
+        assert!(!conn.flag(READY_OWED));
+        assert_eq!(
+            plain::own_position(conn),
+            Some(0),
+            "nothing of the stream has been received"
+        );
+    }
 
     #[test]
     fn what_holds_an_offer_back_is_told_once_until_it_is_over() {
@@ -246,17 +294,17 @@ mod tests {
             let set = &SET[index];
             set.used.store(true, Relaxed);
             epoll::record(set, index, conn, conn.fd()).unwrap();
-            conn.note_traffic(1 << 30);
+            conn.note_traffic(Way::Sent, 1 << 30);
             assert_eq!(conn.reason(), Reason::UnseenWait);
             conn.set_reason(Reason::NotYet);
-            conn.note_traffic(1);
+            conn.note_traffic(Way::Sent, 1);
             assert_eq!(conn.reason(), Reason::NotYet);
             set.waited.store(true, Relaxed);
             // An objection that comes before.
             let holders = &conn.locks().unwrap().holders;
             holders.store(2, Relaxed);
             conn.set_flag(conn::FORKED, true);
-            conn.note_traffic(1);
+            conn.note_traffic(Way::Sent, 1);
             assert_eq!(conn.reason(), Reason::SharedEnd);
             holders.store(1, Relaxed);
         });

@@ -35,7 +35,7 @@ pub(crate) const IN_WANTED: u32 = 1 << 13;
 pub(crate) const OUT_WANTED: u32 = 1 << 10;
 /// This end called connect.
 pub(crate) const ACTIVE: u32 = 1 << 7;
-/// [`Conn::flags`]: another process opened it, and may still hold it; until viaductd has said that nobody does.
+/// [`Conn::flags`]: it came from another process, which may still hold it: viaductd is to say that nobody does.
 ///
 /// [`Conn::flags`]: crate::conn::Conn::flags
 pub(crate) const CAME: u32 = 1 << 31;

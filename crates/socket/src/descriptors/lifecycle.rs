@@ -201,7 +201,7 @@ pub fn disconnecting(fd: c_int) {
     }
     let in_sets = back::leave(conn);
     let copied = conn.references.load(Relaxed) != 1;
-    let simple = !in_sets && !copied && conn.alone() && !conn.flag(conn::HANDED_OVER);
+    let simple = !in_sets && !copied && conn.alone() && !conn.flag(conn::HANDED_OVER | conn::CAME);
     let mut heir: Option<&'static Conn> = None;
     // With its last descriptor the record may be another connection's.
     while conn.id() == id

@@ -67,26 +67,35 @@ fn came(fd: c_int, may_be: impl Fn(c_int) -> bool) {
     let same = raw::cookie(fd).and_then(|own| known.find(|known| raw::cookie(*known) == Some(own)));
     match same {
         Some(known) => duplicated(known, fd),
-        None if sys::addresses(fd).is_some() => {
-            begin(fd, conn::EARLY | conn::CAME);
+        // Whoever has a copy would have the connection that is made of it.
+        None if sys::addresses(fd).is_none() => {
+            if !kernel::is_listening(fd) {
+                start_with_sockets();
+                records::begin(fd, conn::EARLY | conn::CAME);
+            }
         }
-        // What it accepts, or connects to, is its own.
-        None => {}
+        None if fd <= libc::STDERR_FILENO => {
+            // Mostly used by stdio streams, whose calls are not seen.
+            begin(fd, conn::EARLY | conn::BANNED, Reason::Stdio);
+        }
+        None => {
+            begin(fd, conn::EARLY | conn::CAME, Reason::PassedOn);
+        }
     }
 }
 
 /// A record for a connected socket whose opening was not seen, though it should have been: some of the program's calls
 /// are not. Not of a lodger with descriptors of its own.
 pub(crate) fn adopted(fd: c_int) -> Option<&'static Conn> {
-    begin(fd, conn::EARLY | conn::BANNED)
+    begin(fd, conn::EARLY | conn::BANNED, Reason::PassedOn)
 }
 
-fn begin(fd: c_int, flags: u32) -> Option<&'static Conn> {
+fn begin(fd: c_int, flags: u32, reason: Reason) -> Option<&'static Conn> {
     start_with_sockets();
     let conn = records::begin(fd, flags)?;
     if conn.is_early() {
         conn.set_flag(flags, true);
-        conn.set_reason(Reason::PassedOn);
+        conn.set_reason(reason);
         conn.stands();
     }
     Some(conn)
@@ -98,6 +107,8 @@ pub(crate) fn objection(fd: c_int) -> Option<Reason> {
     let status = raw::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0);
     if options::has_upper_layer(fd) {
         Some(Reason::TransportLayer)
+    } else if options::may_tell_completion(fd) {
+        Some(Reason::ZeroCopy)
     } else if options::has_filter(fd) {
         Some(Reason::SocketOption)
     } else if status & libc::O_ASYNC as usize != 0 {

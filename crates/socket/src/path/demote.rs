@@ -32,11 +32,12 @@ pub(crate) fn ban(conn: &'static Conn, reason: Reason) {
 
 /// Bans the connection, making the given request of the peer before anything wakes it.
 fn ban_with(conn: &'static Conn, reason: Reason, request: impl FnOnce(&Segment, &Incoming<'_>)) {
+    let is_passed_on = conn.flag(conn::BANNED) && conn.reason() == Reason::PassedOn;
     conn.ban();
     conn.end_offer();
     if conn.phase() != Phase::Attached {
         // What would stand in the way without that as well is told of where there is nothing else.
-        if conn.reason() != Reason::PassedOn {
+        if !is_passed_on {
             conn.set_reason(reason);
         }
         return;

@@ -3,7 +3,6 @@
 
 use crate::agent::counters;
 use crate::conn::{self, Conn, Phase};
-use crate::kernel::NoPosition;
 use crate::path::{marks, recall, wish};
 use crate::sys::{self, Errno, raw};
 use crate::{kernel, send};
@@ -20,10 +19,10 @@ pub(crate) fn promote(conn: &Conn, out: &Outgoing<'_>) -> bool {
         return false;
     }
     let first = !conn.flag(conn::COUNTED);
-    let position = match position(conn, first) {
+    let position = match kernel::send_position(conn.fd(), conn.flag(conn::ACTIVE), first) {
         Ok(position) => position,
         Err(reason) => {
-            if reason == NoPosition::Disagree {
+            if reason == kernel::NoPosition::Disagree {
                 conn.set_flag(conn::BANNED, true);
                 conn.set_reason(Reason::Uncounted);
             }
@@ -52,16 +51,6 @@ pub(crate) fn promote(conn: &Conn, out: &Outgoing<'_>) -> bool {
     }
     conn.sends_on(Path::Shm);
     true
-}
-
-/// Where the sending direction stands, `first` for the first time.
-fn position(conn: &Conn, first: bool) -> Result<u64, NoPosition> {
-    if first && conn.flag(conn::CAME) {
-        // Another process has opened it, one way or the other.
-        let active = kernel::has_opened(conn.fd()).ok_or(NoPosition::Disagree)?;
-        conn.set_flag(conn::ACTIVE, active);
-    }
-    kernel::send_position(conn.fd(), conn.flag(conn::ACTIVE), first)
 }
 
 /// Whether a peer whose FIN has been seen is there, and receives: its kernel has taken bytes that went out behind the

@@ -7,7 +7,7 @@ pub(crate) mod plain;
 pub(crate) mod rest;
 pub(crate) mod waiting;
 
-use crate::agent::{self, counters};
+use crate::agent::{self, Way, counters};
 use crate::conn::common::Timed;
 use crate::conn::{self, Conn, Phase};
 use crate::lock::Guard;
@@ -97,7 +97,7 @@ fn by(conn: &Conn, call: DirectCall, flags: c_int, direct: impl FnOnce() -> isiz
     call.end();
     if received > 0 && flags & libc::MSG_PEEK == 0 {
         counters::add(conn, slot::BYTES_RECEIVED, received.cast_unsigned() as u64);
-        conn.note_traffic(received.cast_unsigned());
+        conn.note_traffic(Way::Received, received.cast_unsigned());
     }
     received
 }

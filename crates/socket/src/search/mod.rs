@@ -16,7 +16,7 @@ mod simple;
 pub mod streams;
 mod waiting;
 
-use crate::agent::{self, counters};
+use crate::agent::{self, Way, counters};
 use crate::conn::common::Timed;
 use crate::conn::flags::STAMPED;
 use crate::conn::{self, Conn, Phase};
@@ -281,7 +281,7 @@ impl Searched for Recorded {
     fn received(&self, bytes: usize) {
         if self.conn.phase() != Phase::Attached {
             counters::add(self.conn, slot::BYTES_RECEIVED, bytes as u64);
-            self.conn.note_traffic(bytes);
+            self.conn.note_traffic(Way::Received, bytes);
         }
     }
 

@@ -3,7 +3,7 @@
 pub(crate) mod stores;
 pub(crate) mod waiting;
 
-use crate::agent::{self, counters};
+use crate::agent::{self, Way, counters};
 use crate::conn::common::Timed;
 use crate::conn::{self, Conn, Phase};
 use crate::lock::Guard;
@@ -39,7 +39,7 @@ pub fn send(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl 
         agent::deliver();
     }
     if conn.phase() != Phase::Attached {
-        conn.note_traffic(vector.len());
+        conn.note_traffic(Way::Sent, vector.len());
         if flags & libc::MSG_ZEROCOPY != 0 {
             demote::before_lanes(conn, vector.len(), flags);
         }

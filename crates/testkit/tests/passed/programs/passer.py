@@ -4,15 +4,18 @@
 
 `serve` accepts the connection and repeats, `ask` opens it, and sends and checks. HOW:
 
-    itself      the process goes on with it
+    itself      the process goes on with it; `lines` likewise, asking for lines
     closing     it passes it to another process, and closes its own
     keeping     likewise, but closes its own when it gets SIGUSR1
     twice       passes it on once more from there
     becoming    becomes that process by exec
-    and what it does to it before it passes it on and closes it: `filtering`, `signalled`
+    streaming   becomes one that has it as its standard input alone, and reads it by a stdio stream
+    waiting     passes it to one in which one thread waits to receive while another sends
+    and what it does to it before it passes it on and closes it: `filtering`, `signalled`, `copyless`
 """
 import array
 import fcntl
+import itertools
 import os
 import random
 import signal
@@ -20,6 +23,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 
 FILTER_ALL = struct.pack('HBBI', 6, 0, 0, 0x40000)
@@ -53,6 +57,49 @@ def go_on(role, connection):
         time.sleep(0.001)
 
 
+# Reads lines by `fgets`, and answers with `send`.
+STREAM = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.fdopen.restype = ctypes.c_void_p
+stdin = ctypes.c_void_p.in_dll(libc, 'stdin')
+line = ctypes.create_string_buffer(200)
+while libc.fgets(line, 200, stdin):
+    libc.send(0, line, len(line.value), 0)
+"""
+
+
+def ask_lines(connection):
+    for number in range(3000):
+        line = b'%d\n' % number
+        connection.sendall(line)
+        assert exact(connection, len(line)) == line, number
+    print('checked', flush=True)
+    while True:
+        connection.sendall(b'more\n')
+        assert exact(connection, 5) == b'more\n'
+        time.sleep(0.001)
+
+
+def ask_with_two_threads(connection):
+    """The one that receives is in a call whenever the other sends."""
+    count = 3000
+    answered = threading.Semaphore(1)
+
+    def receive():
+        for number in itertools.count():
+            assert exact(connection, 4) == b'%04d' % (number % 10000)
+            if number == count:
+                print('checked', flush=True)
+            answered.release()
+
+    threading.Thread(target=receive, daemon=True).start()
+    for number in itertools.count():
+        answered.acquire()
+        time.sleep(0.0005)
+        connection.sendall(b'%04d' % (number % 10000))
+
+
 def prepare(how, connection):
     if how == 'filtering':
         codes = array.array('B', FILTER_ALL)
@@ -61,6 +108,8 @@ def prepare(how, connection):
     elif how == 'signalled':
         flags = fcntl.fcntl(connection, fcntl.F_GETFL)
         fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC)
+    elif how == 'copyless':
+        connection.setsockopt(socket.SOL_SOCKET, 60, 1)
 
 
 def another(role, how, far):
@@ -72,6 +121,8 @@ def receive(role, how, near):
     connection = socket.socket(fileno=socket.recv_fds(near, 1, 1)[1][0])
     if how == 'twice':
         pass_on(role, 'closing', connection)
+    if how == 'waiting':
+        ask_with_two_threads(connection)
     go_on(role, connection)
 
 
@@ -103,6 +154,12 @@ def main():
         assert exact(connection, 3) == b'one'
     if how == 'itself':
         go_on(role, connection)
+    elif how == 'lines':
+        ask_lines(connection)
+    elif how == 'streaming':
+        os.dup2(connection.fileno(), 0)
+        connection.close()
+        os.execv(sys.executable, [sys.executable, '-c', STREAM])
     elif how == 'becoming':
         connection.set_inheritable(True)
         words = [sys.executable, __file__, role, 'become', how, str(connection.fileno())]
