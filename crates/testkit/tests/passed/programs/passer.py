@@ -83,7 +83,7 @@ def ask_lines(connection):
 
 def ask_with_two_threads(connection):
     """The one that receives is in a call whenever the other sends."""
-    count = 3000
+    count = 300
     answered = threading.Semaphore(1)
 
     def receive():
@@ -96,7 +96,7 @@ def ask_with_two_threads(connection):
     threading.Thread(target=receive, daemon=True).start()
     for number in itertools.count():
         answered.acquire()
-        time.sleep(0.0005)
+        time.sleep(0.005)
         connection.sendall(b'%04d' % (number % 10000))
 
 
