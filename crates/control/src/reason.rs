@@ -85,7 +85,7 @@ reasons! {
     LimitOffers = 38, "limit-offers", "The user has as many connections waiting for their other ends' offers as viaductd allows.",
         "Start the other ends' programs under Viaduct, keep connections that have none on TCP by a rule, or raise `offers_per_user` in the configuration and restart viaductd.";
     PassedOn = 40, "passed-on", "The connection was opened by another program or process, which may still use it.",
-        "Have whoever opened it close its own descriptors once it has passed it on, before it has a lane, and have viaductd run as root, who alone can tell; or have the program that serves the connection accept or open it itself.";
+        "Have whoever opened it close its own descriptors once it has passed it on, before it has a lane, and have viaductd run as root, who alone can tell; or have the program that serves the connection make its socket itself.";
     SlowDaemon = 41, "daemon-slow", "viaductd is there, but did not answer in time; the connection is offered again when it is next used.",
         "Nothing, if the machine was busy for a moment. If it stays, see whether viaductd is stopped or starved of processor time: `viaduct doctor`.";
     Misspelt = 39, "misspelt", "A VIADUCT_ variable of the program's environment makes no sense, so all its connections stay on TCP.",

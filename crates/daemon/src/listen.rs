@@ -158,7 +158,7 @@ fn open_socket(path: &Path, uid: u32) -> anyhow::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Lets programs in. Last but for what viaductd gives up: they wait for an answer from then on.
+/// Lets programs in, once all that takes long is done: they wait for an answer from then on.
 pub(crate) fn let_in(socket: &OwnedFd) -> rustix::io::Result<()> {
     listen(socket, 4096)
 }

@@ -194,12 +194,15 @@ fn first_taken<'a>(object: &'a mut aya::Ebpf, names: &[&str]) -> anyhow::Result<
                 break;
             }
             Err(error) => {
-                tracing::warn!("BPF program {name}: {error}");
+                tracing::debug!("BPF program {name}: {error}");
                 why_not = anyhow::Error::new(error).context(format!("BPF program {name}"));
             }
         }
     }
     let Some(name) = taken else { return Err(why_not) };
+    if names.first() != Some(&name) {
+        tracing::warn!("the kernel takes no {}: who holds a socket is not counted", names[0]);
+    }
     Ok(object.program_mut(name).context("no such program")?.try_into()?)
 }
 

@@ -1,5 +1,5 @@
 //! How much of a static array has ever been used. What is behind is as it was at first: a walk through all of it would
-//! take memory, page by page, in every process that makes one.
+//! be a fault for each page, in every process that makes one.
 
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::SeqCst;

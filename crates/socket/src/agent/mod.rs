@@ -305,7 +305,7 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<bool,
     if MODE.load(Relaxed) == MODE_TICKET {
         let sequence = TICKETS.fetch_add(1, Relaxed) & 0xffff;
         let level = (TICKET_LEVEL | sequence).cast_signed();
-        if raw::take_ticket(conn.fd(), level, NONCE.load(Relaxed).cast_signed()).is_err() {
+        if sys::take_ticket(conn.fd(), level, NONCE.load(Relaxed).cast_signed()).is_err() {
             if let Some(bell) = bell.filter(|_| descriptor.is_some()) {
                 bell.take_back();
             }

@@ -25,7 +25,22 @@ pub(crate) enum Way {
 }
 
 /// The longest that a connection which somebody else holds is not offered again.
-const LONGEST_RETRY_NS: u64 = 60_000_000_000;
+const LONGEST_PAUSE_NS: u64 = 60_000_000_000;
+
+/// How long a connection of that age is not. Who passes one on mostly closes it at once, and else goes on with it: it
+/// is asked ever more seldom.
+fn pause(age_ns: Option<u64>) -> u64 {
+    age_ns.map_or(LONGEST_PAUSE_NS, |age| age.min(LONGEST_PAUSE_NS))
+}
+
+/// When a thread that has just received may offer it, which others may at `retry_at`. A call that is inside the kernel
+/// holds the descriptor as somebody else would: who sends while another thread waits to receive is always refused.
+fn sooner(retry_at: u64, age_ns: u64, now: u64) -> u64 {
+    // At the last refusal it was half as old as it will be then, or older.
+    let left = retry_at.saturating_sub(now);
+    let pause = pause(Some((age_ns + left) / 2));
+    retry_at - (pause / 4).min(retry_at)
+}
 
 impl Conn {
     /// Whether the connection does not stand yet, as far as is known.
@@ -102,10 +117,11 @@ impl Conn {
     fn offer(&self, way: Way, messages: u32, volume: u64) {
         let now = sys::now_ns();
         let retry_at = self.retry_at_ns.load(Relaxed);
-        if now < retry_at && !(way == Way::Received && now >= self.sooner(retry_at, now)) {
+        if now < retry_at && (way == Way::Sent || now < self.sooner(retry_at, now)) {
             return;
         }
-        self.retry_at_ns.store(now + 1_000_000_000, Relaxed);
+        let own = now + 1_000_000_000;
+        self.retry_at_ns.store(own, Relaxed);
         let wanted = self.wanted();
         if wanted == Wanted::Tcp {
             return;
@@ -136,20 +152,20 @@ impl Conn {
                     self.set_reason(Reason::Offered);
                 }
             }
-            // Not yet worth it: ask again soon.
-            Ok(false) => self.retry_at_ns.store(0, Relaxed),
+            // Not yet worth it: ask again soon. Where another thread was first, and has been answered, stands by when.
+            Ok(false) => {
+                let _ = self.retry_at_ns.compare_exchange(own, 0, Relaxed, Relaxed);
+            }
             Err(reason) => self.set_reason(reason),
         }
     }
 
-    /// When a thread that has received may offer again what others may at `retry_at`. A call that is inside the kernel
-    /// holds the descriptor as somebody else would; who sends while another thread waits to receive is always refused.
+    /// When it may be offered again by who has received.
     fn sooner(&self, retry_at: u64, now: u64) -> u64 {
-        let since = counters::age_ns(self).map_or(retry_at, |age| now.saturating_sub(age));
-        if self.flag(CAME) && self.reason() == Reason::PassedOn {
-            retry_at - retry_at.saturating_sub(since) / 4
-        } else {
-            retry_at
+        let is_held = self.flag(CAME) && self.reason() == Reason::PassedOn;
+        match counters::age_ns(self).filter(|_| is_held) {
+            Some(age) => sooner(retry_at, age, now),
+            None => retry_at,
         }
     }
 
@@ -171,8 +187,7 @@ impl Conn {
         } else {
             let mut after_ns = u64::from(retry_ms) * 1_000_000;
             if reason == Reason::PassedOn {
-                // Who passes it on mostly closes it at once, and else goes on with it: asked ever more seldom.
-                after_ns = after_ns.max(counters::age_ns(self).unwrap_or(u64::MAX).min(LONGEST_RETRY_NS));
+                after_ns = after_ns.max(pause(counters::age_ns(self)));
             }
             self.retry_at_ns.store(sys::now_ns() + after_ns, Relaxed);
         }
@@ -260,6 +275,20 @@ mod tests {
     use crate::epoll;
     use crate::epoll::set::{SET, SETS};
     use crate::receive::plain;
+
+    #[test]
+    fn who_has_received_offers_a_little_sooner_at_any_age() {
+        const MS: u64 = 1_000_000;
+        for age in [10 * MS, 800 * MS, 59_000 * MS, 180_000 * MS, 3_600_000 * MS] {
+            let refused = 5_000_000 * MS;
+            let pause = pause(Some(age));
+            let retry_at = refused + pause;
+            for passed in [0, pause / 2, pause] {
+                let at = sooner(retry_at, age + passed, refused + passed);
+                assert!(at >= refused + pause * 3 / 4 && at < retry_at, "{age} {passed}: {at}");
+            }
+        }
+    }
 
     /// The kernel counts bytes up to urgent data alone, also once that has been received.
     #[test]

@@ -1,5 +1,5 @@
 //! Connections that come from other programs and processes. They stay on TCP as long as who opened them, or anybody
-//! else, may go on using them. They are shown.
+//! else, may go on using them. They are shown, once they stand.
 
 use crate::conn::{self, Conn, records};
 use crate::descriptors::lifecycle::{duplicated, fresh, is_tcp};
@@ -68,18 +68,22 @@ fn came(fd: c_int, may_be: impl Fn(c_int) -> bool) {
     match same {
         Some(known) => duplicated(known, fd),
         // Whoever has a copy would have the connection that is made of it.
-        None if sys::addresses(fd).is_none() => {
-            if !kernel::is_listening(fd) {
-                start_with_sockets();
-                records::begin(fd, conn::EARLY | conn::CAME);
-            }
-        }
-        None if fd <= libc::STDERR_FILENO => {
-            // Mostly used by stdio streams, whose calls are not seen.
-            begin(fd, conn::EARLY | conn::BANNED, Reason::Stdio);
-        }
         None => {
-            begin(fd, conn::EARLY | conn::CAME, Reason::PassedOn);
+            // Standard descriptors are mostly used by stdio streams, whose calls are not seen.
+            let (flag, reason) = if fd <= libc::STDERR_FILENO {
+                (conn::BANNED, Reason::Stdio)
+            } else {
+                (conn::CAME, Reason::PassedOn)
+            };
+            if sys::addresses(fd).is_some() {
+                begin(fd, conn::EARLY | flag, reason);
+            } else if !kernel::is_listening(fd) {
+                // Whoever has a copy would have the connection that is made of it.
+                start_with_sockets();
+                if let Some(conn) = records::begin(fd, conn::EARLY | flag) {
+                    conn.set_reason(reason);
+                }
+            }
         }
     }
 }
@@ -101,8 +105,8 @@ fn begin(fd: c_int, flags: u32, reason: Reason) -> Option<&'static Conn> {
     Some(conn)
 }
 
-/// Why a connection that came from elsewhere is not to have a lane, whoever holds it: something was done to it that only
-/// TCP does, and that is not asked of one whose every call was seen.
+/// Why a connection that came from elsewhere is not to have a lane, whoever holds it: something was done to it that
+/// only TCP does, and that is not asked of one whose every call was seen.
 pub(crate) fn objection(fd: c_int) -> Option<Reason> {
     let status = raw::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0);
     if options::has_upper_layer(fd) {

@@ -59,7 +59,7 @@ pub(crate) mod threads;
 
 pub use events::Events;
 pub(crate) use packet::{
-    PACKET_DESCRIPTORS, addresses, connect_packet_socket, own_descriptor, receive_packet, send_packet,
+    PACKET_DESCRIPTORS, addresses, connect_packet_socket, own_descriptor, receive_packet, send_packet, take_ticket,
 };
 pub(crate) use rest::peek_at_rest;
 pub(crate) use stack::{signal_stack, stack_pointer};

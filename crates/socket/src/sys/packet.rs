@@ -1,4 +1,4 @@
-//! The packet socket to viaductd, and the addresses of sockets.
+//! The packet socket to viaductd, the tickets that it asks for, and the addresses of sockets.
 
 use super::{Errno, raw};
 use core::ffi::{c_int, c_long};
@@ -27,6 +27,16 @@ pub(crate) fn connect_packet_socket(path: &[u8]) -> Result<c_int, Errno> {
     // SAFETY: the kernel reads one sockaddr_un.
     let connected = unsafe { raw::call(libc::SYS_connect, [fd as usize, place, size_of_val(&address), 0, 0, 0]) };
     connected.map(|_| fd).inspect_err(|_| raw::close(fd))
+}
+
+/// The `getsockopt` by which a ticket is taken ([`viaduct_control::message::TICKET_LEVEL`]): it gives nothing, and what
+/// stands for a length is the descriptor's number.
+pub(crate) fn take_ticket(fd: c_int, level: c_int, name: c_int) -> Result<(), Errno> {
+    let mut number = fd;
+    let place = (&raw mut number).expose_provenance();
+    let (level, name) = (level as usize, name as usize);
+    // SAFETY: the kernel writes nothing but `number`: there is nowhere else to.
+    unsafe { raw::call(libc::SYS_getsockopt, [fd as usize, level, name, 0, place, 0]) }.map(drop)
 }
 
 /// Sends one packet and perhaps a descriptor, without waiting.

@@ -287,21 +287,6 @@ pub fn getsockopt<T: Copy>(fd: c_int, level: c_int, name: c_int, value: &mut T) 
     .map(|_| length as usize)
 }
 
-/// The `getsockopt` by which a ticket is taken ([`viaduct_control::message::TICKET_LEVEL`]): it gives nothing, and what
-/// stands for a length is the descriptor's number.
-pub fn take_ticket(fd: c_int, level: c_int, name: c_int) -> Result<(), Errno> {
-    let mut number = fd;
-    let place = (&raw mut number).expose_provenance();
-    // SAFETY: the kernel writes nothing but `number`: there is nowhere else to.
-    unsafe {
-        call(
-            libc::SYS_getsockopt,
-            [fd_arg(fd), level as usize, name as usize, 0, place, 0],
-        )
-    }
-    .map(drop)
-}
-
 /// `setsockopt` from a plain value.
 pub fn setsockopt<T: Copy>(fd: c_int, level: c_int, name: c_int, value: &T) -> Result<(), Errno> {
     let place = core::ptr::from_ref(value).expose_provenance();
