@@ -257,6 +257,20 @@ mod tests {
         assert!(kept.order.len() <= KEPT_PER_PROCESS);
     }
 
+    /// Kernels that take the first never load it.
+    #[test]
+    fn the_program_that_does_not_count_is_taken_too() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        let [_, [_, uncounted]] = PROGRAMS else {
+            panic!("{PROGRAMS:?}")
+        };
+        let mut object = aya::Ebpf::load(OBJECT).unwrap();
+        first_taken(&mut object, &[uncounted]).unwrap();
+    }
+
     #[test]
     fn the_hierarchy_is_found_among_others() {
         let mounts = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\

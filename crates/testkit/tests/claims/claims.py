@@ -13,7 +13,7 @@ import struct
 import sys
 import time
 
-MAGIC = 0x56494144
+MAGIC, VERSION = 0x56494144, 3
 HELLO, WELCOME, OFFER, WITHDRAW, PAIR, REFUSE, DETACH = range(1, 8)
 TICKETS, SAME_USER = 1, 2
 HAS_TICKET = 2
@@ -40,10 +40,10 @@ class Guest:
         counters = os.memfd_create("viaduct-counters", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(counters, region)
         fcntl.fcntl(counters, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        hello = struct.pack("=IIII64s", MAGIC, HELLO, 2, pid, b"claims")
+        hello = struct.pack("=IIII64s", MAGIC, HELLO, VERSION, pid, b"claims")
         socket.send_fds(self.socket, [hello], [counters])
-        _, kind, _, self.mode, self.nonce, _, _ = struct.unpack("=IIIIIIQ", self.socket.recv(256))
-        assert kind == WELCOME, kind
+        _, kind, version, self.mode, self.nonce, _, _ = struct.unpack("=IIIIIIQ", self.socket.recv(256))
+        assert (kind, version) == (WELCOME, VERSION), (kind, version)
         self.tickets, self.segments, self.last_segment = 0, [], 0
         # Sockets of its own, with which to be a socket at all.
         self.listener = socket.create_server(("127.0.0.1", 0))
