@@ -374,7 +374,8 @@ fn who_are_two_users_wake_each_other_without_the_kernel_connection() {
             assert!(row.bells_by_socket * 4 < row.bells_sent, "{row:#?}");
         }
         drop(client);
-        let client = connect(&format!("--bytes 3000000 --seed {seed}00"));
+        // Long enough to be paired, whoever else wants the processors.
+        let client = connect(&format!("--bytes 300000000 --seed {seed}00"));
         near.extend(reports(&client.finish(PATIENCE).success()));
     }
     // Those that were killed as well, and all of them were on lanes.
