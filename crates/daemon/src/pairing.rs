@@ -109,8 +109,7 @@ impl Server {
         let claim = match &mut self.tickets {
             // Nobody counts who else holds it.
             Err(_) if came => {
-                let refusal = self.registry.refuse_unproved(id, offer.offer, (Reason::PassedOn, 0));
-                return self.refuse([refusal]);
+                return self.refuse_unproved(id, offer.offer, (Reason::PassedOn, 0));
             }
             Err(_) => stated,
             Ok(tickets) => {
@@ -124,9 +123,7 @@ impl Server {
                         return;
                     }
                     let retry_ms = if taken { TICKET_RETRY_MS } else { 0 };
-                    let why = (Reason::NoTicket, retry_ms);
-                    let refusal = self.registry.refuse_unproved(id, offer.offer, why);
-                    return self.refuse([refusal]);
+                    return self.refuse_unproved(id, offer.offer, (Reason::NoTicket, retry_ms));
                 };
                 let proof = Proof::Sequence {
                     sent: ticket.sent,
@@ -134,9 +131,7 @@ impl Server {
                 };
                 if came && (ticket.holders != 1 || self.registry.is_joined_by_another(proof, id)) {
                     let retry_ms = if ticket.holders == 0 { 0 } else { HELD_RETRY_MS };
-                    let why = (Reason::PassedOn, retry_ms);
-                    let refusal = self.registry.refuse_unproved(id, offer.offer, why);
-                    return self.refuse([refusal]);
+                    return self.refuse_unproved(id, offer.offer, (Reason::PassedOn, retry_ms));
                 }
                 // The kernel's word in place of the guest's.
                 Claim {
@@ -156,6 +151,11 @@ impl Server {
                 self.pair(&matched);
             }
         }
+    }
+
+    fn refuse_unproved(&mut self, id: GuestId, offer: u64, why: (Reason, u32)) {
+        let refusal = self.registry.refuse_unproved(id, offer, why);
+        self.refuse([refusal]);
     }
 
     fn refuse(&mut self, refusals: impl IntoIterator<Item = Refusal>) {

@@ -67,7 +67,6 @@ fn came(fd: c_int, may_be: impl Fn(c_int) -> bool) {
     let same = raw::cookie(fd).and_then(|own| known.find(|known| raw::cookie(*known) == Some(own)));
     match same {
         Some(known) => duplicated(known, fd),
-        // Whoever has a copy would have the connection that is made of it.
         None => {
             // Standard descriptors are mostly used by stdio streams, whose calls are not seen.
             let (flag, reason) = if fd <= libc::STDERR_FILENO {
@@ -75,14 +74,13 @@ fn came(fd: c_int, may_be: impl Fn(c_int) -> bool) {
             } else {
                 (conn::CAME, Reason::PassedOn)
             };
-            if sys::addresses(fd).is_some() {
-                begin(fd, conn::EARLY | flag, reason);
-            } else if !kernel::is_listening(fd) {
-                // Whoever has a copy would have the connection that is made of it.
-                start_with_sockets();
-                if let Some(conn) = records::begin(fd, conn::EARLY | flag) {
-                    conn.set_reason(reason);
-                }
+            let is_connected = sys::addresses(fd).is_some();
+            // Whoever has a copy would have the connection that is made of it; what it accepts is its own.
+            if (is_connected || !kernel::is_listening(fd))
+                && let Some(conn) = begin(fd, flag, reason)
+                && is_connected
+            {
+                conn.stands();
             }
         }
     }
@@ -91,16 +89,18 @@ fn came(fd: c_int, may_be: impl Fn(c_int) -> bool) {
 /// A record for a connected socket whose opening was not seen, though it should have been: some of the program's calls
 /// are not. Not of a lodger with descriptors of its own.
 pub(crate) fn adopted(fd: c_int) -> Option<&'static Conn> {
-    begin(fd, conn::EARLY | conn::BANNED, Reason::PassedOn)
+    let conn = begin(fd, conn::BANNED, Reason::PassedOn)?;
+    conn.stands();
+    Some(conn)
 }
 
-fn begin(fd: c_int, flags: u32, reason: Reason) -> Option<&'static Conn> {
+/// A record that is not shown before the connection stands.
+fn begin(fd: c_int, flag: u32, reason: Reason) -> Option<&'static Conn> {
     start_with_sockets();
-    let conn = records::begin(fd, flags)?;
+    let conn = records::begin(fd, conn::EARLY | flag)?;
     if conn.is_early() {
-        conn.set_flag(flags, true);
+        conn.set_flag(flag, true);
         conn.set_reason(reason);
-        conn.stands();
     }
     Some(conn)
 }

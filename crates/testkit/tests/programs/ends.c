@@ -113,3 +113,31 @@ unsigned char pattern(size_t at)
 {
     return (unsigned char)(at * 31 + at / 251 * 7 + at / 65521);
 }
+
+int pass_descriptor(int channel, int fd)
+{
+    char control[CMSG_SPACE(sizeof fd)] = {0}, byte = 'f';
+    struct iovec data = {&byte, 1};
+    struct msghdr message = {
+        .msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof fd);
+    memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    return (int)sendmsg(channel, &message, 0);
+}
+
+int take_descriptor(int channel)
+{
+    char control[CMSG_SPACE(sizeof(int))], byte;
+    struct iovec data = {&byte, 1};
+    struct msghdr message = {
+        .msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    int fd = -1;
+
+    if (recvmsg(channel, &message, 0) == 1 && CMSG_FIRSTHDR(&message))
+        memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
+    return fd;
+}

@@ -39,6 +39,10 @@ int receive_all(int fd, void *bytes, size_t count);
 /* The byte at a place of the streams that tests send. */
 unsigned char pattern(size_t at);
 
+/* Passes a descriptor over a Unix socket, and takes it there: 1 if it went, and its number, or -1. */
+int pass_descriptor(int channel, int fd);
+int take_descriptor(int channel);
+
 /* Runs `work` in a thread. */
 pthread_t in_thread(void *(*work)(void *), void *argument);
 double now(void);

@@ -56,7 +56,7 @@ static void a_socket_that_comes_asks_for_no_memory(void)
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
 
     EXPECT(socketpair(AF_UNIX, SOCK_STREAM, 0, over) == 0);
-    EXPECT(pass(over[0], p.near));
+    EXPECT(pass_descriptor(over[0], p.near));
     asked = 0;
     counts = 1;
     ssize_t got = recvmsg(over[1], &message, 0);

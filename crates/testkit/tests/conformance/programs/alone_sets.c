@@ -351,12 +351,12 @@ static void set_passed_to_another_process(void)
     EXPECT(socketpair(AF_UNIX, SOCK_STREAM, 0, channel) == 0);
     child = fork();
     if (child == 0) {
-        set = take(channel[1]);
+        set = take_descriptor(channel[1]);
         recv(channel[1], bytes, 1, 0);
         _exit(tells_of_it(set) && tells_of_it(set) ? 0 : 1);
     }
     EXPECT((set = epoll_create1(0)) >= 0);
-    pass(channel[0], set);
+    pass_descriptor(channel[0], set);
     p = make_pair();
     EXPECT(registered(set, p.far));
     EXPECT(send_all(p.near, "ab", 2));

@@ -129,9 +129,6 @@ void release(void);
         }                                                                                          \
         step();                                                                                    \
     } while (0)
-/* A descriptor passed over a Unix socket. */
-int pass(int channel, int fd);
-int take(int channel);
 
 struct scenario {
     const char *name;

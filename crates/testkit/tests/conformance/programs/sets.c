@@ -186,8 +186,8 @@ static void socket_passed_in(void)
         serve_until_released();
     else {
         socketpair(AF_UNIX, SOCK_STREAM, 0, channel);
-        R(pass(channel[0], s));
-        passed = take(channel[1]);
+        R(pass_descriptor(channel[0], s));
+        passed = take_descriptor(channel[1]);
         R(close(s));
         R(watch(set, passed, EPOLLIN));
         once(set, 5);

@@ -266,14 +266,14 @@ static void pass_to_a_child(void)
     if (child == 0) {
         close(s);
         char told;
-        int fd = take(channel[1]);
+        int fd = take_descriptor(channel[1]);
         read(channel[1], &told, 1);
         ALL(fd, 2);
         R(send(fd, "pong", 4, 0));
         ALL(fd, 2);
         exit(0);
     }
-    R(pass(channel[0], s));
+    R(pass_descriptor(channel[0], s));
     /* Or the child might say something first. */
     write(channel[0], "", 1);
     close(s);
@@ -321,8 +321,8 @@ static void passed_to_oneself(void)
         serve_until_released();
     } else {
         socketpair(AF_UNIX, SOCK_STREAM, 0, channel);
-        R(pass(channel[0], s));
-        passed = take(channel[1]);
+        R(pass_descriptor(channel[0], s));
+        passed = take_descriptor(channel[1]);
         R(send(passed, "by copy", 7, 0));
         R(close(s));
         release();
@@ -356,7 +356,7 @@ static void passed_to_a_plain_process(void)
             execve(arguments[0], arguments, nothing);
             _exit(127);
         }
-        R(pass(channel[0], s));
+        R(pass_descriptor(channel[0], s));
         close(s);
         reap(child);
     }

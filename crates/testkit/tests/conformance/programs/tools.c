@@ -389,31 +389,3 @@ void reap(pid_t child)
     else
         say("child exited %d", WEXITSTATUS(status));
 }
-
-int pass(int channel, int fd)
-{
-    char control[CMSG_SPACE(sizeof fd)] = {0}, byte = 'f';
-    struct iovec data = {&byte, 1};
-    struct msghdr message = {
-        .msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof fd);
-    memcpy(CMSG_DATA(header), &fd, sizeof fd);
-    return (int)sendmsg(channel, &message, 0);
-}
-
-int take(int channel)
-{
-    char control[CMSG_SPACE(sizeof(int))], byte;
-    struct iovec data = {&byte, 1};
-    struct msghdr message = {
-        .msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-    int fd = -1;
-
-    if (recvmsg(channel, &message, 0) == 1 && CMSG_FIRSTHDR(&message))
-        memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
-    return fd;
-}

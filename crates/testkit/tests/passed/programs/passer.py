@@ -39,6 +39,18 @@ def exact(connection, count):
     return bytes(got)
 
 
+def ask(connection, messages, more):
+    """Sends each and checks that it comes back; then `more` for as long as it lives."""
+    for number, message in enumerate(messages):
+        connection.sendall(message)
+        assert exact(connection, len(message)) == message, number
+    print('checked', flush=True)
+    while True:
+        connection.sendall(more)
+        assert exact(connection, len(more)) == more
+        time.sleep(0.001)
+
+
 def go_on(role, connection):
     if role == 'serve':
         while data := connection.recv(1 << 16):
@@ -46,39 +58,18 @@ def go_on(role, connection):
         print('ended', flush=True)
         return
     chance = random.Random(7)
-    for number in range(3000):
-        message = chance.randbytes(chance.choice((1, 8, 100, 3000, 20000)))
-        connection.sendall(message)
-        assert exact(connection, len(message)) == message, number
-    print('checked', flush=True)
-    while True:
-        connection.sendall(b'more')
-        assert exact(connection, 4) == b'more'
-        time.sleep(0.001)
+    ask(connection, (chance.randbytes(chance.choice((1, 8, 100, 3000, 20000))) for _ in range(3000)), b'more')
 
 
 # Reads lines by `fgets`, and answers with `send`.
 STREAM = """
 import ctypes
 libc = ctypes.CDLL(None)
-libc.fdopen.restype = ctypes.c_void_p
 stdin = ctypes.c_void_p.in_dll(libc, 'stdin')
 line = ctypes.create_string_buffer(200)
 while libc.fgets(line, 200, stdin):
     libc.send(0, line, len(line.value), 0)
 """
-
-
-def ask_lines(connection):
-    for number in range(3000):
-        line = b'%d\n' % number
-        connection.sendall(line)
-        assert exact(connection, len(line)) == line, number
-    print('checked', flush=True)
-    while True:
-        connection.sendall(b'more\n')
-        assert exact(connection, 5) == b'more\n'
-        time.sleep(0.001)
 
 
 def ask_with_two_threads(connection):
@@ -155,7 +146,7 @@ def main():
     if how == 'itself':
         go_on(role, connection)
     elif how == 'lines':
-        ask_lines(connection)
+        ask(connection, (b'%d\n' % number for number in range(3000)), b'more\n')
     elif how == 'streaming':
         os.dup2(connection.fileno(), 0)
         connection.close()

@@ -30,29 +30,9 @@ void meet(void)
         setsockopt(ends[end].fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
 }
 
-static void pass(int channel)
-{
-    int both[2] = {ends[0].fd, ends[1].fd};
-    char control[CMSG_SPACE(sizeof both)] = {0}, byte = 'e';
-    struct iovec data = {&byte, 1};
-    struct msghdr message = {
-        .msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof both);
-    memcpy(CMSG_DATA(header), both, sizeof both);
-    _exit(sendmsg(channel, &message, 0) != 1);
-}
-
 void be_passed(void)
 {
-    int channel[2], both[2] = {-1, -1}, status;
-    char control[CMSG_SPACE(sizeof both)], byte;
-    struct iovec data = {&byte, 1};
-    struct msghdr message = {
-        .msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    int channel[2], both[2], status;
     pid_t maker;
 
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, channel) || (maker = fork()) < 0) {
@@ -61,19 +41,19 @@ void be_passed(void)
     }
     if (maker == 0) {
         meet();
-        pass(channel[1]);
+        _exit(pass_descriptor(channel[1], ends[0].fd) != 1 || pass_descriptor(channel[1], ends[1].fd) != 1);
     }
-    if (recvmsg(channel[0], &message, 0) == 1 && CMSG_FIRSTHDR(&message))
-        memcpy(both, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof both);
+    close(channel[1]);
+    for (int end = 0; end < 2; end++)
+        both[end] = take_descriptor(channel[0]);
+    close(channel[0]);
     waitpid(maker, &status, 0);
-    if (status != 0 || both[1] < 0) {
+    if (status != 0 || both[0] < 0 || both[1] < 0) {
         say("the ends were not passed: %x\n", status);
         exit(1);
     }
-    for (int end = 0; end < 2; end++) {
+    for (int end = 0; end < 2; end++)
         ends[end] = (struct end){.fd = both[end], .copy = -1, .next = (unsigned char)(128 * end)};
-        close(channel[end]);
-    }
 }
 
 void warm_up_ends(bool patiently)
