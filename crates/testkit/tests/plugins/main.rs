@@ -53,6 +53,24 @@ fn a_thread_ends_itself_while_a_library_is_unloaded() {
     }
 }
 
+/// The library's own calls go to its functions and to the C library's, whatever else has their names.
+#[test]
+fn a_program_has_functions_with_names_of_the_c_librarys() {
+    if !can_run(false, &["cc"]) {
+        return;
+    }
+    where_prompt(&[NOT_FAST], || {
+        let instance = Instance::start();
+        let program = compile(&instance, "names", "names.c", &["-rdynamic", "-pthread"]);
+        for mode in [Mode::Native, Mode::Accelerated(&instance)] {
+            let echoed = Launch::new(mode, &program, [free_port().to_string()]).options("--offer now");
+            assert_eq!(echoed.spawn().finish(PATIENCE).success(), "100000\n");
+        }
+        let all = instance.stats();
+        assert!(all.pairs == 1, "{NOT_FAST}");
+    });
+}
+
 /// What `make` makes echoes over shared memory.
 fn echoes(make: impl Fn(&Instance) -> PathBuf) {
     echoes_in("host.c", make);
