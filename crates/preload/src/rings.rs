@@ -130,24 +130,24 @@ unsafe fn prepare_one(entry: &Entry, follows: bool) -> bool {
         // Else it closes one that is registered, and says 0 here.
         code::CLOSE if known && entry.other_fd == 0 => {
             // It may be cancelled, and the connection go on where nobody looks after it.
-            let may_go = !follows || successors::to_ring(entry.fd);
+            let may_go = !follows || successors::to_kernel(entry.fd);
             if may_go {
                 lifecycle::closing(entry.fd);
             }
             may_go
         }
         // From here on the kernel alone knows what the set has.
-        code::EPOLL => successors::to_ring(entry.fd) && successors::to_ring(entry.offset as c_int),
+        code::EPOLL => successors::to_kernel(entry.fd) && successors::to_kernel(entry.offset as c_int),
         code::SPLICE | code::TEE => {
             let other_known = entry.code_flags & OTHER_FIXED == 0;
-            (!other_known || successors::to_ring(entry.other_fd)) && (!known || successors::to_ring(entry.fd))
+            (!other_known || successors::to_kernel(entry.other_fd)) && (!known || successors::to_kernel(entry.fd))
         }
         code if code::uses_descriptor(code) => {
             if matches!(code, code::SENDMSG | code::SENDMSG_WITHOUT_COPY) {
                 // SAFETY: the caller's: a message.
                 unsafe { hand_over_passed(entry.address as *const msghdr) };
             }
-            !known || successors::to_ring(entry.fd)
+            !known || successors::to_kernel(entry.fd)
         }
         _ => true,
     }
@@ -159,7 +159,7 @@ unsafe fn prepare_one(entry: &Entry, follows: bool) -> bool {
 /// There are so many, or `fds` is null.
 unsafe fn prepare_all(fds: *const c_int, count: c_uint) -> bool {
     // SAFETY: the caller's.
-    is_nowhere(fds) || (0..count as usize).all(|index| successors::to_ring(unsafe { *fds.add(index) }))
+    is_nowhere(fds) || (0..count as usize).all(|index| successors::to_kernel(unsafe { *fds.add(index) }))
 }
 
 /// What is known of a function of liburing.

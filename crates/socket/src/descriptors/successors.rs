@@ -99,9 +99,9 @@ pub fn handing_over(fd: c_int) {
     }
 }
 
-/// The program has the kernel do something with `fd` by `io_uring`, unseen; false if it is a connection that is still
-/// on a lane.
-pub fn to_ring(fd: c_int) -> bool {
+/// The program has the kernel do something with `fd` by a ring or an asynchronous request, unseen; false if it is a
+/// connection that is still on a lane.
+pub fn to_kernel(fd: c_int) -> bool {
     // What is asked for, or registered, may stand longer than it takes to connect it.
     begin_early(fd);
     match table::lookup(fd) {

@@ -68,7 +68,11 @@ pub(crate) fn compile(instance: &Instance, theme: &'static str) -> Program {
             [theme, "play", "tools", "paths", "check", "../../programs/ends"]
                 .map(|name| sources.join(format!("{name}.c"))),
         )
-        .args((theme == "rings").then_some("-luring"))
+        .args(match theme {
+            "requests" => Some("-laio"),
+            "rings" => Some("-luring"),
+            _ => None,
+        })
         .arg("-o")
         .arg(&file)
         .output()
