@@ -99,6 +99,16 @@ pub(crate) fn taken_by_peer(fd: c_int) -> Option<u64> {
         .map(|info| info.bytes_acked)
 }
 
+/// Whether the kernel counts as much as the program has `sent` and `received` by it. It does not where it moves bytes
+/// past the protocol, as between sockets that are in a map of BPF's. `active` as in [`send_position`].
+pub(crate) fn counts(fd: c_int, active: bool, [sent, received]: [u64; 2]) -> bool {
+    // What is acknowledged meanwhile is counted twice, not never.
+    let queued = raw::ioctl_get(fd, SIOCOUTQ).map_or(0, |bytes| u64::try_from(bytes).unwrap_or(0));
+    tcp_info(fd).is_none_or(|info| {
+        info.bytes_acked.wrapping_add(queued).wrapping_sub(active.into()) >= sent && info.bytes_received >= received
+    })
+}
+
 /// Why there is no position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoPosition {

@@ -1,9 +1,11 @@
-//! Programs in containers, given what docs/containers.md says.
+//! Programs in containers, given what docs/containers.md says, and on networks that short-cut TCP.
 
+use std::io::{BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
-use viaduct_testkit::processes::family;
+use viaduct_testkit::processes::{family, free_port};
 use viaduct_testkit::{Container, Host, Instance, Launch, Mode, Program, binaries, can_run};
 
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -77,4 +79,81 @@ fn of_one_pod() {
         &Container::new(&host, true),
         Ipv4Addr::LOCALHOST,
     );
+}
+
+/// A cgroup within which BPF moves what is sent straight to its receiver, past TCP, as some networks of containers do.
+struct Shortcut {
+    holder: Child,
+    answers: BufReader<ChildStdout>,
+    cgroup: String,
+}
+
+impl Shortcut {
+    /// `None` where that is not possible.
+    fn begin() -> Option<Self> {
+        let mut holder = Command::new(binaries::binary("viaduct-rivals"))
+            .arg("sockmap")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut answers = BufReader::new(holder.stdout.take().unwrap());
+        let mut cgroup = String::new();
+        answers.read_line(&mut cgroup).unwrap();
+        let cgroup = cgroup.trim_end().to_owned();
+        let shortcut = Self {
+            holder,
+            answers,
+            cgroup,
+        };
+        (!shortcut.cgroup.is_empty()).then_some(shortcut)
+    }
+
+    fn testpeer(&self, instance: &Instance, arguments: &str) -> Program {
+        let enter = "echo $$ > $0/cgroup.procs && exec \"$@\"";
+        let mut words = vec!["-c".into(), enter.into(), self.cgroup.clone().into()];
+        words.extend(Launch::testpeer(Mode::Accelerated(instance), arguments).words());
+        Launch::new(Mode::Native, "sh", words).spawn()
+    }
+
+    /// The bytes that went past TCP.
+    fn carried(&mut self) -> u64 {
+        writeln!(self.holder.stdin.as_ref().unwrap()).unwrap();
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        line.trim_end().parse().unwrap()
+    }
+}
+
+impl Drop for Shortcut {
+    /// With its input it ends, and the cgroup with it.
+    fn drop(&mut self) {
+        drop(self.holder.stdin.take());
+        let _ = self.holder.wait();
+    }
+}
+
+/// Nobody can tell where in such a stream a lane would begin.
+#[test]
+fn short_cut_connections_stay_as_they_are() {
+    if !can_run(true, &["sh"]) {
+        return;
+    }
+    let Some(mut shortcut) = Shortcut::begin() else {
+        return eprintln!("skipped: no BPF, or no cgroups of version 2");
+    };
+    let instance = Instance::start();
+    for direction in ["up", "down", "both"] {
+        let port = free_port();
+        let server = shortcut.testpeer(&instance, &format!("listen 127.0.0.1:{port} --mode epoll"));
+        let server = server.listening(port);
+        // A blocking receive may say EAGAIN on such a connection.
+        let options = format!("--connections 4 --mode epoll --bytes 3000000 --max-chunk 5000 --direction {direction}");
+        let before = shortcut.carried();
+        let client = shortcut.testpeer(&instance, &format!("connect 127.0.0.1:{port} {options}"));
+        client.finish(PATIENCE).success();
+        assert!(shortcut.carried() - before >= 12_000_000, "{direction}");
+        assert!(!server.output().contains("wrong"), "{}", server.output());
+        assert_eq!(instance.totals_of(server.pid()).fast_bytes(), 0, "{direction}");
+    }
 }

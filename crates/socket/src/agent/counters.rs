@@ -184,6 +184,20 @@ pub(crate) fn age_ns(conn: &Conn) -> Option<u64> {
     slot_of(conn).map(|words| sys::coarse_now_ns().saturating_sub(words[slot::CREATED_NS].load(Relaxed)))
 }
 
+/// The bytes that the program has sent and received by the kernel connection; `None` where nobody counts.
+pub(crate) fn by_kernel(conn: &Conn) -> Option<[u64; 2]> {
+    let words = slot_of(conn)?;
+    let ways = [
+        (slot::FAST_BYTES_SENT, slot::BYTES_SENT),
+        (slot::FAST_BYTES_RECEIVED, slot::BYTES_RECEIVED),
+    ];
+    // What is counted meanwhile is counted in all first.
+    Some(ways.map(|(fast, all)| {
+        let fast = words[fast].load(Relaxed);
+        words[all].load(Relaxed).saturating_sub(fast)
+    }))
+}
+
 /// Shows a connection, or counts it among those for which there is no room.
 fn show(conn: &Conn) {
     if publish(conn).is_none() {

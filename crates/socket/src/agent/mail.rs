@@ -102,6 +102,11 @@ fn attach(pair: &Pair, segment: Option<std::os::fd::BorrowedFd<'_>>, bell: Ringe
     let Some(conn) = records::by_id(pair.offer).filter(|conn| conn.may_attach()) else {
         return false;
     };
+    // Both ends may have offered it before they sent anything.
+    if !conn.is_counted() {
+        conn.refused(Reason::Uncounted, 0);
+        return false;
+    }
     // One that has forbidden itself system calls hears of no memory that comes back: its lanes ask when they grow.
     if !process::is_confined() && !group::take(ATTACHED, &mut || true) {
         conn.refused(Reason::NoMemory, 5000);

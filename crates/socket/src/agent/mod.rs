@@ -260,6 +260,9 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<bool,
         }
         return Err(reason);
     }
+    if !conn.is_counted() {
+        return Err(Reason::Uncounted);
+    }
     if conn.flag(conn::CAME)
         && let Some(reason) = predecessors::objection(conn.fd())
     {
