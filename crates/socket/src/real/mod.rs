@@ -10,7 +10,7 @@
 )]
 pub mod bare;
 
-use crate::sys::{Errno, Events, errno, next_symbol, set_errno, threads, timespec};
+use crate::sys::{Errno, Events, errno, find_clock, next_symbol, set_errno, threads, timespec};
 use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::AtomicPtr;
 use libc::{
@@ -205,6 +205,7 @@ pub fn prepare() {
     }
     threads::prepare();
     bare::prepare();
+    find_clock();
     // What is missing is not the program's to hear of.
     // SAFETY: no arguments.
     unsafe { libc::dlerror() };

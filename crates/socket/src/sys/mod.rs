@@ -47,6 +47,7 @@ fn look_up(slot: &AtomicPtr<c_void>, name: &'static core::ffi::CStr) -> *mut c_v
     found
 }
 
+mod clock;
 mod events;
 pub(crate) mod listing;
 pub(crate) mod memory;
@@ -57,6 +58,8 @@ mod rest;
 mod stack;
 pub(crate) mod threads;
 
+pub(crate) use clock::{coarse_now_ns, find_clock};
+pub use clock::{now_ns, ticks, ticks_per_us};
 pub use events::Events;
 pub(crate) use packet::{
     PACKET_DESCRIPTORS, addresses, connect_packet_socket, own_descriptor, receive_packet, send_packet, take_ticket,
@@ -64,55 +67,6 @@ pub(crate) use packet::{
 pub(crate) use rest::peek_at_rest;
 pub(crate) use stack::{signal_stack, stack_pointer};
 pub use threads::single_threaded;
-
-/// Nanoseconds of `CLOCK_MONOTONIC`.
-pub fn now_ns() -> u64 {
-    read_clock(libc::CLOCK_MONOTONIC)
-}
-
-/// The same as of the kernel's last tick, a few milliseconds ago at most, for less: the processor's counter is not
-/// read.
-pub(crate) fn coarse_now_ns() -> u64 {
-    read_clock(libc::CLOCK_MONOTONIC_COARSE)
-}
-
-fn read_clock(clock: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the C library writes one timespec.
-    unsafe { libc::clock_gettime(clock, &raw mut time) };
-    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
-}
-
-/// A cheap, monotonic enough clock in units of [`ticks_per_us`].
-#[inline]
-pub fn ticks() -> u64 {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 processor has the instruction.
-    unsafe {
-        core::arch::x86_64::_rdtsc()
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    now_ns()
-}
-
-/// Ticks in a microsecond, measured once over about 50 us.
-#[inline]
-pub fn ticks_per_us() -> u64 {
-    use core::sync::atomic::AtomicU64;
-    static TICKS: AtomicU64 = AtomicU64::new(0);
-    let known = TICKS.load(Relaxed);
-    if known != 0 {
-        return known;
-    }
-    let (from, from_ns) = (ticks(), now_ns());
-    let mut to_ns = from_ns;
-    while to_ns.saturating_sub(from_ns) < 50_000 {
-        to_ns = now_ns();
-    }
-    let measured = (ticks().wrapping_sub(from) * 1000 / (to_ns - from_ns).max(1)).max(1);
-    TICKS.store(measured, Relaxed);
-    measured
-}
 
 /// A variable of the environment, if it is valid UTF-8. Read before the program can have changed it underneath us.
 pub fn environment(name: &core::ffi::CStr) -> Option<&'static str> {

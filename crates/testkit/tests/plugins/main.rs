@@ -71,6 +71,26 @@ fn a_program_has_functions_with_names_of_the_c_librarys() {
     });
 }
 
+/// As libfaketime has it; the library has waits that end by the clock.
+#[test]
+fn time_stands_still() {
+    if !can_run(false, &["cc"]) {
+        return;
+    }
+    where_prompt(&[NOT_FAST], || {
+        let instance = Instance::start();
+        let program = compile(&instance, "names", "names.c", &["-rdynamic", "-pthread"]);
+        let still = compile(&instance, "still.so", "still.c", &["-shared", "-fPIC"]);
+        for mode in [Mode::Native, Mode::Accelerated(&instance)] {
+            let (program, still) = (program.display(), still.display());
+            let script = format!("LD_PRELOAD=\"$LD_PRELOAD:{still}\" exec {program} {}", free_port());
+            let echoed = Launch::new(mode, "sh", ["-c", &script]).options("--offer now").spawn();
+            assert_eq!(echoed.finish(PATIENCE).success(), "100000\n");
+        }
+        assert!(instance.stats().pairs == 1, "{NOT_FAST}");
+    });
+}
+
 /// What `make` makes echoes over shared memory.
 fn echoes(make: impl Fn(&Instance) -> PathBuf) {
     echoes_in("host.c", make);
