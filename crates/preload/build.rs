@@ -2,6 +2,6 @@
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    // A program may export functions of its own under these names, and to look the names up takes time at each start.
+    // A program may have functions of its own under these names, and to look the names up takes time at each start.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic-functions");
 }
