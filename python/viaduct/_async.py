@@ -29,6 +29,8 @@ _T = TypeVar("_T")
 
 #: Seconds until a look without news: that the buffer is full no edge tells.
 _LONGEST = 0.2
+#: The same of an inbox: until the first, and until those that have long found none.
+_NAPS = 0.001, 1.0
 
 
 class _Arrivals:
@@ -207,6 +209,8 @@ class AsyncInbox(Inbox):
         return await self._look_async(lambda: self.probe(tag, source, timeout=0))
 
     async def _look_async(self, look: Callable[[], _T]) -> _T:
+        first, longest = _NAPS
+        nap = first
         while True:
             if self._closed:
                 raise ValueError("the inbox is closed")
@@ -214,7 +218,10 @@ class AsyncInbox(Inbox):
                 try:
                     return look()
                 except TimeoutError:
-                    await arrival
+                    await asyncio.wait([arrival], timeout=nap)
+                if arrival.done():
+                    arrival.result()
+            nap = first if arrival.done() else min(nap * 2, longest)
 
     def __aiter__(self) -> "AsyncInbox":
         return self
