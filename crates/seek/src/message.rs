@@ -23,18 +23,19 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 mod attention;
+mod frame;
 mod queue;
 mod source;
 mod wait;
 
 use crate::cancel::Kept;
+use frame::Frame;
 use queue::Message;
 use source::{Place, Source};
 use wait::{Call, Taken, Turn, Waiter};
 
 /// Bytes before each payload.
 pub const FRAME: usize = 12;
-const MAGIC: [u8; 4] = *b"VMSG";
 
 /// What an inbox takes and keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,13 +200,7 @@ pub struct Match {
 /// Of these nothing was sent but for the last.
 pub fn send(socket: impl AsFd, tag: u32, payload: &[u8]) -> Result<(), Error> {
     let len = u32::try_from(payload.len()).map_err(|_| Error::NoRoom { len: payload.len() })?;
-    let mut frame = [0; FRAME];
-    let words = [MAGIC, tag.to_le_bytes(), len.to_le_bytes()];
-    frame
-        .iter_mut()
-        .zip(words.iter().flatten())
-        .for_each(|(place, byte)| *place = *byte);
-    wait::send_all(socket.as_fd(), &frame, payload)?;
+    wait::send_all(socket.as_fd(), Frame::new(tag, len).bytes(), payload)?;
     Ok(())
 }
 

@@ -454,65 +454,6 @@ static void an_inbox_can_be_polled(void)
     close_pair(pairs[1]);
 }
 
-/* A connection whose receiver never has more room. */
-static struct pair pair_with_room(int room)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t size = sizeof address;
-    int listener = socket(AF_INET, SOCK_STREAM, 0);
-    struct pair pair = {socket(AF_INET, SOCK_STREAM, 0), -1};
-
-    if (!setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &room, sizeof room) && !bind(listener, (struct sockaddr *)&address, size) &&
-        !listen(listener, 1) && !getsockname(listener, (struct sockaddr *)&address, &size) &&
-        !connect(pair.near, (struct sockaddr *)&address, size))
-        pair.far = accept(listener, NULL, NULL);
-    close(listener);
-    return pair;
-}
-
-enum { UNWANTED = 50 };
-
-static void *send_the_wanted_last(void *argument)
-{
-    static char payload[3000];
-    struct pair *pair = argument;
-
-    for (int number = 0; number < UNWANTED; number++)
-        if (viaduct_msg_send(pair->near, 1, payload, sizeof payload))
-            return NULL;
-    viaduct_msg_send(pair->near, 2, payload, 1);
-    return NULL;
-}
-
-/* That the buffer is full of messages that nobody has asked for is no arrival, and yet is to be acted upon. */
-static void an_inbox_that_is_polled_makes_room(void)
-{
-    struct pair pair = pair_with_room(5000);
-    viaduct_inbox *inbox = viaduct_inbox_open(0, 0);
-    struct pollfd entry = {viaduct_inbox_fd(inbox), POLLIN, 0};
-    int waits = 0;
-    pthread_t thread;
-    char byte;
-
-    EXPECT(inbox && viaduct_inbox_add(inbox, pair.far) == 0);
-    thread = in_thread(send_the_wanted_last, &pair);
-    sleep_ms(200);
-    while (viaduct_msg_recv(inbox, 2, VIADUCT_ANY, &byte, 1, 0, NULL) != 1) {
-        int error = errno;
-
-        EXPECT(error == ETIMEDOUT && poll(&entry, 1, 5000) == 1);
-    }
-    pthread_join(thread, NULL);
-    /* What is left is looked at less and less often. */
-    for (double end = now() + 0.5; now() < end; waits++) {
-        EXPECT_ERROR(viaduct_msg_recv(inbox, 2, VIADUCT_ANY, &byte, 1, 0, NULL), ETIMEDOUT);
-        poll(&entry, 1, 500);
-    }
-    EXPECT(waits < 100);
-    viaduct_inbox_close(inbox);
-    close_pair(pair);
-}
-
 /* Who waits by edges for more than is there is told of what comes, and not of what is there again and again. */
 static void edges_behind_unread_bytes(void)
 {
@@ -551,7 +492,6 @@ int main(int argc, char **argv)
         {"a_cancelled_receive_is_over", a_cancelled_receive_is_over},
         {"a_first_search_lets_others_wake", a_first_search_lets_others_wake},
         {"an_inbox_can_be_polled", an_inbox_can_be_polled},
-        {"an_inbox_that_is_polled_makes_room", an_inbox_that_is_polled_makes_room},
     };
 
     return run_checks(checks, sizeof checks / sizeof *checks, argc, argv);
