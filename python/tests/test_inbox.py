@@ -361,6 +361,26 @@ class InboxTest(unittest.TestCase):
 
         asyncio.run(run())
 
+    def test_a_cancelled_task_of_a_closed_inbox_leaves_nothing_to_say(self):
+        async def run():
+            said = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+            for end in viaduct.AsyncInbox.close, viaduct.AsyncInbox.cancel:
+                inbox = viaduct.AsyncInbox()
+                inbox.add(self.far)
+                task = asyncio.create_task(inbox.receive_async())
+                await asyncio.sleep(0.01)
+                end(inbox)
+                task.cancel()
+                with self.assertRaises(asyncio.CancelledError):
+                    await task
+                del task
+                inbox.close()
+            gc.collect()
+            self.assertEqual(said, [])
+
+        asyncio.run(run())
+
     def test_what_cannot_be_watched_is_not_added(self):
         async def run():
             inbox = viaduct.AsyncInbox()

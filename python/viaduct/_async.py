@@ -82,6 +82,8 @@ class _Arrivals:
                 future.set_result(None)
             else:
                 future.set_exception(error)
+                # A task that is cancelled before it asks is no cause for complaint.
+                future.exception()
 
 
 async def async_seek_recv(socket: _socket.socket, size: int, offset: int = 0, flags: int = 0) -> bytes:
