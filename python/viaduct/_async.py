@@ -82,8 +82,6 @@ class _Arrivals:
                 future.set_result(None)
             else:
                 future.set_exception(error)
-                # A task that is cancelled before it asks is no cause for complaint.
-                future.exception()
 
 
 async def async_seek_recv(socket: _socket.socket, size: int, offset: int = 0, flags: int = 0) -> bytes:
@@ -143,15 +141,15 @@ async def async_send(socket: _socket.socket, tag: int, payload: _Bytes) -> None:
         os.close(number)
 
 
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 async def _room(number: int) -> None:
     loop = asyncio.get_running_loop()
     room: asyncio.Future[None] = loop.create_future()
-
-    def tell() -> None:
-        if not room.done():
-            room.set_result(None)
-
-    loop.add_writer(number, tell)
+    loop.add_writer(number, _wake, room)
     try:
         await room
     finally:
@@ -211,6 +209,7 @@ class AsyncInbox(Inbox):
         return await self._look_async(lambda: self.probe(tag, source, timeout=0))
 
     async def _look_async(self, look: Callable[[], _T]) -> _T:
+        loop = asyncio.get_running_loop()
         first, longest = _NAPS
         nap = first
         while True:
@@ -220,10 +219,14 @@ class AsyncInbox(Inbox):
                 try:
                     return look()
                 except TimeoutError:
-                    await asyncio.wait([arrival], timeout=nap)
-                if arrival.done():
-                    arrival.result()
-            nap = first if arrival.done() else min(nap * 2, longest)
+                    until = loop.time() + nap
+                    # Cheaper than asyncio.wait.
+                    timer = loop.call_at(until, _wake, arrival)
+                    try:
+                        await arrival
+                    finally:
+                        timer.cancel()
+            nap = first if loop.time() < until else min(nap * 2, longest)
 
     def __aiter__(self) -> "AsyncInbox":
         return self
