@@ -341,9 +341,9 @@ impl Inbox {
         self.waiter.wake();
     }
 
-    /// Readable when messages may have come since the last call that received or probed, or a socket may have become full
-    /// of others, for event loops: call with no time to wait until [`Error::TimedOut`], then wait. Nothing else is to be
-    /// done with it.
+    /// Readable when messages may have come since the last call that received or probed, or a socket may have become
+    /// full of others, for event loops: call with no time to wait until [`Error::TimedOut`], then wait. Nothing else is
+    /// to be done with it.
     pub fn as_waitable(&self) -> BorrowedFd<'_> {
         self.waiter.as_fd()
     }

@@ -1,8 +1,8 @@
 //! The socket calls of an inbox besides direct search, made through the C library so that they are accelerated too.
 //!
 //! A socket with a message that nobody wants is readable all the time, so an inbox waits for edges: an epoll set
-//! reports each arrival once. An event counter in the set wakes waiters for other reasons, and a timer those who wait by
-//! the descriptor of the set for what no edge tells.
+//! reports each arrival once. An event counter in the set wakes waiters for other reasons, and a timer those who wait
+//! by the descriptor of the set for what no edge tells.
 
 use core::ffi::c_int;
 use std::io::{self, ErrorKind};
