@@ -66,9 +66,9 @@ void viaduct_inbox_close(viaduct_inbox *inbox);
 int viaduct_inbox_add(viaduct_inbox *inbox, int s);
 int viaduct_inbox_remove(viaduct_inbox *inbox, int source);
 /*
- * A descriptor for poll and its kin, readable when messages may have come since the last call that received or probed:
- * call with a timeout of 0 until ETIMEDOUT, then wait. It belongs to the inbox; nothing else is to be done with it. -1
- * with errno set to EINVAL if `inbox` is NULL.
+ * A descriptor for poll and its kin, readable when messages may have come since the last call that received or probed,
+ * or a socket may be full of others: call with a timeout of 0 until ETIMEDOUT, then wait. It belongs to the inbox;
+ * nothing else is to be done with it. -1 with errno set to EINVAL if `inbox` is NULL.
  */
 int viaduct_inbox_fd(const viaduct_inbox *inbox);
 

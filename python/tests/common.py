@@ -7,8 +7,10 @@ import threading
 import time
 
 
-def pair():
+def pair(room=None):
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        if room:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
         near = socket.create_connection(listener.getsockname())
         far, _ = listener.accept()
     return near, far

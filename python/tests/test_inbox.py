@@ -243,6 +243,27 @@ class InboxTest(unittest.TestCase):
                 self.assertEqual(inbox.receive(timeout=30).payload, b"a" * 40_000)
             thread.join()
 
+    def test_a_full_buffer_stops_no_task(self):
+        near, far = pair(room=5000)
+
+        def send():
+            for _ in range(50):
+                viaduct.send(near, 1, b"a" * 3000)
+            viaduct.send(near, 2, b"wanted")
+
+        async def run():
+            with viaduct.AsyncInbox() as inbox:
+                inbox.add(far)
+                message = await asyncio.wait_for(inbox.receive_async(tag=2), 20)
+                self.assertEqual(message.payload, b"wanted")
+
+        thread = threading.Thread(target=send)
+        with near, far:
+            thread.start()
+            time.sleep(0.2)
+            asyncio.run(run())
+            thread.join()
+
     def test_a_full_store_is_told(self):
         near, far = socket.socketpair()
         with near, far, viaduct.Inbox(longest=40_000, store=100_000) as inbox:
@@ -337,6 +358,26 @@ class InboxTest(unittest.TestCase):
                 with self.assertRaisesRegex(ValueError, "the inbox is closed"):
                     call()
             inbox.close()
+
+        asyncio.run(run())
+
+    def test_a_cancelled_task_of_a_closed_inbox_leaves_nothing_to_say(self):
+        async def run():
+            said = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+            for end in viaduct.AsyncInbox.close, viaduct.AsyncInbox.cancel:
+                inbox = viaduct.AsyncInbox()
+                inbox.add(self.far)
+                task = asyncio.create_task(inbox.receive_async())
+                await asyncio.sleep(0.01)
+                end(inbox)
+                task.cancel()
+                with self.assertRaises(asyncio.CancelledError):
+                    await task
+                del task
+                inbox.close()
+            gc.collect()
+            self.assertEqual(said, [])
 
         asyncio.run(run())
 

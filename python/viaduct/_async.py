@@ -29,6 +29,8 @@ _T = TypeVar("_T")
 
 #: Seconds until a look without news: that the buffer is full no edge tells.
 _LONGEST = 0.2
+#: The same of an inbox: until the first, and until those that have long found none.
+_NAPS = 0.001, 1.0
 
 
 class _Arrivals:
@@ -139,15 +141,15 @@ async def async_send(socket: _socket.socket, tag: int, payload: _Bytes) -> None:
         os.close(number)
 
 
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 async def _room(number: int) -> None:
     loop = asyncio.get_running_loop()
     room: asyncio.Future[None] = loop.create_future()
-
-    def tell() -> None:
-        if not room.done():
-            room.set_result(None)
-
-    loop.add_writer(number, tell)
+    loop.add_writer(number, _wake, room)
     try:
         await room
     finally:
@@ -207,6 +209,9 @@ class AsyncInbox(Inbox):
         return await self._look_async(lambda: self.probe(tag, source, timeout=0))
 
     async def _look_async(self, look: Callable[[], _T]) -> _T:
+        loop = asyncio.get_running_loop()
+        first, longest = _NAPS
+        nap = first
         while True:
             if self._closed:
                 raise ValueError("the inbox is closed")
@@ -214,7 +219,14 @@ class AsyncInbox(Inbox):
                 try:
                     return look()
                 except TimeoutError:
-                    await arrival
+                    until = loop.time() + nap
+                    # Cheaper than asyncio.wait.
+                    timer = loop.call_at(until, _wake, arrival)
+                    try:
+                        await arrival
+                    finally:
+                        timer.cancel()
+            nap = first if loop.time() < until else min(nap * 2, longest)
 
     def __aiter__(self) -> "AsyncInbox":
         return self

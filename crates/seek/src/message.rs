@@ -23,18 +23,19 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 mod attention;
+mod frame;
 mod queue;
 mod source;
 mod wait;
 
 use crate::cancel::Kept;
+use frame::Frame;
 use queue::Message;
 use source::{Place, Source};
 use wait::{Call, Taken, Turn, Waiter};
 
 /// Bytes before each payload.
 pub const FRAME: usize = 12;
-const MAGIC: [u8; 4] = *b"VMSG";
 
 /// What an inbox takes and keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,13 +200,7 @@ pub struct Match {
 /// Of these nothing was sent but for the last.
 pub fn send(socket: impl AsFd, tag: u32, payload: &[u8]) -> Result<(), Error> {
     let len = u32::try_from(payload.len()).map_err(|_| Error::NoRoom { len: payload.len() })?;
-    let mut frame = [0; FRAME];
-    let words = [MAGIC, tag.to_le_bytes(), len.to_le_bytes()];
-    frame
-        .iter_mut()
-        .zip(words.iter().flatten())
-        .for_each(|(place, byte)| *place = *byte);
-    wait::send_all(socket.as_fd(), &frame, payload)?;
+    wait::send_all(socket.as_fd(), Frame::new(tag, len).bytes(), payload)?;
     Ok(())
 }
 
@@ -220,6 +215,8 @@ struct Sources {
     ready: BTreeSet<usize>,
     /// When the next of those that have just been looked at is due.
     due: Option<Instant>,
+    /// When the descriptor of the waiter is readable for one that is due.
+    alarm: Option<Instant>,
     cancelled: u64,
 }
 
@@ -344,8 +341,9 @@ impl Inbox {
         self.waiter.wake();
     }
 
-    /// Readable when messages may have come since the last call that received or probed, for event loops: call with no
-    /// time to wait until [`Error::TimedOut`], then wait. Nothing else is to be done with it.
+    /// Readable when messages may have come since the last call that received or probed, or a socket may have become
+    /// full of others, for event loops: call with no time to wait until [`Error::TimedOut`], then wait. Nothing else is
+    /// to be done with it.
     pub fn as_waitable(&self) -> BorrowedFd<'_> {
         self.waiter.as_fd()
     }
@@ -419,11 +417,25 @@ impl Inbox {
         }
         let now = Instant::now();
         if until.is_some_and(|until| until <= now) {
+            self.tell_when_due(&mut sources, now);
             return Err(Error::TimedOut);
         }
         let next = until.into_iter().chain(sources.due).min();
         let limit = next.map(|next| next.saturating_duration_since(now));
         Ok(Step::Wait(self.waiter.turn(now), limit))
+    }
+
+    /// Who waits by the descriptor now looks again when one of those that have just been looked at is due, or one of
+    /// those before: each call may have been for another.
+    fn tell_when_due(&self, sources: &mut Sources, now: Instant) {
+        let Some(due) = sources.due else { return };
+        let next = sources
+            .alarm
+            .filter(|alarm| *alarm > now)
+            .map_or(due, |alarm| alarm.min(due));
+        sources.alarm = Some(next);
+        // Even if it is the same: it may have passed, and been taken, meanwhile.
+        self.waiter.ring_after(next.saturating_duration_since(now));
     }
 
     fn look(&self, sources: &mut Sources, wanted: Match, place: &mut Place<'_>) -> Result<Option<Envelope>, Error> {

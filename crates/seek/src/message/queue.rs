@@ -74,6 +74,12 @@ impl Queue {
         self.append(Message { tag, len, kept: None });
     }
 
+    /// Appends one whose frame has been taken off the socket, which has nothing of those before it.
+    pub(super) fn push_payload(&mut self, tag: u32, len: usize) {
+        let kept = Some(Vec::new());
+        self.append(Message { tag, len, kept });
+    }
+
     fn append(&mut self, message: Message) {
         let (number, tag, bytes) = (self.slots.len(), message.tag, message.outside());
         self.slots.push(Slot {

@@ -5,11 +5,14 @@
 //! larger than it, there are too many holes, or the socket cannot be searched. What is kept has a bound.
 //!
 //! So [`Source::messages`] has three runs, in order of arrival: those kept whole, at most one of which a part is kept,
-//! and those in the socket.
+//! and those in the socket. Of a frame, too, a part is kept where the socket has no room for the rest beside it.
+
+mod frames;
 
 use super::attention::Attention;
+use super::frame::Frame;
 use super::queue::{Message, Queue};
-use super::{Error, FRAME, Limits, MAGIC, wait};
+use super::{Error, FRAME, Limits, wait};
 use crate::call::{Flags, peek_all, seek_recv};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -65,6 +68,8 @@ pub(super) struct Source {
     fd: OwnedFd,
     searched: bool,
     messages: Queue,
+    /// What has been taken off the socket of the frame behind them. If any, the socket has nothing of them.
+    begun: Frame,
     /// What they count: each for what is known of it, and those kept for their payloads.
     stored: usize,
     state: State,
@@ -98,6 +103,7 @@ impl Source {
             fd,
             searched,
             messages: Queue::default(),
+            begun: Frame::default(),
             stored: 0,
             state: State::Open,
             told: false,
@@ -219,78 +225,6 @@ impl Source {
             Ok(len) => Ok(Some(len)),
             Err(error) if is_not_now(&error) => Ok(Some(0)),
             Err(error) => Err(error),
-        }
-    }
-
-    /// Looks at the frames that have come since the last look, up to the first of the tag, or of any.
-    fn scan(&mut self, tag: Option<u32>, limits: Limits) {
-        let mut again = false;
-        while self.state == State::Open && self.messages.first(tag).is_none() {
-            let partly = self
-                .messages
-                .first_outside()
-                .is_some_and(|(_, message)| message.kept.is_some() || !self.searched);
-            if partly && !self.keep(limits) {
-                return;
-            }
-            let mut frame = [0; FRAME];
-            let outside = self.messages.outside();
-            let len = match self.peek(&mut frame, outside) {
-                Ok(Some(len)) => len,
-                Ok(None) => return self.turn(State::Ended),
-                Err(error) => match self.recover(&error, limits) {
-                    true => continue,
-                    false => return,
-                },
-            };
-            let known = len.min(MAGIC.len());
-            if frame.get(..known) != MAGIC.get(..known) {
-                return self.turn(State::Malformed);
-            }
-            if len < FRAME {
-                self.lacking = len > 0;
-                if len > 0 && self.searched {
-                    // A look at what is missing is what tells of a socket that cannot hold it, and the peer that it is
-                    // waited for.
-                    match self.peek(&mut [0; 1], outside + FRAME - 1) {
-                        // It may have come just now.
-                        Ok(Some(1)) if !core::mem::replace(&mut again, true) => continue,
-                        // As in `is_whole`.
-                        Ok(Some(1)) => {
-                            if outside > 0 {
-                                self.recover(&io::Error::from_raw_os_error(libc::ENOBUFS), limits);
-                            }
-                            return;
-                        }
-                        Ok(_) => {}
-                        // There is nothing to take off the head.
-                        Err(error) if outside == 0 && error.raw_os_error() == Some(libc::ENOBUFS) => return,
-                        Err(error) => match self.recover(&error, limits) {
-                            true => continue,
-                            false => return,
-                        },
-                    }
-                }
-                let ended = len > 0 && wait::has_ended(self.fd.as_fd());
-                if ended && matches!(self.peek(&mut frame, outside), Ok(Some(still)) if still == len) {
-                    self.turn(State::Truncated);
-                }
-                return;
-            }
-            let word = |from: usize| {
-                let bytes = frame.get(from..).and_then(|bytes| bytes.first_chunk());
-                u32::from_le_bytes(bytes.copied().unwrap_or_default())
-            };
-            let (tag, len) = (word(4), word(8) as usize);
-            if len > limits.longest {
-                return self.turn(State::TooLong(len));
-            }
-            if self.lacks_room(Message::cost(0), limits) {
-                return self.turn(State::Full);
-            }
-            self.messages.push(tag, len);
-            self.stored += Message::cost(0);
-            again = false;
         }
     }
 

@@ -1,7 +1,8 @@
 //! The socket calls of an inbox besides direct search, made through the C library so that they are accelerated too.
 //!
 //! A socket with a message that nobody wants is readable all the time, so an inbox waits for edges: an epoll set
-//! reports each arrival once. An event counter in the set wakes waiters for other reasons.
+//! reports each arrival once. An event counter in the set wakes waiters for other reasons, and a timer those who wait
+//! by the descriptor of the set for what no edge tells.
 
 use core::ffi::c_int;
 use std::io::{self, ErrorKind};
@@ -48,6 +49,7 @@ fn own(fd: c_int) -> io::Result<OwnedFd> {
 pub(super) struct Waiter {
     set: OwnedFd,
     bell: OwnedFd,
+    timer: OwnedFd,
     /// Number of the thread that watches; 0: none.
     watcher: AtomicU32,
     /// When it has watched for as long as any does, in milliseconds after `began`: it may have jumped out, and not come
@@ -88,6 +90,8 @@ pub(super) enum Call {
 
 /// Names the event counter in the set, as no source is.
 const BELL: u64 = u64::MAX;
+/// And the timer.
+const TIMER: u64 = BELL - 1;
 
 /// Longest sleep: a cancelled thread is not woken.
 const LONGEST: Duration = Duration::from_millis(50);
@@ -98,9 +102,12 @@ impl Waiter {
         let set = own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
         // SAFETY: no pointers.
         let bell = own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
+        // SAFETY: no pointers.
+        let timer = own(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC) })?;
         let waiter = Self {
             set,
             bell,
+            timer,
             watcher: AtomicU32::new(0),
             watched_until: AtomicU64::new(0),
             began: Instant::now(),
@@ -108,6 +115,7 @@ impl Waiter {
             calls: AtomicU32::new(0),
         };
         waiter.register(waiter.bell.as_fd(), BELL)?;
+        waiter.register(waiter.timer.as_fd(), TIMER)?;
         Ok(waiter)
     }
 
@@ -185,6 +193,20 @@ impl Waiter {
         let one = 1_u64.to_ne_bytes();
         // SAFETY: eight bytes that outlive the call.
         unsafe { libc::write(self.bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    }
+
+    /// Has the descriptor of the set be readable once so much time has passed, and not at a time that was said before.
+    pub(super) fn ring_after(&self, time: Duration) {
+        let time = libc::itimerspec {
+            it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 },
+            it_value: libc::timespec {
+                tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+                // None at all would be never.
+                tv_nsec: libc::c_long::from(time.subsec_nanos()).max(1),
+            },
+        };
+        // SAFETY: the time outlives the call.
+        unsafe { libc::timerfd_settime(self.timer.as_raw_fd(), 0, &raw const time, core::ptr::null_mut()) };
     }
 
     /// Takes what edges there are.
@@ -265,7 +287,7 @@ impl Waiter {
                 .map(|event| event.u64);
             sources.extend(
                 names
-                    .filter(|name| *name != BELL)
+                    .filter(|name| *name < TIMER)
                     .filter_map(|name| usize::try_from(name).ok()),
             );
             if count < ROOM {

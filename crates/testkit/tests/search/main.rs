@@ -138,6 +138,12 @@ fn errors_of_messages() {
     check("messages");
 }
 
+/// Inboxes that keep what their sockets do not hold.
+#[test]
+fn inboxes_and_full_sockets() {
+    check("stores");
+}
+
 /// Inboxes that threads share.
 #[test]
 fn inboxes_and_threads() {
