@@ -2,7 +2,8 @@
 
 use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use libc::{DIR, FILE, sockaddr, socklen_t};
-use viaduct_socket::descriptors::{lifecycle, predecessors, table};
+use viaduct_socket::descriptors::{lifecycle, predecessors, successors, table};
+use viaduct_socket::process;
 use viaduct_socket::wait::cancel;
 use viaduct_socket::{is_nowhere, real, sys};
 
@@ -212,7 +213,7 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn daemon(stays: c_int, keeps_streams: c_int) -> c_int {
     // SAFETY: no pointers.
-    let result = unsafe { real::daemon(stays, keeps_streams) };
+    let result = process::continuing_in_child(|| unsafe { real::daemon(stays, keeps_streams) });
     if result == 0 && keeps_streams == 0 {
         (0..=libc::STDERR_FILENO).for_each(lifecycle::fresh);
     }
@@ -326,6 +327,9 @@ fn duplicate_onto(old: c_int, new: c_int, flags: c_int, call: impl FnOnce() -> c
     }
     let result = call();
     lifecycle::duplicated(old, result);
+    if old != result && flags & libc::O_CLOEXEC == 0 {
+        successors::keeping(result);
+    }
     result
 }
 
@@ -353,6 +357,7 @@ fn control(fd: c_int, command: c_int, argument: c_ulong, call: impl FnOnce() -> 
     }
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => lifecycle::duplicated(fd, result),
+        libc::F_SETFD if argument as c_int & libc::FD_CLOEXEC == 0 => successors::keeping(fd),
         libc::F_SETFL => {
             if let Some(conn) = table::connection(fd) {
                 let flags = argument as c_int;

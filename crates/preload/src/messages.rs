@@ -123,10 +123,11 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     let mut flags = flags;
     let mut error = 0;
     let mut left = deadline.map(|_| 1);
+    let mut is_urgent = false;
     // SAFETY: the program vouches for `count` messages and for its time, of which the kernel takes note after each
     // message only.
     let done = each_message(messages, count, |message| unsafe {
-        if left == Some(0) {
+        if left == Some(0) || is_urgent {
             return -1;
         }
         let received = recvmsg(fd, &raw mut (*message).msg_hdr, flags & !libc::MSG_WAITFORONE);
@@ -134,6 +135,8 @@ pub unsafe extern "C-unwind" fn recvmmsg(
             flags |= libc::MSG_DONTWAIT;
         }
         left = deadline.map(|deadline| deadline.saturating_sub(sys::now_ns()));
+        // The kernel ends the call with such a message.
+        is_urgent = received >= 0 && (*message).msg_hdr.msg_flags & libc::MSG_OOB != 0;
         if received < 0 {
             error = sys::errno();
         }
@@ -155,7 +158,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
 /// Handles messages one by one until one fails; the number handled, or -1 if the first failed.
 fn each_message(messages: *mut mmsghdr, count: c_uint, mut handle: impl FnMut(*mut mmsghdr) -> ssize_t) -> c_int {
     let mut done = 0;
-    for index in 0..count.min(1024) {
+    for index in 0..count {
         let message = messages.wrapping_add(index as usize);
         let moved = handle(message);
         let Ok(len) = c_uint::try_from(moved) else { break };
@@ -194,10 +197,13 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     }
 }
 
+/// The kernel sends no more in one call, but receives as many as there is room for.
+const MOST_SENT: c_uint = 1024;
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
     if table::connection(fd).is_none() || is_nowhere(messages) {
-        let most = if is_nowhere(messages) { 0 } else { count.min(1024) };
+        let most = if is_nowhere(messages) { 0 } else { count.min(MOST_SENT) };
         for index in 0..most as usize {
             // SAFETY: the program vouches for `count` messages.
             unsafe { hand_over_passed(&raw const (*messages.add(index)).msg_hdr) };
@@ -205,8 +211,17 @@ pub unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, coun
         // SAFETY: the program's own call.
         return unsafe { real::sendmmsg(fd, messages, count, flags) };
     }
+    let mut is_cut = false;
     // SAFETY: the program vouches for `count` messages.
-    each_message(messages, count, |message| unsafe {
-        sendmsg(fd, &raw const (*message).msg_hdr, flags)
+    each_message(messages, count.min(MOST_SENT), |message| unsafe {
+        // What follows a message of which a part has gone would be taken for its rest.
+        if is_cut {
+            return -1;
+        }
+        let header = &raw const (*message).msg_hdr;
+        let sent = sendmsg(fd, header, flags);
+        is_cut = sent >= 0
+            && sent.cast_unsigned() < list((*header).msg_iov, (*header).msg_iovlen).map_or(0, |all| all.len());
+        sent
     })
 }

@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_ulong, c_void};
 use libc::socklen_t;
-use viaduct_socket::descriptors::table;
+use viaduct_socket::descriptors::{successors, table};
 use viaduct_socket::options::{self, Verdict};
 use viaduct_socket::{is_nowhere, real, sys};
 
@@ -89,6 +89,9 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: c_u
     let Some(conn) = table::connection(fd) else {
         return direct();
     };
+    if request == libc::FIONCLEX {
+        successors::keeping(fd);
+    }
     let place = core::ptr::with_exposed_provenance_mut::<c_int>(argument as usize);
     if is_nowhere(place) {
         return direct();

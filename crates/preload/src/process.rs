@@ -1,7 +1,7 @@
 //! Processes and signals.
 
 use crate::unwind;
-use core::ffi::{c_int, c_ulong, c_void};
+use core::ffi::{c_char, c_int, c_ulong, c_void};
 use libc::pid_t;
 use viaduct_socket::descriptors::{predecessors, successors};
 use viaduct_socket::process::{self, lodgers};
@@ -191,6 +191,29 @@ macro_rules! installers {
 }
 
 installers! { signal ssignal sysv_signal __sysv_signal bsd_signal sigset }
+
+/// Defines hooks of calls that make a child which becomes another program within the C library.
+macro_rules! spawners {
+    ($($name:ident)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C-unwind" fn $name(
+                pid: *mut pid_t,
+                program: *const c_char,
+                actions: *const c_void,
+                attributes: *const c_void,
+                arguments: *const *const c_char,
+                environment: *const *const c_char,
+            ) -> c_int {
+                successors::spawning();
+                // SAFETY: the program's own call.
+                unsafe { real::$name(pid, program, actions, attributes, arguments, environment) }
+            }
+        )*
+    };
+}
+
+spawners! { posix_spawn posix_spawnp }
 
 /// A spawned program gets the descriptors that its parent has put in place for it.
 #[unsafe(no_mangle)]

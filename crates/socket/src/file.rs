@@ -5,13 +5,17 @@ use crate::descriptors::lifecycle;
 use crate::path::marks;
 use crate::send::{self as sending, PIECE};
 use crate::sys::{self, Errno, raw};
-use crate::vector::Vector;
+use crate::vector::{self, Vector};
 use crate::wait::cancel;
 use crate::{agent, at_once, kernel, receive};
 use libc::{c_int, c_uint, iovec, off_t};
 
 /// Bytes read from the file in one step, on the stack, where it cannot be put in place.
 const STEP: usize = 16 << 10;
+/// As files that are opened with `O_DIRECT` want it.
+#[repr(align(4096))]
+struct Aligned([u8; STEP]);
+
 /// So often what has been seen of the stream is looked for before another thread must have taken it.
 const LOOKS: u32 = 8;
 
@@ -30,6 +34,11 @@ pub fn send(
         // No bytes of the program's own: what counts is what the kernel says it sent.
         return sending::send(conn, Vector::NONE, 0, direct);
     }
+    if count.cast_signed() < 0 {
+        return sys::fail(libc::EINVAL);
+    }
+    // No more than the kernel moves in one call, which programs take its answer to be.
+    let count = count.min(vector::MOST);
     let from = match &offset {
         Some(offset) => **offset,
         None => match sys::file_position(input) {
@@ -42,10 +51,11 @@ pub fn send(
     let id = conn.id();
     let mut done = 0;
     let mut errno = 0;
-    let mut buffer = [0_u8; STEP];
+    let mut buffer = Aligned([0; STEP]);
     // A place before the beginning means another to the call that puts in place.
     let mut in_place = from >= 0;
-    while done < count {
+    // A file is looked at even for nothing, as it may be none.
+    while done < count || count == 0 {
         let at = from + off_t::try_from(done).unwrap_or(off_t::MAX);
         if in_place {
             match put_in_place(conn, id, input, at, count - done) {
@@ -57,18 +67,19 @@ pub fn send(
                 Err(_) => in_place = false,
             }
         }
-        let want = buffer.len().min(count - done);
-        let read = match raw::pread(input, buffer.get_mut(..want).unwrap_or(&mut []), at) {
+        let want = STEP.min(count - done);
+        let read = match raw::pread(input, buffer.0.get_mut(..want).unwrap_or(&mut []), at) {
             Ok(0) => break,
             Ok(read) => read,
             Err(error) => {
-                // Not a file that can be read at any place; the kernel calls that invalid.
-                errno = if error == libc::ESPIPE { libc::EINVAL } else { error };
+                // Not a file that can be read at any place, or none at all.
+                let is_invalid = error == libc::EISDIR || error == libc::ESPIPE && offset.is_none();
+                errno = if is_invalid { libc::EINVAL } else { error };
                 break;
             }
         };
         let part = [iovec {
-            iov_base: buffer.as_mut_ptr().cast(),
+            iov_base: buffer.0.as_mut_ptr().cast(),
             iov_len: read,
         }];
         let sent = sending::attached(conn, id, Vector::own(&part), 0, 0, || sys::fail(libc::EAGAIN));

@@ -118,7 +118,7 @@ fn look(conn: &'static Conn, events: i16, ask: Ask, told: i16, is_quiet: bool) -
         conn.heard();
     }
     behind::put_owed_now_and_then(conn);
-    let mask = with_proof(conn, |proof| {
+    let find = |proof: &Guard<'_>| {
         let knows = if news || told == 0 && !ready::receives_on_lane(conn, proof) {
             Kernel::Anything
         } else if told != 0 {
@@ -127,10 +127,16 @@ fn look(conn: &'static Conn, events: i16, ask: Ask, told: i16, is_quiet: bool) -
             Kernel::Nothing
         };
         ready::look(conn, proof, interest, knows)
-    })?;
+    };
+    let mut mask = with_proof(conn, find)?;
     if ask != Ask::ForOthers {
         switch::serve(conn);
+        let was_dead = conn.flag(conn::DEAD);
         behind::look_behind_fin(conn);
+        if !was_dead && conn.flag(conn::DEAD) {
+            // The end that has been found is no end of the stream.
+            mask = with_proof(conn, find)?;
+        }
     }
     i16::try_from(mask & 0x7fff).ok()
 }

@@ -110,7 +110,7 @@ pub fn is_nowhere<T>(pointer: *const T) -> bool {
 }
 
 /// The kernel moves no more bytes in one call (`MAX_RW_COUNT`, linux/fs.h).
-const MOST: usize = 0x7fff_f000;
+pub(crate) const MOST: usize = 0x7fff_f000;
 
 struct Pieces<'a> {
     parts: core::slice::Iter<'a, iovec>,

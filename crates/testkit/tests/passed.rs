@@ -84,6 +84,7 @@ fn a_connection_that_is_passed_on_comes_to_a_lane() {
         ("becoming", "itself"),
         ("itself", "becoming"),
         ("itself", "waiting"),
+        ("daemon", "itself"),
     ];
     for (serve, ask) in ways {
         let what = format!("{serve}, {ask}");

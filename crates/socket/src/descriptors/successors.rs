@@ -19,7 +19,9 @@ pub fn executing() {
         return hand_over_many(Reason::ForeignProcess, true, is_standard);
     }
     shelf::empty();
+    await_parent();
     hand_over_many(Reason::ForeignProcess, true, is_for_successor);
+    left_open().for_each(Conn::become_heir);
     // Any of them may be read in the program to come.
     records::all().for_each(search::hand_over);
     lock::TURNS.end(true);
@@ -60,11 +62,56 @@ fn hand_over_many(reason: Reason, leaves: bool, concerned: impl Fn(c_int, &'stat
     });
 }
 
+/// How long a child waits for its parent to let go of connections. A parent that does does so at once.
+const LETTING_GO_NS: u64 = 10_000_000;
+
+/// Who makes a child that becomes another program with a connection mostly closes it then; it is a matter of chance
+/// which comes first.
+fn await_parent() {
+    let until = sys::now_ns() + LETTING_GO_NS;
+    let may_be_closed = || left_open().any(|conn| !conn.alone() && !conn.has_had_heir());
+    while may_be_closed() && sys::now_ns() < until {
+        raw::sched_yield();
+    }
+}
+
+/// Connections on lanes that the program which this process becomes has, though nobody has said so.
+fn left_open() -> impl Iterator<Item = &'static Conn> {
+    let concerned = |(fd, conn): &(c_int, &'static Conn)| {
+        conn.has_lane() && !conn.flag(conn::HANDED_OVER) && !conn.is_meant_for_successors() && is_kept(*fd)
+    };
+    table::connections().filter(concerned).map(|(_, conn)| conn)
+}
+
 /// Whether the program that this process becomes is meant to have the connection by `fd`: as its standard input or
-/// output, or because nobody else has it any more. A socket that the process has in common with others is most often
-/// left open by oversight.
+/// output, because somebody has said so, or because nobody else has it any more. A socket that the process has in
+/// common with others is else most often left open by oversight: who closes it last gives it to that program.
 fn is_for_successor(fd: c_int, conn: &'static Conn) -> bool {
-    fd <= libc::STDERR_FILENO || conn.alone() && is_kept(fd)
+    let is_only_theirs = || conn.alone() && (is_kept(fd) || conn.has_heir());
+    fd <= libc::STDERR_FILENO || is_only_theirs() || conn.is_meant_for_successors() && is_kept(fd)
+}
+
+/// The program has seen to it that `fd` stays open in programs that its processes become.
+pub fn keeping(fd: c_int) {
+    if let Some(conn) = table::connection(fd) {
+        conn.mean_for_successors();
+    }
+}
+
+/// The process is about to make one that becomes another program before anything is seen of it.
+pub fn spawning() {
+    if !lodgers::is_one() {
+        let is_meant = |fd, conn: &'static Conn| conn.has_lane() && conn.is_meant_for_successors() && is_kept(fd);
+        hand_over_many(Reason::ForeignProcess, true, is_meant);
+    }
+}
+
+/// The process lets go of all its connections: gives those that nobody else holds to programs that have them.
+pub(crate) fn leaving() {
+    let concerned = |conn: &Conn| conn.has_lane() && conn.alone() && conn.has_heir();
+    if records::all().any(concerned) {
+        hand_over_many(Reason::ForeignProcess, true, |_, conn| concerned(conn));
+    }
 }
 
 /// Whether the program that this process becomes has the descriptor.
@@ -76,6 +123,7 @@ fn is_kept(fd: c_int) -> bool {
 pub fn executing_failed() {
     for conn in records::all() {
         conn.stay();
+        conn.become_no_heir();
         if conn.flag(conn::HANDED_OVER) {
             // What has been answered is done, or on its way.
             recall::withdraw(conn, conn.id());

@@ -1,6 +1,7 @@
 //! What has become of a peer whose FIN has been seen, and of what is sent to it behind that.
 
 use crate::conn::{self, Conn};
+use crate::kernel;
 use crate::lock::Guard;
 use crate::path::marks::found_broken;
 use crate::send;
@@ -62,6 +63,8 @@ pub(crate) fn look_behind(conn: &Conn, owner: &Guard<'_>) {
         if is_gone() {
             conn.set_flag(conn::DEAD, true);
             if !knows {
+                // What the kernel calls it would be told once more behind that.
+                let _ = kernel::take_error(conn.fd());
                 conn.set_error(libc::ECONNRESET);
             }
         }

@@ -10,7 +10,8 @@ pub(crate) mod thread;
 pub(crate) mod unseen;
 
 use crate::agent::{self, counters, worth};
-use crate::conn::{Phase, records};
+use crate::conn::{Conn, Phase, records};
+use crate::descriptors::successors;
 use crate::epoll::{self, share, shelf};
 use crate::memory::group;
 use crate::path::{closing, demote, switch};
@@ -70,6 +71,21 @@ pub fn forked() {
     }
 }
 
+/// The thread whose next fork is the last thing that its process does, which ends then without telling anybody.
+static LAST_FORKER: AtomicU32 = AtomicU32::new(0);
+
+/// The program goes on in a child that `call` makes, which returns there with 0; elsewhere it has failed.
+pub fn continuing_in_child(call: impl FnOnce() -> c_int) -> c_int {
+    LAST_FORKER.store(lock::tid(), Relaxed);
+    let result = call();
+    LAST_FORKER.store(0, Relaxed);
+    if result != 0 {
+        records::all().for_each(Conn::stay);
+        lock::TURNS.end(false);
+    }
+    result
+}
+
 static CONFINED: AtomicBool = AtomicBool::new(false);
 
 /// Whether the process has forbidden itself system calls; which, is not known.
@@ -123,6 +139,10 @@ pub(crate) fn after_fork_in_parent() {
     thread::this().forks.end();
     forks::after_fork_in_parent();
     agent::after_fork_in_parent();
+    if LAST_FORKER.load(Relaxed) == lock::tid() {
+        lock::TURNS.end(true);
+        records::all().for_each(Conn::leave);
+    }
 }
 
 pub(crate) fn after_fork_in_child() {
@@ -155,6 +175,9 @@ pub fn exiting() {
     // What is let go of is in use as long as other threads run on.
     lock::TURNS.end(true);
     let is_ours = core::cell::LazyCell::new(owns_records);
+    if records::all().any(Conn::has_lane) && *is_ours {
+        successors::leaving();
+    }
     let until = sys::now_ns() + demote::PATIENCE_NS;
     for conn in records::all() {
         if conn.phase() != Phase::Plain {

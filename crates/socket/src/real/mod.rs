@@ -120,6 +120,8 @@ real! {
     execv(path: *const c_char, arguments: *const *const c_char) -> c_int;
     execvp(file: *const c_char, arguments: *const *const c_char) -> c_int;
     execvpe(file: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    posix_spawnp(pid: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     posix_spawn_file_actions_adddup2(actions: *mut libc::posix_spawn_file_actions_t, fd: c_int, new: c_int) -> c_int;
     fork() -> pid_t;
     sigaction(signal: c_int, action: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;

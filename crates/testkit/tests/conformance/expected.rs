@@ -46,6 +46,12 @@ pub(crate) const DIFFERENCES: &[Difference] = &[
         reason: "bytes that a killed peer left in a lane whose stretch has ended are not known to be unread; it shows as the end of the stream",
     },
     Difference {
+        case: "polls_of_a_killed_peer",
+        ways: &[],
+        sometimes: MOVED,
+        reason: "as with killed_with_bytes_unread",
+    },
+    Difference {
         case: "killed_behind_a_half_close",
         ways: &[],
         sometimes: MOVED,

@@ -457,7 +457,26 @@ static void a_reset_finds_who_waits_for_room(void)
     NEAR(once(set, 2000); R(send(s, "x", 1, MSG_NOSIGNAL)); R(send(s, "x", 1, MSG_NOSIGNAL)); GET(s, 8, 0));
 }
 
-MAIN(JOINED(a_reset_finds_who_waits_for_room), BARE(resets_in_every_wait), BARE(ends_in_every_wait), JOINED(reset_cuts_a_waitall), JOINED(reset_after_both_half_closes),
+/* The first poll tells all that there is to tell, and a reset that has been told is over. */
+static void polls_of_a_killed_peer(void)
+{
+    FAR(R(send(s, "unread", 6, 0)));
+    if (is_near) {
+        pid_t child = fork();
+        if (child == 0) {
+            arrive(s, POLLIN);
+            raise(SIGKILL);
+        }
+        close(s);
+        reap(child);
+    } else {
+        POLL(s, POLLIN, 2000);
+    }
+    step();
+    FAR(GET(s, 1, 0); POLL(s, POLLIN, 0); say("%d", number_of(s, SOL_SOCKET, SO_ERROR)); GET(s, 1, 0));
+}
+
+MAIN(JOINED(polls_of_a_killed_peer), JOINED(a_reset_finds_who_waits_for_room), BARE(resets_in_every_wait), BARE(ends_in_every_wait), JOINED(reset_cuts_a_waitall), JOINED(reset_after_both_half_closes),
      JOINED(reset_told_to_a_sender_that_has_ended),
      JOINED(half_closed_and_then_reset_by_unread_bytes), BARE(exits_with_threads_in_calls), BARE(left_to_a_spawned_program),
      JOINED(polls_beside_receives), JOINED(selects_beside_receives), JOINED(sets_beside_receives), JOINED(sets_beside_sets), JOINED(others_are_seen_beside_a_busy_socket), JOINED(signals_are_read_beside_a_busy_socket),

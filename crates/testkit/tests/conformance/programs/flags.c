@@ -214,6 +214,64 @@ static void parts_of_several_messages(void)
     step();
 }
 
+/* Nothing is sent behind a message of which a part has gone, though room for something short comes meanwhile. */
+static void several_messages_of_which_one_is_cut(void)
+{
+    static unsigned char bytes[40000000];
+    struct iovec parts[] = {{"first", 5}, {bytes, sizeof bytes}, {"last", 4}};
+    struct mmsghdr messages[3];
+    struct timeval soon = {0, 200000};
+
+    if (is_near) {
+        for (int index = 0; index < 3; index++)
+            messages[index] = (struct mmsghdr){.msg_hdr = {.msg_iov = &parts[index], .msg_iovlen = 1}, .msg_len = 7777};
+        setsockopt(s, SOL_SOCKET, SO_SNDTIMEO, &soon, sizeof soon);
+        R(sendmmsg(s, messages, 3, 0));
+        say("%d, a part %d, %d", (int)messages[0].msg_len, messages[1].msg_len > 0 && messages[1].msg_len < sizeof bytes,
+            (int)messages[2].msg_len);
+        tell((int)messages[1].msg_len);
+        R(shutdown(s, SHUT_WR));
+    } else {
+        for (long left = ask() + 5, got = 1; left > 0 && got > 0; left -= got)
+            got = recv(s, bytes, left < (long)sizeof bytes ? (size_t)left : sizeof bytes, 0);
+        GET(s, 8, 0);
+    }
+    step();
+}
+
+/* More than the kernel sends in one call. */
+static void very_many_messages(void)
+{
+    static char bytes[1500];
+    static struct iovec parts[1500];
+    static struct mmsghdr messages[1500];
+
+    for (int index = 0; index < 1500; index++) {
+        bytes[index] = (char)('a' + index % 26);
+        parts[index] = (struct iovec){bytes + index, 1};
+        messages[index] = (struct mmsghdr){.msg_hdr = {.msg_iov = &parts[index], .msg_iovlen = 1}};
+    }
+    NEAR(R(sendmmsg(s, messages, 1500, 0)); R(sendmmsg(s, messages, 476, 0)));
+    FAR(R(recvmmsg(s, messages, 1500, 0, NULL)); show_bytes("bytes", bytes, 1500));
+}
+
+static void urgent_among_several_messages(void)
+{
+    char bytes[3][4];
+    struct iovec parts[3];
+    struct mmsghdr messages[3] = {0};
+
+    for (int index = 0; index < 3; index++) {
+        parts[index] = (struct iovec){bytes[index], 4};
+        messages[index].msg_hdr = (struct msghdr){.msg_iov = &parts[index], .msg_iovlen = 1};
+    }
+    NEAR(R(send(s, "ab!", 3, MSG_OOB)));
+    FAR(arrive(s, POLLPRI); R(recvmmsg(s, messages, 3, MSG_OOB, NULL)); say("%u", messages[0].msg_len); GET(s, 4, 0);
+        GET(s, 4, MSG_DONTWAIT));
+    NEAR(R(send(s, "after", 5, 0)));
+    FAR(ALL(s, 5));
+}
+
 /* What a file gives to a connection that is nearly full goes on from the offset that the call has told. */
 static void parts_of_files(void)
 {
@@ -256,6 +314,40 @@ static void parts_of_files(void)
     step();
 }
 
+/* Files of which the kernel reads aligned pieces only, and what is no file, or too much of one. */
+static void files_read_past_the_cache(void)
+{
+    char name[] = "/tmp/viaduct-case-XXXXXX";
+    void *bytes;
+    off_t offset = 0, odd = 3;
+    int ends[2];
+
+    if (is_near) {
+        int file = mkostemp(name, O_DIRECT);
+        int place = open("/tmp", O_RDONLY);
+        posix_memalign(&bytes, 4096, 40960);
+        for (size_t at = 0; at < 40960; at++)
+            ((unsigned char *)bytes)[at] = pattern(at);
+        R(write(file, bytes, 40960));
+        R(ftruncate(file, 40000));
+        unlink(name);
+        R(sendfile(s, file, &offset, 40960));
+        say("%ld", (long)offset);
+        offset = 0;
+        R(sendfile(s, file, &odd, 40000));
+        pipe(ends);
+        R(sendfile(s, ends[0], &offset, 10));
+        R(sendfile(s, ends[0], NULL, 10));
+        R(sendfile(s, place, &offset, 10));
+        R(sendfile(s, place, NULL, 10));
+        R(sendfile(s, 777, &offset, 0));
+        R(sendfile(s, file, &offset, 0));
+        R(sendfile(s, file, &offset, (size_t)-1));
+    }
+    step();
+    FAR(drink(s, 0, 40000));
+}
+
 /* Flags for files, which sockets take as well, and some that no kernel knows. */
 static void flags_of_vectors(void)
 {
@@ -271,4 +363,6 @@ static void flags_of_vectors(void)
 }
 
 MAIN(JOINED(every_flag_of_sends), JOINED(every_flag_of_receives), JOINED(flags_of_receives_together), JOINED(parts_of_vectors),
-     BARE(parts_of_blocked_sends), JOINED(parts_of_several_messages), JOINED(parts_of_files), JOINED(flags_of_vectors))
+     BARE(parts_of_blocked_sends), JOINED(parts_of_several_messages), JOINED(parts_of_files), JOINED(flags_of_vectors),
+     JOINED(several_messages_of_which_one_is_cut), JOINED(very_many_messages), JOINED(urgent_among_several_messages),
+     JOINED(files_read_past_the_cache))

@@ -247,7 +247,35 @@ static void children_on_the_same_memory(void)
     }
 }
 
-MAIN(JOINED(a_child_takes_over), JOINED(a_child_takes_over_with_bytes_waiting), JOINED(a_child_that_only_exits),
+static void a_child_of_vfork(void)
+{
+    if (is_near) {
+        ALL(s, 5);
+        GET(s, 1, 0);
+    } else {
+        pid_t child = vfork();
+        if (child == 0) {
+            execl("/bin/true", "true", NULL);
+            _exit(127);
+        }
+        reap(child);
+        R(send(s, "after", 5, 0));
+        R(close(s));
+    }
+    step();
+}
+
+static void shell_commands_meanwhile(void)
+{
+    char line[16] = "";
+    FILE *command;
+
+    FAR(R(system("exit 3")); command = popen("echo word", "r"); say("%s", fgets(line, sizeof line, command)); R(pclose(command));
+        R(send(s, "x", 1, 0)));
+    NEAR(GET(s, 1, 0));
+}
+
+MAIN(JOINED(a_child_of_vfork), JOINED(shell_commands_meanwhile), JOINED(a_child_takes_over), JOINED(a_child_takes_over_with_bytes_waiting), JOINED(a_child_that_only_exits),
      JOINED(a_child_that_ends_at_once), JOINED(the_parent_leaves), JOINED(end_only_with_the_last_holder),
      JOINED(shutdown_reaches_all_holders), JOINED(two_processes_read), JOINED(two_processes_write),
      JOINED(parent_and_child_at_either_direction), JOINED(children_on_the_same_memory))

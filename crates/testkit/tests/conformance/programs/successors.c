@@ -163,29 +163,79 @@ static void an_execvp_that_fails(void)
     NEAR(ALL(s, 5));
 }
 
-/* The descriptor is inherited by number; the successor knows it from its arguments. */
-static void a_successor_that_is_told_the_number(void)
+enum sign { NO_SIGN, KEPT_OPEN, COPIED, SPAWNED_OPEN };
+
+/* The descriptor is inherited by number; the successor knows it from its arguments. The parent goes on when the child
+ * has become its successor, unless that waits for it. */
+static void tell_the_number(enum sign sign, bool waits, bool closes)
 {
+    int number = sign == COPIED ? 9 : s, begun[2];
     char command[64];
 
-    snprintf(command, sizeof command, "read a <&%d; echo got $a >&%d", s, s);
+    snprintf(command, sizeof command, "sleep 0.05; read a <&%d; echo got $a >&%d", number, number);
     if (is_near) {
         R(send(s, "hello\n", 6, 0));
         ALL(s, 10);
         GET(s, 1, 0);
     } else {
-        pid_t child = fork();
         char *const arguments[] = {"/bin/sh", "-c", command, NULL};
+        pipe2(begun, O_CLOEXEC);
+        if (sign == KEPT_OPEN)
+            fcntl(s, F_SETFD, FD_CLOEXEC);
+        pid_t child;
+        if (sign == SPAWNED_OPEN) {
+            fcntl(s, F_SETFD, 0);
+            R(posix_spawn(&child, arguments[0], NULL, NULL, arguments, environ));
+        } else {
+            child = fork();
+        }
         if (child == 0) {
-            /* When the parent has let go of it. */
-            sleep_ms(25);
+            if (waits)
+                sleep_ms(25);
+            if (sign == KEPT_OPEN)
+                fcntl(s, F_SETFD, 0);
+            if (sign == COPIED) {
+                dup2(s, number);
+                fcntl(s, F_SETFD, FD_CLOEXEC);
+            }
             execve(arguments[0], arguments, environ);
             _exit(127);
         }
-        close(s);
+        close(begun[1]);
+        if (!waits)
+            read(begun[0], command, 1);
+        if (closes)
+            close(s);
         reap(child);
+        if (!closes)
+            close(s);
     }
     step();
+}
+
+static void a_successor_that_is_told_the_number(void)
+{
+    tell_the_number(NO_SIGN, true, true);
+}
+
+static void a_successor_that_begins_before_its_parent_closes(void)
+{
+    tell_the_number(NO_SIGN, false, true);
+}
+
+static void a_successor_that_is_meant_by_a_flag(void)
+{
+    tell_the_number(KEPT_OPEN, false, true);
+}
+
+static void a_successor_that_is_meant_by_a_copy(void)
+{
+    tell_the_number(COPIED, false, false);
+}
+
+static void a_spawned_successor_that_is_meant_by_a_flag(void)
+{
+    tell_the_number(SPAWNED_OPEN, false, true);
 }
 
 static void closed_by_exec(void)
@@ -225,34 +275,6 @@ static void exec_by_the_only_process(void)
         reap(child);
     }
     step();
-}
-
-static void a_child_of_vfork(void)
-{
-    if (is_near) {
-        ALL(s, 5);
-        GET(s, 1, 0);
-    } else {
-        pid_t child = vfork();
-        if (child == 0) {
-            execl("/bin/true", "true", NULL);
-            _exit(127);
-        }
-        reap(child);
-        R(send(s, "after", 5, 0));
-        R(close(s));
-    }
-    step();
-}
-
-static void shell_commands_meanwhile(void)
-{
-    char line[16] = "";
-    FILE *command;
-
-    FAR(R(system("exit 3")); command = popen("echo word", "r"); say("%s", fgets(line, sizeof line, command)); R(pclose(command));
-        R(send(s, "x", 1, 0)));
-    NEAR(GET(s, 1, 0));
 }
 
 /* Has a child receive and answer by the socket that it is passed. */
@@ -485,7 +507,10 @@ static void connections_of_children(void)
 MAIN(JOINED(a_successor), JOINED(a_foreign_successor), JOINED(a_successor_without_bytes_waiting),
      JOINED(a_spawned_successor), JOINED(a_spawned_foreign_successor),
      JOINED(a_successor_on_the_same_memory), JOINED(a_foreign_successor_on_the_same_memory), JOINED(a_server_of_inetd),
-     JOINED(reads_on_beside_an_idle_peer), JOINED(reads_on_beside_a_busy_peer), JOINED(an_execvp_that_fails), JOINED(a_successor_that_is_told_the_number), JOINED(closed_by_exec),
-     JOINED(exec_by_the_only_process), JOINED(a_child_of_vfork), JOINED(shell_commands_meanwhile),
+     JOINED(reads_on_beside_an_idle_peer), JOINED(reads_on_beside_a_busy_peer), JOINED(an_execvp_that_fails),
+     JOINED(a_successor_that_is_told_the_number), JOINED(a_successor_that_begins_before_its_parent_closes),
+     JOINED(a_successor_that_is_meant_by_a_flag), JOINED(a_successor_that_is_meant_by_a_copy),
+     JOINED(a_spawned_successor_that_is_meant_by_a_flag), JOINED(closed_by_exec),
+     JOINED(exec_by_the_only_process),
      JOINED(passed_to_a_child), JOINED(passed_while_the_peer_waits_for_events), JOINED(passed_to_oneself), JOINED(passed_to_a_plain_process),
      BARE(a_listener_inherited), BARE(several_accept), JOINED(deep_families), JOINED(connections_of_children))

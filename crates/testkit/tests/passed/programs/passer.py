@@ -9,11 +9,13 @@
     keeping     likewise, but closes its own when it gets SIGUSR1
     twice       passes it on once more from there
     becoming    becomes that process by exec
+    daemon      a child of it goes on by `daemon`
     streaming   becomes one that has it as its standard input alone, and reads it by a stdio stream
     waiting     passes it to one in which one thread waits to receive while another sends
     and what it does to it before it passes it on and closes it: `filtering`, `signalled`, `copyless`
 """
 import array
+import ctypes
 import fcntl
 import itertools
 import os
@@ -26,6 +28,7 @@ import sys
 import threading
 import time
 
+PR_SET_CHILD_SUBREAPER = 36
 FILTER_ALL = struct.pack('HBBI', 6, 0, 0, 0x40000)
 
 
@@ -128,6 +131,18 @@ def pass_on(role, how, connection):
     sys.exit(child.wait())
 
 
+def go_on_as_daemon(role, connection):
+    libc = ctypes.CDLL(None)
+    # So that it is of this process's family still.
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if os.fork() == 0:
+        libc.daemon(1, 1)
+        return go_on(role, connection)
+    connection.close()
+    os.wait()
+    os.wait()
+
+
 def main():
     role, port, how, *more = sys.argv[1:]
     if port == 'passed':
@@ -151,6 +166,8 @@ def main():
         os.dup2(connection.fileno(), 0)
         connection.close()
         os.execv(sys.executable, [sys.executable, '-c', STREAM])
+    elif how == 'daemon':
+        go_on_as_daemon(role, connection)
     elif how == 'becoming':
         connection.set_inheritable(True)
         words = [sys.executable, __file__, role, 'become', how, str(connection.fileno())]
