@@ -14,6 +14,7 @@
 mod arm;
 pub(crate) mod back;
 pub mod ctl;
+pub(crate) mod inside;
 mod list;
 pub(crate) mod lone;
 pub(crate) mod set;
@@ -23,9 +24,10 @@ pub mod wait;
 
 use crate::conn::{self, Conn, Phase};
 use crate::descriptors::table;
+pub(crate) use crate::epoll::inside::{jumping, wake_elsewhere};
 pub(crate) use crate::epoll::set::{
     BYTES, EDGE, EMULATED, FIRED, FRESH, KERNEL, MEMBER, MEMBER_TURNS, MEMBERS, Member, PARKED, ROOM, SET, Set, Tagged,
-    UNSEEN, jumping, member, set, set_links, tag, wake_elsewhere, whose,
+    UNSEEN, member, set, set_links, tag, whose,
 };
 use crate::extent::Extent;
 use crate::path::demote;
@@ -82,6 +84,7 @@ pub fn created(fd: i32) {
         set.shared.store(false, Relaxed);
         set.inherited.store(false, Relaxed);
         set.crowded.store(false, Relaxed);
+        set.unheard.store(false, Relaxed);
         set.kernel_looked.store(0, Relaxed);
         if !table::set_epoll(fd, index) {
             set.end(None);
