@@ -1,6 +1,7 @@
 //! The records of epoll sets and their members.
 
 use crate::conn::{Conn, SHUT_READ, records};
+use crate::descriptors::table;
 use crate::epoll::list::{Links, List};
 use crate::lock::turns::Turns;
 use crate::lock::{self, Guard};
@@ -402,6 +403,12 @@ impl Member {
     #[inline]
     pub(crate) fn data(&self) -> u64 {
         self.data.load(Relaxed)
+    }
+
+    /// Whether the descriptor that it was registered by still leads to the connection.
+    pub(crate) fn is_named(&self) -> bool {
+        let named = table::connection(self.fd.load(Relaxed));
+        named.is_some_and(|named| self.conn().is_some_and(|conn| core::ptr::eq(named, conn)))
     }
 
     pub(crate) fn set(&self) -> Option<&'static Set> {
