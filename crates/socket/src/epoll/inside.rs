@@ -1,5 +1,5 @@
-//! Threads inside epoll sets: asleep there, or being told by the kernel what has come. They need not come back: they are
-//! cancelled, or jump out of a signal handler. Then who else waits in the set has to look for what they were told.
+//! Threads inside epoll sets: asleep there, or being told by the kernel what has come. They need not come back: they
+//! are cancelled, or jump out of a signal handler. Then who else waits in the set has to look for what they were told.
 
 use crate::epoll::set::{BYTES, EDGE, EMULATED, KERNEL, PARKED, Set, member, set_links, tag};
 use crate::lock::jump::Jump;
