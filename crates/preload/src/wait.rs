@@ -152,8 +152,15 @@ pub(crate) fn wait_without_lanes<F: Iterator<Item = c_int>>(
     if sys::single_threaded() {
         return Waited::Ended(direct());
     }
+    let sleeps = timeout_ns != Some(0);
+    if sleeps && poll::begin_unseen(&fds) {
+        return Waited::Left(timeout_ns);
+    }
     let until = timeout_ns.map(|ns| sys::now_ns().saturating_add(ns));
     let result = direct();
+    if sleeps {
+        poll::end_unseen();
+    }
     if result > 0 && poll::concerns(fds()) {
         Waited::Left(until.map(|until| until.saturating_sub(sys::now_ns())))
     } else {
@@ -221,6 +228,9 @@ fn epoll_ctl_otherwise(asked: Asked, set: c_int, event: *mut epoll_event) -> c_i
     ctl::control(asked, direct)
 }
 
+/// The kernel fills no more at once, and refuses who has room for more.
+const MOST_EVENTS: usize = i32::MAX as usize / size_of::<epoll_event>();
+
 /// The parts that all kinds of waiting in a set share.
 #[inline(always)]
 unsafe fn wait_in_set(
@@ -231,7 +241,7 @@ unsafe fn wait_in_set(
     mask: *const sigset_t,
     direct: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (Some(index), Ok(room @ 1..)) = (table::epoll_set(set), usize::try_from(room)) else {
+    let (Some(index), Ok(room @ 1..=MOST_EVENTS)) = (table::epoll_set(set), usize::try_from(room)) else {
         return direct();
     };
     if is_nowhere(events) {

@@ -223,7 +223,13 @@ fn change_ours(
             set.cool(number, member);
             return Some(0);
         }
-        _ if flags & (EMULATED | PARKED) == EMULATED | PARKED => return Some(sys::fail(libc::ENOENT)),
+        _ if flags & (EMULATED | PARKED) == EMULATED | PARKED => {
+            let changes = operation == libc::EPOLL_CTL_MOD;
+            // As with the kernel, what may not be asked is refused first.
+            let refused =
+                !changes && operation != libc::EPOLL_CTL_DEL || changes && events & EPOLLEXCLUSIVE.cast_unsigned() != 0;
+            return Some(sys::fail(if refused { libc::EINVAL } else { libc::ENOENT }));
+        }
         _ => return None,
     }
     member.register(events, data);

@@ -14,6 +14,7 @@
 mod arm;
 pub(crate) mod back;
 pub mod ctl;
+pub(crate) mod inside;
 mod list;
 pub(crate) mod lone;
 pub(crate) mod set;
@@ -23,9 +24,10 @@ pub mod wait;
 
 use crate::conn::{self, Conn, Phase};
 use crate::descriptors::table;
+pub(crate) use crate::epoll::inside::{jumping, wake_elsewhere};
 pub(crate) use crate::epoll::set::{
     BYTES, EDGE, EMULATED, FIRED, FRESH, KERNEL, MEMBER, MEMBER_TURNS, MEMBERS, Member, PARKED, ROOM, SET, Set, Tagged,
-    UNSEEN, jumping, member, set, set_links, tag, wake_elsewhere, whose,
+    UNSEEN, member, set, set_links, tag, whose,
 };
 use crate::extent::Extent;
 use crate::path::demote;
@@ -82,6 +84,7 @@ pub fn created(fd: i32) {
         set.shared.store(false, Relaxed);
         set.inherited.store(false, Relaxed);
         set.crowded.store(false, Relaxed);
+        set.unheard.store(false, Relaxed);
         set.kernel_looked.store(0, Relaxed);
         if !table::set_epoll(fd, index) {
             set.end(None);
@@ -296,6 +299,10 @@ pub(crate) const OUR_EVENTS: u32 = (EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLPRI |
 
 /// Changes what the kernel has of a member. The set is owned.
 pub(crate) fn register(set: &Set, member: &Member, events: u32, data: u64) -> Result<(), Errno> {
+    // By what has the number now, the kernel may know a registration that is another's.
+    if !member.is_named() {
+        return Err(libc::EBADF);
+    }
     let control = |operation| raw::epoll_ctl(set.fd(), operation, member.fd.load(Relaxed), events, data);
     match control(libc::EPOLL_CTL_MOD) {
         // What is exclusive is not changed, nor made so.
@@ -309,6 +316,9 @@ pub(crate) fn register(set: &Set, member: &Member, events: u32, data: u64) -> Re
 /// Takes the kernel registration over. The set is owned.
 pub(crate) fn emulate(set: &Set, number: u32, member: &'static Member) {
     let data = tag() | u64::from(number);
+    if let Some(conn) = member.conn().filter(|_| !member.is_named()) {
+        return demote::ban(conn, Reason::UnseenWait);
+    }
     set.ensure_bell();
     if register(set, member, OUR_EVENTS, data).is_err() {
         // The kernel knows no such registration: the descriptor was closed and opened unseen.
@@ -388,16 +398,26 @@ pub(crate) fn forget(conn: &'static Conn, stale: bool) {
 }
 
 /// One of several descriptors of the connection is about to go. The kernel keeps registrations made with it, which the
-/// program can no longer name; parked ones it must not find.
+/// program can no longer name, and neither can we; parked ones it must not find.
 pub(crate) fn descriptor_gone(conn: &'static Conn, fd: i32, stale: bool) {
+    let lone = &conn.lone;
+    let mut kernels = lone.is_registered() && lone.registration().fd == fd;
     for_each_membership(conn, |set, number, member| {
-        if member.has(PARKED) && member.fd.load(Relaxed) == fd {
+        if member.fd.load(Relaxed) != fd {
+            return;
+        }
+        if member.has(PARKED) {
             if !stale {
                 unregister(set, member);
             }
             remove(set, number);
+        } else {
+            kernels |= !member.has(EMULATED);
         }
     });
+    if kernels {
+        demote::ban(conn, Reason::UnseenWait);
+    }
 }
 
 pub(crate) fn for_each_membership(conn: &'static Conn, mut visit: impl FnMut(&'static Set, u32, &'static Member)) {

@@ -1,16 +1,15 @@
 //! The records of epoll sets and their members.
 
 use crate::conn::{Conn, SHUT_READ, records};
+use crate::descriptors::table;
 use crate::epoll::list::{Links, List};
-use crate::lock::jump::Jump;
 use crate::lock::turns::Turns;
 use crate::lock::{self, Guard};
-use crate::process::{own_waits, thread};
-use crate::sys::{self, raw};
+use crate::process::own_waits;
+use crate::sys::raw;
 use crate::wait::bell::{self, BY_BELL, BY_SOCKET, Bell};
 use crate::{kernel, ready};
-use core::cell::Cell;
-use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release, SeqCst};
+use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use libc::{EPOLLET, EPOLLIN, EPOLLPRI, EPOLLRDHUP};
 
@@ -97,6 +96,8 @@ pub(crate) struct Set {
     pub(crate) forks: AtomicBool,
     /// The kernel's events have filled the program's buffer: it is the lanes' turn.
     pub(crate) crowded: AtomicBool,
+    /// A thread has left it amid what the kernel told: who waits in it next is to ask of all members.
+    pub(crate) unheard: AtomicBool,
     pub(crate) kernel_looked: AtomicU64,
     pub(crate) members: List,
     pub(crate) hot: List,
@@ -122,6 +123,7 @@ pub(crate) static SET: [Set; SETS] = [const {
         inherited: AtomicBool::new(false),
         forks: AtomicBool::new(false),
         crowded: AtomicBool::new(false),
+        unheard: AtomicBool::new(false),
         kernel_looked: AtomicU64::new(0),
         waits: AtomicU32::new(0),
         rings: AtomicU32::new(0),
@@ -198,45 +200,6 @@ pub(crate) fn set(index: usize) -> Option<&'static Set> {
     SET.get(index).filter(|set| set.used.load(Relaxed))
 }
 
-/// The set that a thread sleeps in, or slept in when it was cancelled, and where on the stack.
-#[derive(Debug)]
-pub(crate) struct Asleep {
-    within: Cell<Option<&'static Set>>,
-    frame: Cell<usize>,
-}
-
-impl Asleep {
-    /// Of a thread that sleeps in none.
-    pub(crate) const fn new() -> Self {
-        Self {
-            within: Cell::new(None),
-            frame: Cell::new(0),
-        }
-    }
-
-    /// The thread does not sleep in any set, though it may have left one without saying so.
-    #[inline]
-    fn end(&self) {
-        if let Some(set) = self.within.take() {
-            // The set may be another by now, with no sleepers.
-            let _ = set.sleepers.fetch_update(AcqRel, Relaxed, |count| count.checked_sub(1));
-        }
-    }
-}
-
-/// The calling thread does not sleep in any set, though it may have left one without saying so.
-pub(crate) fn wake_elsewhere() {
-    thread::this().asleep.end();
-}
-
-/// The calling thread is about to jump, perhaps out of its sleep.
-pub(crate) fn jumping(jump: &Jump) {
-    let asleep = &thread::this().asleep;
-    if asleep.within.get().is_some() && jump.leaves(asleep.frame.get()) {
-        asleep.end();
-    }
-}
-
 const _: () = assert!(core::mem::offset_of!(Member, in_hot) <= 64 && core::mem::offset_of!(Set, members) <= 64);
 
 impl Set {
@@ -270,7 +233,11 @@ impl Set {
         if self.nested.load(Relaxed) {
             return None;
         }
-        let bell = bell::claim()?;
+        let Some(bell) = bell::claim() else {
+            // While there may be a descriptor for it.
+            let _ = bell::common();
+            return None;
+        };
         if raw::epoll_ctl(
             self.fd(),
             libc::EPOLL_CTL_ADD,
@@ -299,59 +266,16 @@ impl Set {
         }
     }
 
-    /// Takes the set's bell out of it. The set is owned.
+    /// Takes what rings for the set out of it. The set is owned.
     pub(crate) fn give_up_bell(&self) {
+        if let Some(fd) = bell::known_common() {
+            let _ = raw::epoll_ctl(self.fd(), libc::EPOLL_CTL_DEL, fd, 0, 0);
+        }
         if let Some(bell) = bell::numbered(self.bell.swap(0, SeqCst)) {
             for fd in bell.registered() {
                 let _ = raw::epoll_ctl(self.fd(), libc::EPOLL_CTL_DEL, fd, 0, 0);
             }
             bell.abandon();
-        }
-    }
-
-    /// The calling thread goes to sleep in the set. Threads need not return from there: they are cancelled, or jump out
-    /// of a signal handler.
-    pub(crate) fn fall_asleep(&'static self) {
-        let thread = thread::this();
-        thread.asleep.end();
-        thread.watch();
-        self.sleepers.fetch_add(1, SeqCst);
-        thread.asleep.frame.set(sys::stack_pointer());
-        thread.asleep.within.set(Some(self));
-    }
-
-    /// The calling thread is awake again. Answers whether others sleep.
-    pub(crate) fn wake_up(&self) -> bool {
-        let asleep = &thread::this().asleep;
-        if asleep.within.get().is_some_and(|set| core::ptr::eq(set, self)) {
-            asleep.end();
-        }
-        self.has_sleepers()
-    }
-
-    /// Whether threads sleep in the set.
-    pub(crate) fn has_sleepers(&self) -> bool {
-        self.sleepers.load(SeqCst) > 0
-    }
-
-    /// One more registration is ours: whoever falls asleep without having seen that is seen by [`Set::nudge`].
-    pub(crate) fn emulates_one_more(&self) {
-        // SeqCst, here and below, pairs with `fall_asleep` and `is_emulated_now`: a store and then a look at what the
-        // other has stored.
-        self.emulated.fetch_add(1, SeqCst);
-    }
-
-    /// Whether registrations are ours, for who has fallen asleep.
-    pub(crate) fn is_emulated_now(&self) -> bool {
-        self.emulated.load(SeqCst) != 0
-    }
-
-    /// Makes whoever sleeps in the set look again.
-    pub(crate) fn nudge(&self) {
-        if self.has_sleepers()
-            && let Some(bell) = bell::numbered(self.bell.load(Relaxed))
-        {
-            let _ = raw::eventfd_ring(bell.fd());
         }
     }
 
@@ -481,51 +405,17 @@ impl Member {
         self.data.load(Relaxed)
     }
 
+    /// Whether the descriptor that it was registered by still leads to the connection.
+    pub(crate) fn is_named(&self) -> bool {
+        let named = table::connection(self.fd.load(Relaxed));
+        named.is_some_and(|named| self.conn().is_some_and(|conn| core::ptr::eq(named, conn)))
+    }
+
     pub(crate) fn set(&self) -> Option<&'static Set> {
         set(self.set_index()?)
     }
 
     pub(crate) fn set_index(&self) -> Option<usize> {
         (self.set.load(Relaxed) as usize).checked_sub(1)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sleepers(set: &Set) -> u32 {
-        set.sleepers.load(Relaxed)
-    }
-
-    #[test]
-    fn who_does_not_come_back_from_a_sleep_is_not_counted_for_ever() {
-        let (one, other) = (&SET[SETS - 1], &SET[SETS - 2]);
-        std::thread::spawn(|| {
-            one.fall_asleep();
-            assert_eq!(sleepers(one), 1);
-            crate::lock::jump::jumping(sys::stack_pointer() - 4096);
-            assert_eq!(
-                sleepers(one),
-                1,
-                "a handler that interrupts the sleep has jumped within itself"
-            );
-            crate::lock::jump::jumping(sys::stack_pointer() + 4096);
-            assert_eq!(sleepers(one), 0);
-            one.fall_asleep();
-            // Unwound, it sleeps elsewhere.
-            other.fall_asleep();
-            assert_eq!((sleepers(one), sleepers(other)), (0, 1));
-            assert!(!other.wake_up(), "nobody else sleeps there");
-            assert!(!one.wake_up());
-            // Cancelled, it ends.
-            one.fall_asleep();
-        })
-        .join()
-        .unwrap();
-        one.fall_asleep();
-        assert_eq!(sleepers(one), 1);
-        one.wake_up();
-        assert_eq!((sleepers(one), sleepers(other)), (0, 0));
     }
 }

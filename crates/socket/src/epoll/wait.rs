@@ -69,6 +69,7 @@ pub fn begin(index: usize) -> Wait {
         // seen this one sleep.
         if set.is_emulated_now() {
             set.wake_up();
+            set.has_heard();
             cancel::point();
             return Wait::Ours(OurWait(set));
         }
@@ -84,14 +85,20 @@ impl PlainWait {
     #[inline]
     pub fn end(self, result: isize, events: &mut Events) -> Result<isize, OurWait> {
         let Self(set) = self;
-        if !sys::single_threaded() {
+        let alone = sys::single_threaded();
+        if !alone {
             set.wake_up();
         }
+        let mut only_ours = false;
         if let Ok(count @ 1..) = usize::try_from(result) {
             events.filled_by_kernel(count);
-            if translate(set, None, events, 0) && events.used() == 0 {
-                return Err(OurWait(set));
-            }
+            only_ours = translate(set, None, events, 0) && events.used() == 0;
+        }
+        if !alone {
+            set.has_heard();
+        }
+        if only_ours {
+            return Err(OurWait(set));
         }
         wake_others(set);
         Ok(if result > 0 {
@@ -129,6 +136,7 @@ fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *con
     let mut woken = false;
     let mut slept = true;
     loop {
+        set.hear_again();
         // A sleep that comes at once asks the kernel by itself.
         let off = timeout.ns != Some(0) && slept && spin::is_off() && !has_events(set);
         let spinner = off.then(Spinner::new);
@@ -216,8 +224,10 @@ fn put_lanes_first(set: &'static Set, owner: &Guard<'_>, events: &mut Events) {
 fn from_kernel(set: &'static Set, owner: Option<&Guard<'_>>, events: &mut Events) {
     for _ in 0..FETCHES {
         let (from, room) = (events.used(), events.room());
+        set.begin_to_hear();
         let full = room > 0 && events.fetch(|room| raw::epoll_now(set.fd(), room)) == room;
         let ours = events.used() > from && translate(set, owner, events, from);
+        set.has_heard();
         // Not where something is kept: the kernel might tell of it again.
         if !(full && ours && events.used() == from) {
             return;
@@ -288,6 +298,11 @@ fn sleep(
             return Ok(Slept::Ready);
         }
         set.fall_asleep();
+        if set.has_been_left() {
+            set.wake_up();
+            set.has_heard();
+            return Ok(Slept::Ready);
+        }
     }
     let left = deadline.map(|deadline| deadline.saturating_sub(sys::now_ns()));
     let for_room = bound != Bound::Program;
@@ -314,13 +329,18 @@ fn sleep(
             }
         }
     }
-    let count = result?;
-    if count > 0 {
+    let told = result.is_ok_and(|count| count > 0);
+    if told {
         set.kernel_looked.store(sys::ticks(), Relaxed);
         translate(set, None, events, from);
-        return Ok(Slept::Woken);
     }
-    Ok(if is_over(deadline) { Slept::TimeUp } else { Slept::Woken })
+    set.has_heard();
+    result?;
+    Ok(if !told && is_over(deadline) {
+        Slept::TimeUp
+    } else {
+        Slept::Woken
+    })
 }
 
 /// After a sleep for room, that something `ended` or that has run out, in a set whose bell had been heard `rings`

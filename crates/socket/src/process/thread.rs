@@ -1,7 +1,7 @@
 //! What the library keeps for each thread and looks up at every call, in one block: to find a block takes a shared
 //! library a function call.
 
-use crate::epoll::set;
+use crate::epoll::inside;
 use crate::process::{self, forks};
 use crate::search::Forking;
 use crate::wait::direct;
@@ -12,7 +12,7 @@ use core::cell::Cell;
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Thread {
-    pub(crate) asleep: set::Asleep,
+    pub(crate) asleep: inside::Asleep,
     /// Whether [`process::thread_ends`] will be called.
     watched: Cell<bool>,
     pub(crate) locks: lock::Own,
@@ -28,7 +28,7 @@ thread_local! {
         Thread {
             locks: lock::Own::new(),
             calls: direct::Calls::new(),
-            asleep: set::Asleep::new(),
+            asleep: inside::Asleep::new(),
             watched: Cell::new(false),
             forking: Forking::none(),
             forks: forks::Begun::none(),

@@ -73,6 +73,9 @@ static BELL: [Bell; BELLS] = [const {
 
 static EXTENT: Extent = Extent::none();
 
+/// One more than the eventfd of [`common`]; 0: there is none.
+static COMMON: AtomicI32 = AtomicI32::new(0);
+
 thread_local! {
     static OWN: Cell<u32> = const { Cell::new(0) };
 }
@@ -219,6 +222,31 @@ pub(crate) fn claim() -> Option<&'static Bell> {
     None
 }
 
+/// An eventfd that always rings, for the sets for which there is no bell: no peer has it, and one does for all.
+pub(crate) fn common() -> Option<i32> {
+    known_common().or_else(make_common)
+}
+
+/// The same, if there is one.
+pub(crate) fn known_common() -> Option<i32> {
+    Some(COMMON.load(Acquire) - 1).filter(|fd| *fd >= 0)
+}
+
+#[cold]
+fn make_common() -> Option<i32> {
+    if process::is_confined() {
+        return None;
+    }
+    let fd = agent::hide(raw::eventfd().ok()?);
+    let _ = raw::eventfd_ring(fd);
+    let Err(known) = COMMON.compare_exchange(0, fd + 1, Release, Acquire) else {
+        return Some(fd);
+    };
+    // Another thread was faster.
+    agent::unhide(fd);
+    Some(known - 1)
+}
+
 /// How far the lanes have come, in both directions, of all connections whose peers ring bell `number`, and how many
 /// connections there have been; `None`: one of them is in use just now.
 fn traffic_of(number: u32) -> Option<u64> {
@@ -330,6 +358,7 @@ pub(crate) fn reset_given() {
 /// In a forked child: the bells are the parent's.
 pub(crate) fn after_fork() {
     OWN.set(0);
+    agent::unhide(COMMON.swap(0, Relaxed) - 1);
     // A store takes memory.
     for bell in EXTENT
         .of(&BELL)

@@ -228,5 +228,5 @@ macro_rules! themes {
 
 themes! {
     breaks data flags amounts ends epolls sets fds kernels listeners lives names processes raw_rings requests rings successors setups options signals storms stretches threads waits worlds
-    alone_cancels alone_data alone_ends alone_families alone_heap alone_looks alone_processes alone_sets alone_successors alone_waits
+    alone_cancels alone_data alone_ends alone_families alone_heap alone_looks alone_processes alone_sets alone_sleepers alone_successors alone_waits
 }

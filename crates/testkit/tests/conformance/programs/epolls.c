@@ -396,7 +396,8 @@ static void errors_of_control(void)
     BOTH(R(change(set, s, EPOLLIN)); R(epoll_ctl(set, EPOLL_CTL_DEL, s, NULL)); R(watch(set, s, EPOLLIN));
          R(watch(set, s, EPOLLIN)); R(watch(set, 777, EPOLLIN)); R(watch(s, s, EPOLLIN)); R(watch(set, set, EPOLLIN));
          R(epoll_ctl(set, 99, s, &event)); R(epoll_ctl(777, EPOLL_CTL_ADD, s, &event));
-         R(epoll_ctl(set, EPOLL_CTL_MOD, s, (struct epoll_event *)8)));
+         R(epoll_ctl(set, EPOLL_CTL_MOD, s, (struct epoll_event *)8)); R(epoll_ctl(set, EPOLL_CTL_DEL, s, NULL));
+         R(change(set, s, EPOLLIN | EPOLLEXCLUSIVE)); R(epoll_ctl(set, 99, s, &event)); R(change(set, s, EPOLLIN)));
 }
 
 static void errors_of_waits(void)
@@ -407,7 +408,7 @@ static void errors_of_waits(void)
     BOTH(R(watch(set, s, EPOLLIN)); R(epoll_wait(set, &event, 0, 0)); R(epoll_wait(set, &event, -1, 0));
          R(epoll_wait(s, &event, 1, 0)); R(epoll_wait(777, &event, 1, 0)));
     NEAR(R(send(s, "x", 1, 0)));
-    FAR(R(epoll_wait(set, (struct epoll_event *)8, 1, 1000)));
+    FAR(R(epoll_wait(set, (struct epoll_event *)8, 1, 1000)); R(epoll_wait(set, &event, 0x7fffffff, 1000)));
 }
 
 static volatile int woken;
