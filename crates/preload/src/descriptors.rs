@@ -325,9 +325,10 @@ fn duplicate_onto(old: c_int, new: c_int, flags: c_int, call: impl FnOnce() -> c
     if old != new && flags & !libc::O_CLOEXEC == 0 && sys::is_open(old) && sys::may_open(new) {
         lifecycle::closing(new);
     }
+    let is_for_successor = old != new && flags & libc::O_CLOEXEC == 0 && successors::is_copied_for_successor(old);
     let result = call();
     lifecycle::duplicated(old, result);
-    if old != result && flags & libc::O_CLOEXEC == 0 {
+    if is_for_successor {
         successors::keeping(result);
     }
     result
@@ -351,13 +352,15 @@ fn control(fd: c_int, command: c_int, argument: c_ulong, call: impl FnOnce() -> 
         sys::set_errno(libc::EBADF);
         return -1;
     }
+    let stays_open = || argument as c_int & libc::FD_CLOEXEC == 0 && successors::is_closed_by_exec(fd);
+    let stays_open = command == libc::F_SETFD && stays_open();
     let result = call();
     if result < 0 {
         return result;
     }
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => lifecycle::duplicated(fd, result),
-        libc::F_SETFD if argument as c_int & libc::FD_CLOEXEC == 0 => successors::keeping(fd),
+        libc::F_SETFD if stays_open => successors::keeping(fd),
         libc::F_SETFL => {
             if let Some(conn) = table::connection(fd) {
                 let flags = argument as c_int;

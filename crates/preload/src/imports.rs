@@ -125,7 +125,7 @@ fn theirs(handle: *mut c_void, name: &CStr) -> Option<usize> {
 }
 
 /// Where the object is loaded that has this address.
-fn object_of(address: *const c_void) -> Option<usize> {
+pub(crate) fn object_of(address: *const c_void) -> Option<usize> {
     let mut place = core::mem::MaybeUninit::<libc::Dl_info>::uninit();
     // SAFETY: a place for the answer, which has been filled where there is one.
     unsafe { (libc::dladdr(address, place.as_mut_ptr()) != 0).then(|| place.assume_init().dli_fbase as usize) }

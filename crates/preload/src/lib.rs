@@ -23,6 +23,7 @@ mod numbers;
 mod options;
 mod process;
 mod raw_rings;
+mod requests;
 mod rings;
 mod sanitizers;
 mod scopes;

@@ -1,6 +1,6 @@
 //! System calls by number.
 
-use crate::{background, descriptors, exec, files, messages, options, process, raw_rings, select, transfer, wait};
+use crate::{descriptors, exec, files, messages, options, process, raw_rings, requests, select, transfer, wait};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_long, c_ulong, c_void};
 use viaduct_socket::descriptors::lifecycle;
@@ -106,7 +106,7 @@ unsafe extern "C-unwind" fn by_number(
             libc::SYS_epoll_wait => wait::epoll_wait(fd, at.cast(), c as c_int, d as c_int).into(),
             libc::SYS_epoll_pwait => wait::epoll_pwait(fd, at.cast(), c as c_int, d as c_int, place(e)).into(),
             libc::SYS_epoll_pwait2 => wait::epoll_pwait2(fd, at.cast(), c as c_int, place(d), place(e)).into(),
-            libc::SYS_io_submit => background::submit(a, b, place(c)),
+            libc::SYS_io_submit => requests::submit(a, b, c),
             libc::SYS_pipe => descriptors::pipe(place(a)).into(),
             libc::SYS_pipe2 => descriptors::pipe2(place(a), b as c_int).into(),
             libc::SYS_socketpair => descriptors::socketpair(fd, b as c_int, c as c_int, place(d)).into(),

@@ -89,7 +89,7 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: c_u
     let Some(conn) = table::connection(fd) else {
         return direct();
     };
-    if request == libc::FIONCLEX {
+    if request == libc::FIONCLEX && successors::is_closed_by_exec(fd) {
         successors::keeping(fd);
     }
     let place = core::ptr::with_exposed_provenance_mut::<c_int>(argument as usize);

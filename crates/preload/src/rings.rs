@@ -162,19 +162,27 @@ unsafe fn prepare_all(fds: *const c_int, count: c_uint) -> bool {
     is_nowhere(fds) || (0..count as usize).all(|index| successors::to_kernel(unsafe { *fds.add(index) }))
 }
 
-/// What is known of a function of liburing.
-struct Behind {
+/// What is known of a function that a library has which few programs have.
+pub(crate) struct Behind {
     function: AtomicPtr<c_void>,
     /// How many libraries had gone when it was found in one that may go.
     gone: AtomicU64,
 }
 
+impl Behind {
+    pub(crate) const fn new() -> Self {
+        Self {
+            function: AtomicPtr::new(core::ptr::null_mut()),
+            gone: AtomicU64::new(0),
+        }
+    }
+}
+
 /// The function is where it stays.
 const FOR_GOOD: u64 = u64::MAX;
 
-/// liburing's own function behind `ours`; null if there is none. Asked for when it is called, since few programs have
-/// it.
-fn find(behind: &Behind, name: &'static CStr, ours: *const c_void) -> *mut c_void {
+/// The library's own function behind `ours`; null if there is none. Asked for when it is called.
+pub(crate) fn find(behind: &Behind, name: &'static CStr, ours: *const c_void) -> *mut c_void {
     // In this order: who sees the count sees no function from before it.
     let gone = behind.gone.load(Acquire);
     let known = behind.function.load(Relaxed);
@@ -201,7 +209,7 @@ macro_rules! rings {
             #[unsafe(no_mangle)]
             pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> c_int {
                 type Function = unsafe extern "C-unwind" fn($($type),*) -> c_int;
-                static BEHIND: Behind = Behind { function: AtomicPtr::new(core::ptr::null_mut()), gone: AtomicU64::new(0) };
+                static BEHIND: Behind = Behind::new();
                 const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                     Ok(name) => name,
                     Err(_) => c"",

@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
+use viaduct_control::Reason;
 use viaduct_testkit::processes::{family, free_port};
 use viaduct_testkit::{Container, Host, Instance, Launch, Mode, Program, binaries, can_run};
 
@@ -155,5 +156,14 @@ fn short_cut_connections_stay_as_they_are() {
         assert!(shortcut.carried() - before >= 12_000_000, "{direction}");
         assert!(!server.output().contains("wrong"), "{}", server.output());
         assert_eq!(instance.totals_of(server.pid()).fast_bytes(), 0, "{direction}");
+        let mut lasting = shortcut.testpeer(
+            &instance,
+            &format!("connect 127.0.0.1:{port} --mode epoll --seconds 100"),
+        );
+        let told = instance.wait_for_status(PATIENCE, |rows| {
+            rows.iter().any(|row| row.reason == Reason::Uncounted.code()) && rows.iter().all(|row| row.path == "tcp")
+        });
+        assert!(told.is_ok(), "{direction}: {told:#?}");
+        lasting.kill();
     }
 }

@@ -188,13 +188,13 @@ pub(crate) fn age_ns(conn: &Conn) -> Option<u64> {
 pub(crate) fn by_kernel(conn: &Conn) -> Option<[u64; 2]> {
     let words = slot_of(conn)?;
     let ways = [
-        (slot::FAST_BYTES_SENT, slot::BYTES_SENT),
-        (slot::FAST_BYTES_RECEIVED, slot::BYTES_RECEIVED),
+        (slot::BYTES_SENT, slot::FAST_BYTES_SENT),
+        (slot::BYTES_RECEIVED, slot::FAST_BYTES_RECEIVED),
     ];
-    // What is counted meanwhile is counted in all first.
-    Some(ways.map(|(fast, all)| {
-        let fast = words[fast].load(Relaxed);
-        words[all].load(Relaxed).saturating_sub(fast)
+    // In this order: what is counted meanwhile, in all first, is not taken for the kernel's.
+    Some(ways.map(|(all, fast)| {
+        let all = words[all].load(Relaxed);
+        all.saturating_sub(words[fast].load(Relaxed))
     }))
 }
 

@@ -260,9 +260,6 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<bool,
         }
         return Err(reason);
     }
-    if !conn.is_counted() {
-        return Err(Reason::Uncounted);
-    }
     if conn.flag(conn::CAME)
         && let Some(reason) = predecessors::objection(conn.fd())
     {
@@ -275,6 +272,9 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<bool,
     };
     if conn.phase() != Phase::Plain {
         return Ok(false);
+    }
+    if !conn.is_counted() {
+        return Err(Reason::Uncounted);
     }
     let daemon = connect()?;
     // Asked before the ticket is taken: viaductd keeps only so many that no offer follows.

@@ -2,10 +2,9 @@
 //! lanes; what has been learned of the peer's end; and an error that one of them is to be told of.
 
 use crate::conn::{BANNED, Conn, FORKED, PEER_FIN, SHUT_READ, SHUT_WRITE};
-use crate::lock;
 use crate::sys::Errno;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, fence};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 
 /// What forked processes tell each other of a connection, in memory that they share.
 #[derive(Debug, Default)]
@@ -13,8 +12,6 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, fence};
 pub(crate) struct Common {
     /// Bits of `crate::conn::flags`, and those of [`Timed`].
     flags: AtomicU32,
-    /// See [`Conn::has_heir`].
-    heir: AtomicU32,
     receive_timeout_ns: AtomicU64,
     send_timeout_ns: AtomicU64,
     /// See [`Conn::take_error`].
@@ -22,9 +19,6 @@ pub(crate) struct Common {
     /// See [`Conn::is_meant_for_successors`].
     is_meant: AtomicBool,
 }
-
-/// In [`Common::heir`]: more than one.
-const SEVERAL: u32 = u32::MAX;
 
 /// What a time-out is of. As a number, the bit that says that there is one: words that are new to a connection keep the
 /// last one's.
@@ -40,7 +34,6 @@ impl Common {
     pub(crate) fn forget(&self) {
         self.flags.store(0, Relaxed);
         self.error.store(0, Relaxed);
-        self.heir.store(0, Relaxed);
         self.is_meant.store(false, Relaxed);
     }
 
@@ -144,43 +137,6 @@ impl Conn {
     pub(crate) fn mean_for_successors(&self) {
         if let Some(locks) = self.locks() {
             locks.common.is_meant.store(true, Relaxed);
-        }
-    }
-
-    /// Whether a process that held the connection has become another program which has it, perhaps by oversight, and
-    /// lives. Asked by who alone holds it.
-    pub(crate) fn has_heir(&self) -> bool {
-        // Pairs with the release with which such a process lets go of the connection.
-        fence(Acquire);
-        match self.locks().map_or(0, |locks| locks.common.heir.load(Relaxed)) {
-            0 => false,
-            SEVERAL => true,
-            name => lock::lives(name),
-        }
-    }
-
-    /// Whether there has been one, if it has not been known to be gone.
-    pub(crate) fn has_had_heir(&self) -> bool {
-        self.locks().is_some_and(|locks| locks.common.heir.load(Relaxed) != 0)
-    }
-
-    /// This process is about to become such a program.
-    pub(crate) fn become_heir(&self) {
-        let own = lock::name();
-        let with = |other: u32| match other {
-            0 => Some(own),
-            _ if other == own || other != SEVERAL && !lock::lives(other) => Some(own),
-            _ => Some(SEVERAL),
-        };
-        if let Some(locks) = self.locks() {
-            let _ = locks.common.heir.fetch_update(Relaxed, Relaxed, with);
-        }
-    }
-
-    /// It has not become one.
-    pub(crate) fn become_no_heir(&self) {
-        if let Some(locks) = self.locks() {
-            let _ = locks.common.heir.compare_exchange(lock::name(), 0, Relaxed, Relaxed);
         }
     }
 

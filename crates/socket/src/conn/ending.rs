@@ -6,13 +6,11 @@ use crate::conn::{Conn, FORKED, LEFT, Phase};
 use crate::descriptors::table;
 use crate::epoll::{self, lone};
 use crate::lock::Locks;
-use crate::path::demote;
 use crate::process::{self, forks};
 use crate::search::area;
 use crate::sys;
 use crate::wait::{bell, peer_bells};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use viaduct_control::Reason;
 
 impl Conn {
     /// Whether no other process holds the connection, whose calls on the kernel connection would not be seen here.
@@ -92,14 +90,9 @@ impl Conn {
         epoll::forget(self, stale);
         self.end_offer();
         let attached = self.phase() == Phase::Attached;
-        let late = || sys::now_ns() + demote::PATIENCE_NS;
-        if attached && !stale && self.alone() {
-            if self.has_heir() {
-                demote::hand_over(self, Reason::ForeignProcess, true);
-            }
-            if !crate::path::switch::finish(self, late()) {
-                crate::path::closing::reset_on_close(self);
-            }
+        let late = || sys::now_ns() + crate::path::demote::PATIENCE_NS;
+        if attached && !stale && self.alone() && !crate::path::switch::finish(self, late()) {
+            crate::path::closing::reset_on_close(self);
         }
         {
             let used = attached || !self.is_nobody_elses();

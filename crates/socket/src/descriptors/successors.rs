@@ -8,6 +8,8 @@ use crate::path::{demote, recall};
 use crate::process::{self, lodgers, unseen};
 use crate::sys::{self, raw};
 use crate::{lock, search};
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_control::Reason;
 
@@ -21,7 +23,6 @@ pub fn executing() {
     shelf::empty();
     await_parent();
     hand_over_many(Reason::ForeignProcess, true, is_for_successor);
-    left_open().for_each(Conn::become_heir);
     // Any of them may be read in the program to come.
     records::all().for_each(search::hand_over);
     lock::TURNS.end(true);
@@ -63,15 +64,19 @@ fn hand_over_many(reason: Reason, leaves: bool, concerned: impl Fn(c_int, &'stat
 }
 
 /// How long a child waits for its parent to let go of connections. A parent that does does so at once.
-const LETTING_GO_NS: u64 = 10_000_000;
+const LETTING_GO_NS: u64 = 2_000_000;
 
 /// Who makes a child that becomes another program with a connection mostly closes it then; it is a matter of chance
-/// which comes first.
+/// which comes first. Once a process, which may look for the program in many places.
 fn await_parent() {
+    static WAITED: AtomicU32 = AtomicU32::new(0);
+    let may_be_closed = || left_open().any(|conn| !conn.alone());
+    if !may_be_closed() || WAITED.swap(lock::name(), Relaxed) == lock::name() {
+        return;
+    }
     let until = sys::now_ns() + LETTING_GO_NS;
-    let may_be_closed = || left_open().any(|conn| !conn.alone() && !conn.has_had_heir());
     while may_be_closed() && sys::now_ns() < until {
-        raw::sched_yield();
+        sys::wait_quietly(-1, 0, LETTING_GO_NS / 20);
     }
 }
 
@@ -85,15 +90,27 @@ fn left_open() -> impl Iterator<Item = &'static Conn> {
 
 /// Whether the program that this process becomes is meant to have the connection by `fd`: as its standard input or
 /// output, because somebody has said so, or because nobody else has it any more. A socket that the process has in
-/// common with others is else most often left open by oversight: who closes it last gives it to that program.
+/// common with others is else most often left open by oversight.
 fn is_for_successor(fd: c_int, conn: &'static Conn) -> bool {
-    let is_only_theirs = || conn.alone() && (is_kept(fd) || conn.has_heir());
-    fd <= libc::STDERR_FILENO || is_only_theirs() || conn.is_meant_for_successors() && is_kept(fd)
+    fd <= libc::STDERR_FILENO || (conn.alone() || conn.is_meant_for_successors()) && is_kept(fd)
+}
+
+/// Whether `fd` is a connection that would be closed at `exec`: the program means what it does to have it stay open.
+pub fn is_closed_by_exec(fd: c_int) -> bool {
+    table::connection(fd).is_some() && !is_kept(fd)
+}
+
+/// Whether a copy of `fd` that stays open at `exec` is for a successor, and no mere change of its number.
+pub fn is_copied_for_successor(fd: c_int) -> bool {
+    table::connection(fd).is_some_and(|conn| conn.flag(conn::FORKED) || !is_kept(fd))
 }
 
 /// The program has seen to it that `fd` stays open in programs that its processes become.
 pub fn keeping(fd: c_int) {
-    if let Some(conn) = table::connection(fd) {
+    // A child on the same memory has descriptors of its own by these numbers.
+    if !lodgers::is_one()
+        && let Some(conn) = table::connection(fd)
+    {
         conn.mean_for_successors();
     }
 }
@@ -106,14 +123,6 @@ pub fn spawning() {
     }
 }
 
-/// The process lets go of all its connections: gives those that nobody else holds to programs that have them.
-pub(crate) fn leaving() {
-    let concerned = |conn: &Conn| conn.has_lane() && conn.alone() && conn.has_heir();
-    if records::all().any(concerned) {
-        hand_over_many(Reason::ForeignProcess, true, |_, conn| concerned(conn));
-    }
-}
-
 /// Whether the program that this process becomes has the descriptor.
 fn is_kept(fd: c_int) -> bool {
     raw::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags & libc::FD_CLOEXEC as usize == 0)
@@ -123,7 +132,6 @@ fn is_kept(fd: c_int) -> bool {
 pub fn executing_failed() {
     for conn in records::all() {
         conn.stay();
-        conn.become_no_heir();
         if conn.flag(conn::HANDED_OVER) {
             // What has been answered is done, or on its way.
             recall::withdraw(conn, conn.id());

@@ -63,9 +63,9 @@ pub(crate) fn look_behind(conn: &Conn, owner: &Guard<'_>) {
         if is_gone() {
             conn.set_flag(conn::DEAD, true);
             if !knows {
+                conn.set_error(libc::ECONNRESET);
                 // What the kernel calls it would be told once more behind that.
                 let _ = kernel::take_error(conn.fd());
-                conn.set_error(libc::ECONNRESET);
             }
         }
     }

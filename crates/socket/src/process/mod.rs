@@ -11,7 +11,6 @@ pub(crate) mod unseen;
 
 use crate::agent::{self, counters, worth};
 use crate::conn::{Conn, Phase, records};
-use crate::descriptors::successors;
 use crate::epoll::{self, share, shelf};
 use crate::memory::group;
 use crate::path::{closing, demote, switch};
@@ -175,9 +174,6 @@ pub fn exiting() {
     // What is let go of is in use as long as other threads run on.
     lock::TURNS.end(true);
     let is_ours = core::cell::LazyCell::new(owns_records);
-    if records::all().any(Conn::has_lane) && *is_ours {
-        successors::leaving();
-    }
     let until = sys::now_ns() + demote::PATIENCE_NS;
     for conn in records::all() {
         if conn.phase() != Phase::Plain {

@@ -279,7 +279,7 @@ impl Searched for Recorded {
     }
 
     fn received(&self, bytes: usize) {
-        if self.conn.phase() != Phase::Attached {
+        if self.conn.phase() != Phase::Attached && self.conn.id() == self.id {
             counters::add(self.conn, slot::BYTES_RECEIVED, bytes as u64);
             self.conn.note_traffic(Way::Received, bytes);
         }

@@ -45,8 +45,7 @@ pub fn send(conn: &'static Conn, vector: Vector<'_>, flags: c_int, direct: impl 
         }
         if let Some(call) = DirectCall::send(conn) {
             let sent = direct();
-            call.end();
-            if sent > 0 {
+            if call.end() && sent > 0 {
                 counters::add(conn, slot::BYTES_SENT, sent.cast_unsigned() as u64);
             }
             return sent;

@@ -53,11 +53,12 @@ impl Begun {
     }
 
     #[inline]
-    fn end(self) {
-        // The record may be another connection's by now.
-        if self.conn.id() == self.id {
+    fn end(self) -> bool {
+        let is_known = self.conn.id() == self.id;
+        if is_known {
             take_one(self.count());
         }
+        is_known
     }
 }
 
@@ -140,22 +141,20 @@ impl DirectCall {
         Some(Self { begun, place })
     }
 
-    /// The call has returned. Not a destructor: a cancelled thread must find nothing to run.
+    /// The call has returned; false if the record is another connection's by now. Not a destructor: a cancelled thread
+    /// must find nothing to run.
     #[inline]
-    pub(crate) fn end(self) {
+    pub(crate) fn end(self) -> bool {
         if let Some(place) = self.place {
             place.set(None);
         }
-        self.begun.end();
+        self.begun.end()
     }
 }
 
 /// The calling thread ends, and with it the calls that it has never come back from.
 pub(crate) fn thread_ends() {
-    thread::this()
-        .calls
-        .0
-        .iter()
-        .filter_map(Cell::take)
-        .for_each(Begun::end);
+    for begun in thread::this().calls.0.iter().filter_map(Cell::take) {
+        begun.end();
+    }
 }

@@ -132,9 +132,16 @@ static void of_files(void)
     R(io_submit(context, 0, NULL));
     R(io_submit(context, 1, NULL));
     R(syscall(SYS_io_submit, context, 1, NULL));
+    R(io_submit(context, 1, (struct iocb **)-1));
+    list[0] = (struct iocb *)-1;
+    R(io_submit(context, 1, list));
+    list[0] = &request;
     io_prep_pwrite(&request, fileno(file), "in file", 7, 0);
     R(io_submit(context, 2, list));
     finish("write");
+    list[1] = (struct iocb *)-1;
+    R(io_submit(context, 2, list));
+    finish("the first of two");
     io_prep_pread(&request, fileno(file), bytes, 7, 0);
     R(io_submit(context, 1, list));
     finish("read");

@@ -172,7 +172,7 @@ static void tell_the_number(enum sign sign, bool waits, bool closes)
     int number = sign == COPIED ? 9 : s, begun[2];
     char command[64];
 
-    snprintf(command, sizeof command, "sleep 0.05; read a <&%d; echo got $a >&%d", number, number);
+    snprintf(command, sizeof command, "read a <&%d; echo got $a >&%d", number, number);
     if (is_near) {
         R(send(s, "hello\n", 6, 0));
         ALL(s, 10);
@@ -180,7 +180,7 @@ static void tell_the_number(enum sign sign, bool waits, bool closes)
     } else {
         char *const arguments[] = {"/bin/sh", "-c", command, NULL};
         pipe2(begun, O_CLOEXEC);
-        if (sign == KEPT_OPEN)
+        if (sign == KEPT_OPEN || sign == SPAWNED_OPEN)
             fcntl(s, F_SETFD, FD_CLOEXEC);
         pid_t child;
         if (sign == SPAWNED_OPEN) {
@@ -216,11 +216,6 @@ static void tell_the_number(enum sign sign, bool waits, bool closes)
 static void a_successor_that_is_told_the_number(void)
 {
     tell_the_number(NO_SIGN, true, true);
-}
-
-static void a_successor_that_begins_before_its_parent_closes(void)
-{
-    tell_the_number(NO_SIGN, false, true);
 }
 
 static void a_successor_that_is_meant_by_a_flag(void)
@@ -508,7 +503,7 @@ MAIN(JOINED(a_successor), JOINED(a_foreign_successor), JOINED(a_successor_withou
      JOINED(a_spawned_successor), JOINED(a_spawned_foreign_successor),
      JOINED(a_successor_on_the_same_memory), JOINED(a_foreign_successor_on_the_same_memory), JOINED(a_server_of_inetd),
      JOINED(reads_on_beside_an_idle_peer), JOINED(reads_on_beside_a_busy_peer), JOINED(an_execvp_that_fails),
-     JOINED(a_successor_that_is_told_the_number), JOINED(a_successor_that_begins_before_its_parent_closes),
+     JOINED(a_successor_that_is_told_the_number),
      JOINED(a_successor_that_is_meant_by_a_flag), JOINED(a_successor_that_is_meant_by_a_copy),
      JOINED(a_spawned_successor_that_is_meant_by_a_flag), JOINED(closed_by_exec),
      JOINED(exec_by_the_only_process),
