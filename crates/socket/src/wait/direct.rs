@@ -158,3 +158,20 @@ pub(crate) fn thread_ends() {
         begun.end();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conn::records;
+    use crate::descriptors::lifecycle;
+
+    /// What it has moved is no next connection's.
+    #[test]
+    fn a_call_that_outlives_its_connection_knows() {
+        let (conn, _sockets) = records::on_the_heap();
+        let (short, long) = (DirectCall::receive(conn).unwrap(), DirectCall::receive(conn).unwrap());
+        assert!(short.end());
+        lifecycle::closing(conn.fd());
+        assert!(!long.end());
+    }
+}

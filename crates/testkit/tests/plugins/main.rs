@@ -71,6 +71,26 @@ fn a_program_has_functions_with_names_of_the_c_librarys() {
     });
 }
 
+/// A function that is called as libaio's is left alone.
+#[test]
+fn a_library_has_an_io_submit_of_its_own() {
+    if !can_run(false, &["cc"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let library = compile(&instance, "own_requests.so", "own_requests.c", &["-shared", "-fPIC"]);
+    let path = format!(
+        "-Wl,-rpath,{},{}",
+        library.with_file_name("").display(),
+        library.display()
+    );
+    let program = compile(&instance, "own_requests", "own_requests.c", &["-DPROGRAM", &path]);
+    for mode in [Mode::Native, Mode::Accelerated(&instance)] {
+        let called = Launch::new(mode, &program, [""; 0]).spawn();
+        assert_eq!(called.finish(PATIENCE).success(), "8765432\n");
+    }
+}
+
 /// As libfaketime has it; the library has waits that end by the clock.
 #[test]
 fn time_stands_still() {
