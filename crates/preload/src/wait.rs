@@ -152,15 +152,8 @@ pub(crate) fn wait_without_lanes<F: Iterator<Item = c_int>>(
     if sys::single_threaded() {
         return Waited::Ended(direct());
     }
-    let sleeps = timeout_ns != Some(0);
-    if sleeps && poll::begin_unseen(&fds) {
-        return Waited::Left(timeout_ns);
-    }
     let until = timeout_ns.map(|ns| sys::now_ns().saturating_add(ns));
     let result = direct();
-    if sleeps {
-        poll::end_unseen();
-    }
     if result > 0 && poll::concerns(fds()) {
         Waited::Left(until.map(|until| until.saturating_sub(sys::now_ns())))
     } else {

@@ -58,23 +58,6 @@ pub fn concerns(fds: impl Iterator<Item = c_int>) -> bool {
     attached
 }
 
-/// Before the program's own call for `fds`, none of which is on a lane. One may come onto its lane meanwhile: who takes
-/// a mark then has to know who else would have been woken by it. True if one has come already.
-pub fn begin_unseen<F: Iterator<Item = c_int>>(fds: impl Fn() -> F) -> bool {
-    let may_come = |conn: &&'static Conn| !conn.flag(conn::BANNED);
-    asleep::fall_asleep(fds().filter_map(table::connection).filter(may_come));
-    let come = fds().any(|fd| attached(fd).is_some());
-    if come {
-        asleep::wake_up();
-    }
-    come
-}
-
-/// After it.
-pub fn end_unseen() {
-    asleep::wake_up();
-}
-
 fn attached(fd: c_int) -> Option<&'static Conn> {
     table::connection(fd).filter(|conn| conn.phase() == Phase::Attached)
 }

@@ -223,39 +223,5 @@ static void number_taken_over_by_a_connection(void)
     close(set);
 }
 
-static void *poll_long(void *fd)
-{
-    struct pollfd wait = {*(int *)fd, POLLIN, 0};
-
-    return (void *)(long)poll(&wait, 1, 2000);
-}
-
-/* Threads that have polled a connection since before it had its lane are all told of bytes that nobody receives. */
-static void polled_before_the_lane(void)
-{
-    enum { POLLERS = 6 };
-    int port, listening = listener(AF_INET, &port);
-
-    for (int round = 0; round < 8 * ROUNDS; round++) {
-        struct pair p = {.near = dial(AF_INET, port)};
-        pthread_t threads[POLLERS];
-
-        for (int index = 0; index < POLLERS; index++)
-            threads[index] = in_thread(poll_long, &p.near);
-        sleep_ms(1 + round % 3);
-        EXPECT((p.far = accept(listening, NULL, NULL)) >= 0);
-        sleep_ms(round % 4);
-        EXPECT(send(p.far, "a", 1, 0) == 1);
-        for (int index = 0; index < POLLERS; index++) {
-            void *told;
-            pthread_join(threads[index], &told);
-            EXPECT((long)told == 1);
-        }
-        close_pair(p);
-    }
-    close(listening);
-}
-
 MAIN(ALONE(another_is_cancelled), ALONE(another_jumps_out), ALONE(told_again_after_a_jump),
-     ALONE(changed_among_many_sets), ALONE(number_taken_over_by_a_connection),
-     ALONE(polled_before_the_lane))
+     ALONE(changed_among_many_sets), ALONE(number_taken_over_by_a_connection))
