@@ -316,11 +316,15 @@ pub(crate) fn register(set: &Set, member: &Member, events: u32, data: u64) -> Re
 /// Takes the kernel registration over. The set is owned.
 pub(crate) fn emulate(set: &Set, number: u32, member: &'static Member) {
     let data = tag() | u64::from(number);
-    if let Some(conn) = member.conn().filter(|_| !member.is_named()) {
+    let unnamed = || member.conn().filter(|_| !member.is_named());
+    if let Some(conn) = unnamed() {
         return demote::ban(conn, Reason::UnseenWait);
     }
     set.ensure_bell();
     if register(set, member, OUR_EVENTS, data).is_err() {
+        if let Some(conn) = unnamed() {
+            return demote::ban(conn, Reason::UnseenWait);
+        }
         // The kernel knows no such registration: the descriptor was closed and opened unseen.
         return remove(set, number);
     }
