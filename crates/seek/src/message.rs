@@ -20,16 +20,19 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 mod attention;
 mod frame;
+mod instant;
 mod queue;
 mod source;
 mod wait;
 
 use crate::cancel::Kept;
+use attention::LONGEST_NAP;
 use frame::Frame;
+use instant::Instant;
 use queue::Message;
 use source::{Place, Source};
 use wait::{Call, Taken, Turn, Waiter};
@@ -229,6 +232,14 @@ impl Sources {
             }
         }
     }
+
+    /// When the next of all is due. One that is already has not been looked at, and may be nobody's concern: that is
+    /// not told again and again.
+    fn next_due(&self, now: Instant) -> Option<Instant> {
+        let ready = self.ready.iter().filter_map(|number| self.all.get(number));
+        let due = ready.filter_map(Source::due);
+        due.map(|due| if due > now { due } else { now + LONGEST_NAP }).min()
+    }
 }
 
 enum Step {
@@ -412,30 +423,34 @@ impl Inbox {
             return Err(Error::Cancelled);
         }
         sources.due = None;
-        if let Some(found) = self.look(&mut sources, wanted, place)? {
+        let found = self.look(&mut sources, wanted, place);
+        let now = Instant::now();
+        let is_over = until.is_some_and(|until| until <= now);
+        if is_over || sources.alarm.is_some_and(|alarm| alarm <= now) {
+            self.tell_when_due(&mut sources, now);
+        }
+        if let Some(found) = found? {
             return Ok(Step::Found(found));
         }
-        let now = Instant::now();
-        if until.is_some_and(|until| until <= now) {
-            self.tell_when_due(&mut sources, now);
+        if is_over {
             return Err(Error::TimedOut);
         }
         let next = until.into_iter().chain(sources.due).min();
-        let limit = next.map(|next| next.saturating_duration_since(now));
+        let limit = next.map(|next| next.since(now));
         Ok(Step::Wait(self.waiter.turn(now), limit))
     }
 
     /// Who waits by the descriptor now looks again when one of those that have just been looked at is due, or one of
     /// those before: each call may have been for another.
     fn tell_when_due(&self, sources: &mut Sources, now: Instant) {
-        let Some(due) = sources.due else { return };
-        let next = sources
-            .alarm
-            .filter(|alarm| *alarm > now)
-            .map_or(due, |alarm| alarm.min(due));
-        sources.alarm = Some(next);
+        let before = match sources.alarm {
+            Some(alarm) if alarm <= now => sources.next_due(now),
+            alarm => alarm,
+        };
+        sources.alarm = before.into_iter().chain(sources.due).min();
+        let Some(next) = sources.alarm else { return };
         // Even if it is the same: it may have passed, and been taken, meanwhile.
-        self.waiter.ring_after(next.saturating_duration_since(now));
+        self.waiter.ring_after(next.since(now));
     }
 
     fn look(&self, sources: &mut Sources, wanted: Match, place: &mut Place<'_>) -> Result<Option<Envelope>, Error> {
@@ -496,6 +511,7 @@ impl AsRawFd for Inbox {
 mod tests {
     use super::*;
     use std::io::Write as _;
+    use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
 
     const ANY: Match = Match {
@@ -524,6 +540,45 @@ mod tests {
         sources.added = i32::MAX as usize + 1;
         drop(sources);
         assert_eq!(inbox.add(&far).unwrap_err().raw_os_error(), Some(libc::EOVERFLOW));
+    }
+
+    /// A call for one source may have taken what was to tell of another.
+    #[test]
+    fn what_is_due_is_told_again() {
+        let inbox = Inbox::new().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (other, far) = UnixStream::pair().unwrap();
+        inbox.add(listener.accept().unwrap().0).unwrap();
+        inbox.add(&far).unwrap();
+        send(&near, 1, b"left").unwrap();
+        let of_other = |tag| {
+            let wanted = Match { tag, source: Some(1) };
+            inbox.probe(wanted, Some(Duration::ZERO))
+        };
+        let is_told = || {
+            let mut entry = libc::pollfd {
+                fd: inbox.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            // SAFETY: one entry.
+            unsafe { libc::poll(&raw mut entry, 1, 20_000) == 1 }
+        };
+        let wanted = Match { tag: Some(2), ..ANY };
+        while !matches!(inbox.probe(ANY, Some(Duration::ZERO)), Ok(found) if found.source == 0) {}
+        assert!(matches!(
+            inbox.probe(wanted, Some(Duration::ZERO)),
+            Err(Error::TimedOut)
+        ));
+        assert!(is_told());
+        assert!(matches!(of_other(None), Err(Error::TimedOut)));
+        assert!(is_told());
+        send(&other, 1, b"").unwrap();
+        assert!(matches!(of_other(None), Ok(Envelope { tag: 1, .. })));
+        assert!(is_told());
+        assert!(matches!(of_other(Some(2)), Err(Error::TimedOut)));
+        assert!(is_told());
     }
 
     /// Whatever becomes of sources, those that are open are counted right: a call waits for as long as there is one.
