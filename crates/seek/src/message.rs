@@ -16,13 +16,13 @@
 //! | 8..12 | bytes of the payload |
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 mod attention;
+mod error;
 mod frame;
 mod instant;
 mod queue;
@@ -36,6 +36,8 @@ use instant::Instant;
 use queue::Message;
 use source::{Place, Source};
 use wait::{Call, Taken, Turn, Waiter};
+
+pub use error::Error;
 
 /// Bytes before each payload.
 pub const FRAME: usize = 12;
@@ -56,122 +58,6 @@ impl Default for Limits {
         Self {
             longest: 64 << 20,
             store: 64 << 20,
-        }
-    }
-}
-
-/// Why a message could not be sent or received.
-#[derive(Debug)]
-pub enum Error {
-    /// What came is no frame. Nothing more can be received from the source.
-    Malformed {
-        /// The source.
-        source: usize,
-    },
-    /// A frame announces more than the inbox takes. Nothing more can be received from the source.
-    TooLong {
-        /// The source.
-        source: usize,
-        /// Bytes of its payload.
-        len: usize,
-    },
-    /// The stream ended within a message.
-    Truncated {
-        /// The source.
-        source: usize,
-    },
-    /// So much of the source is kept already that no more can be, and what is wanted has not come: [`Limits::store`].
-    /// Goes on once other messages of the source are received; the first of them always can be.
-    Full {
-        /// The source.
-        source: usize,
-    },
-    /// A call on the source's socket failed. Nothing more can be received from it.
-    Failed {
-        /// The source.
-        source: usize,
-        /// Why.
-        error: io::Error,
-    },
-    /// The message does not fit the buffer. It is still there.
-    NoRoom {
-        /// Bytes of its payload.
-        len: usize,
-    },
-    /// Every source that could still send such a message has ended.
-    Ended,
-    /// There is no such source.
-    NoSource,
-    /// None has come in time.
-    TimedOut,
-    /// A signal was caught while the call waited, so that a program may act on it. The call can be made again.
-    Interrupted,
-    /// [`Inbox::cancel`] was called.
-    Cancelled,
-    /// Another call failed.
-    Io(io::Error),
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Malformed { source } => write!(f, "source {source} sent what is no message"),
-            Self::TooLong { source, len } => write!(f, "source {source} announced a message of {len} bytes"),
-            Self::Truncated { source } => write!(f, "source {source} ended within a message"),
-            Self::Full { source } => write!(f, "no more of source {source} can be kept"),
-            Self::Failed { source, error } => write!(f, "source {source}: {error}"),
-            Self::NoRoom { len } => write!(f, "the message has {len} bytes, more than there is room for"),
-            Self::Ended => write!(f, "no source is left that could send such a message"),
-            Self::NoSource => write!(f, "no such source"),
-            Self::TimedOut => write!(f, "no such message in time"),
-            Self::Interrupted => write!(f, "a signal was caught"),
-            Self::Cancelled => write!(f, "cancelled"),
-            Self::Io(error) => write!(f, "{error}"),
-        }
-    }
-}
-
-impl std::error::Error for Error {}
-
-impl From<io::Error> for Error {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
-}
-
-impl Error {
-    /// The error number the C functions give for it.
-    pub fn errno(&self) -> i32 {
-        match self {
-            Self::Malformed { .. } => libc::EBADMSG,
-            Self::TooLong { .. } => libc::EOVERFLOW,
-            Self::Truncated { .. } => libc::EPROTO,
-            Self::Full { .. } => libc::ENOBUFS,
-            Self::NoRoom { .. } => libc::EMSGSIZE,
-            Self::Ended => libc::ENOTCONN,
-            Self::NoSource => libc::EINVAL,
-            Self::TimedOut => libc::ETIMEDOUT,
-            Self::Interrupted => libc::EINTR,
-            Self::Cancelled => libc::ECANCELED,
-            Self::Failed { error, .. } | Self::Io(error) => error.raw_os_error().unwrap_or(libc::EIO),
-        }
-    }
-
-    /// The source it tells of, if it does of one.
-    pub fn source(&self) -> Option<usize> {
-        match self {
-            Self::Malformed { source }
-            | Self::TooLong { source, .. }
-            | Self::Truncated { source }
-            | Self::Full { source }
-            | Self::Failed { source, .. } => Some(*source),
-            Self::NoRoom { .. }
-            | Self::Ended
-            | Self::NoSource
-            | Self::TimedOut
-            | Self::Interrupted
-            | Self::Cancelled
-            | Self::Io(_) => None,
         }
     }
 }
@@ -425,7 +311,8 @@ impl Inbox {
         sources.due = None;
         let found = self.look(&mut sources, wanted, place);
         let now = Instant::now();
-        let is_over = until.is_some_and(|until| until <= now);
+        let is_over = matches!(found, Ok(None)) && until.is_some_and(|until| until <= now);
+        // What has rung may have been for another source than this call is.
         if is_over || sources.alarm.is_some_and(|alarm| alarm <= now) {
             self.tell_when_due(&mut sources, now);
         }
@@ -511,7 +398,6 @@ impl AsRawFd for Inbox {
 mod tests {
     use super::*;
     use std::io::Write as _;
-    use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
 
     const ANY: Match = Match {
@@ -540,45 +426,6 @@ mod tests {
         sources.added = i32::MAX as usize + 1;
         drop(sources);
         assert_eq!(inbox.add(&far).unwrap_err().raw_os_error(), Some(libc::EOVERFLOW));
-    }
-
-    /// A call for one source may have taken what was to tell of another.
-    #[test]
-    fn what_is_due_is_told_again() {
-        let inbox = Inbox::new().unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (other, far) = UnixStream::pair().unwrap();
-        inbox.add(listener.accept().unwrap().0).unwrap();
-        inbox.add(&far).unwrap();
-        send(&near, 1, b"left").unwrap();
-        let of_other = |tag| {
-            let wanted = Match { tag, source: Some(1) };
-            inbox.probe(wanted, Some(Duration::ZERO))
-        };
-        let is_told = || {
-            let mut entry = libc::pollfd {
-                fd: inbox.as_raw_fd(),
-                events: libc::POLLIN,
-                revents: 0,
-            };
-            // SAFETY: one entry.
-            unsafe { libc::poll(&raw mut entry, 1, 20_000) == 1 }
-        };
-        let wanted = Match { tag: Some(2), ..ANY };
-        while !matches!(inbox.probe(ANY, Some(Duration::ZERO)), Ok(found) if found.source == 0) {}
-        assert!(matches!(
-            inbox.probe(wanted, Some(Duration::ZERO)),
-            Err(Error::TimedOut)
-        ));
-        assert!(is_told());
-        assert!(matches!(of_other(None), Err(Error::TimedOut)));
-        assert!(is_told());
-        send(&other, 1, b"").unwrap();
-        assert!(matches!(of_other(None), Ok(Envelope { tag: 1, .. })));
-        assert!(is_told());
-        assert!(matches!(of_other(Some(2)), Err(Error::TimedOut)));
-        assert!(is_told());
     }
 
     /// Whatever becomes of sources, those that are open are counted right: a call waits for as long as there is one.

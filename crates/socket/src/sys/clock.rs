@@ -33,8 +33,8 @@ fn read_clock(clock: clockid_t) -> u64 {
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
-/// Finds the clock, when a library is loaded: a signal handler could not, nor a thread that a library waits for while it
-/// is loaded.
+/// Finds the clock, when ours is loaded: a signal handler could not, nor a thread for which a library waits while it is
+/// loaded.
 #[cold]
 pub fn find_clock() -> *mut c_void {
     let mut own = libc::clock_gettime as *mut c_void;
