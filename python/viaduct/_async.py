@@ -29,8 +29,6 @@ _T = TypeVar("_T")
 
 #: Seconds until a look without news: that the buffer is full no edge tells.
 _LONGEST = 0.2
-#: The same of an inbox: until the first, and until those that have long found none.
-_NAPS = 0.001, 1.0
 
 
 class _Arrivals:
@@ -163,6 +161,8 @@ class AsyncInbox(Inbox):
         self._arrivals = _Arrivals()
         self._sockets: dict[int, int] = {}
         super().__init__(longest, store)
+        # Of what the library waits for other than edges. These it does not tell each task: the first that looks takes them.
+        self._arrivals.add(self.fileno())
 
     def close(self) -> None:
         """Gives it up. Tasks that wait now raise :exc:`Cancelled`. The sockets stay open."""
@@ -209,9 +209,6 @@ class AsyncInbox(Inbox):
         return await self._look_async(lambda: self.probe(tag, source, timeout=0))
 
     async def _look_async(self, look: Callable[[], _T]) -> _T:
-        loop = asyncio.get_running_loop()
-        first, longest = _NAPS
-        nap = first
         while True:
             if self._closed:
                 raise ValueError("the inbox is closed")
@@ -219,14 +216,7 @@ class AsyncInbox(Inbox):
                 try:
                     return look()
                 except TimeoutError:
-                    until = loop.time() + nap
-                    # Cheaper than asyncio.wait.
-                    timer = loop.call_at(until, _wake, arrival)
-                    try:
-                        await arrival
-                    finally:
-                        timer.cancel()
-            nap = first if loop.time() < until else min(nap * 2, longest)
+                    await arrival
 
     def __aiter__(self) -> "AsyncInbox":
         return self

@@ -139,18 +139,19 @@ static SEEK_RECV: Preloaded = Preloaded::new(c"viaduct_preload_seek_recv");
 static READABLE: Preloaded = Preloaded::new(c"viaduct_preload_readable");
 static IS_STREAM: Preloaded = Preloaded::new(c"viaduct_preload_is_stream");
 
-/// When the program or this library is loaded: a search for what is not there asks for memory, which a handler must
-/// not, and for locks.
+/// When the program or this library is loaded: to look up what is not known asks for memory, which a handler must not,
+/// and for locks, which whoever loads a library holds.
 extern "C" fn loaded() {
     for function in [&SEEK_RECV, &READABLE, &IS_STREAM] {
         function.find();
     }
-    // That they are not there is nothing that whoever has opened this library should find.
-    // SAFETY: what it returns is not used.
-    unsafe { libc::dlerror() };
+    sys::find_clock();
     if SEEK_RECV.find().is_null() {
         plain::loaded();
     }
+    // That some are not there is nothing that whoever has opened this library should find.
+    // SAFETY: what it returns is not used.
+    unsafe { libc::dlerror() };
 }
 
 #[used]

@@ -16,23 +16,28 @@
 //! | 8..12 | bytes of the payload |
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 mod attention;
+mod error;
 mod frame;
+mod instant;
 mod queue;
 mod source;
 mod wait;
 
 use crate::cancel::Kept;
+use attention::LONGEST_NAP;
 use frame::Frame;
+use instant::Instant;
 use queue::Message;
 use source::{Place, Source};
 use wait::{Call, Taken, Turn, Waiter};
+
+pub use error::Error;
 
 /// Bytes before each payload.
 pub const FRAME: usize = 12;
@@ -53,122 +58,6 @@ impl Default for Limits {
         Self {
             longest: 64 << 20,
             store: 64 << 20,
-        }
-    }
-}
-
-/// Why a message could not be sent or received.
-#[derive(Debug)]
-pub enum Error {
-    /// What came is no frame. Nothing more can be received from the source.
-    Malformed {
-        /// The source.
-        source: usize,
-    },
-    /// A frame announces more than the inbox takes. Nothing more can be received from the source.
-    TooLong {
-        /// The source.
-        source: usize,
-        /// Bytes of its payload.
-        len: usize,
-    },
-    /// The stream ended within a message.
-    Truncated {
-        /// The source.
-        source: usize,
-    },
-    /// So much of the source is kept already that no more can be, and what is wanted has not come: [`Limits::store`].
-    /// Goes on once other messages of the source are received; the first of them always can be.
-    Full {
-        /// The source.
-        source: usize,
-    },
-    /// A call on the source's socket failed. Nothing more can be received from it.
-    Failed {
-        /// The source.
-        source: usize,
-        /// Why.
-        error: io::Error,
-    },
-    /// The message does not fit the buffer. It is still there.
-    NoRoom {
-        /// Bytes of its payload.
-        len: usize,
-    },
-    /// Every source that could still send such a message has ended.
-    Ended,
-    /// There is no such source.
-    NoSource,
-    /// None has come in time.
-    TimedOut,
-    /// A signal was caught while the call waited, so that a program may act on it. The call can be made again.
-    Interrupted,
-    /// [`Inbox::cancel`] was called.
-    Cancelled,
-    /// Another call failed.
-    Io(io::Error),
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Malformed { source } => write!(f, "source {source} sent what is no message"),
-            Self::TooLong { source, len } => write!(f, "source {source} announced a message of {len} bytes"),
-            Self::Truncated { source } => write!(f, "source {source} ended within a message"),
-            Self::Full { source } => write!(f, "no more of source {source} can be kept"),
-            Self::Failed { source, error } => write!(f, "source {source}: {error}"),
-            Self::NoRoom { len } => write!(f, "the message has {len} bytes, more than there is room for"),
-            Self::Ended => write!(f, "no source is left that could send such a message"),
-            Self::NoSource => write!(f, "no such source"),
-            Self::TimedOut => write!(f, "no such message in time"),
-            Self::Interrupted => write!(f, "a signal was caught"),
-            Self::Cancelled => write!(f, "cancelled"),
-            Self::Io(error) => write!(f, "{error}"),
-        }
-    }
-}
-
-impl std::error::Error for Error {}
-
-impl From<io::Error> for Error {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
-}
-
-impl Error {
-    /// The error number the C functions give for it.
-    pub fn errno(&self) -> i32 {
-        match self {
-            Self::Malformed { .. } => libc::EBADMSG,
-            Self::TooLong { .. } => libc::EOVERFLOW,
-            Self::Truncated { .. } => libc::EPROTO,
-            Self::Full { .. } => libc::ENOBUFS,
-            Self::NoRoom { .. } => libc::EMSGSIZE,
-            Self::Ended => libc::ENOTCONN,
-            Self::NoSource => libc::EINVAL,
-            Self::TimedOut => libc::ETIMEDOUT,
-            Self::Interrupted => libc::EINTR,
-            Self::Cancelled => libc::ECANCELED,
-            Self::Failed { error, .. } | Self::Io(error) => error.raw_os_error().unwrap_or(libc::EIO),
-        }
-    }
-
-    /// The source it tells of, if it does of one.
-    pub fn source(&self) -> Option<usize> {
-        match self {
-            Self::Malformed { source }
-            | Self::TooLong { source, .. }
-            | Self::Truncated { source }
-            | Self::Full { source }
-            | Self::Failed { source, .. } => Some(*source),
-            Self::NoRoom { .. }
-            | Self::Ended
-            | Self::NoSource
-            | Self::TimedOut
-            | Self::Interrupted
-            | Self::Cancelled
-            | Self::Io(_) => None,
         }
     }
 }
@@ -228,6 +117,14 @@ impl Sources {
                 self.ready.insert(*number);
             }
         }
+    }
+
+    /// When the next of all is due. One that is already has not been looked at, and may be nobody's concern: that is
+    /// not told again and again.
+    fn next_due(&self, now: Instant) -> Option<Instant> {
+        let ready = self.ready.iter().filter_map(|number| self.all.get(number));
+        let due = ready.filter_map(Source::due);
+        due.map(|due| if due > now { due } else { now + LONGEST_NAP }).min()
     }
 }
 
@@ -412,30 +309,35 @@ impl Inbox {
             return Err(Error::Cancelled);
         }
         sources.due = None;
-        if let Some(found) = self.look(&mut sources, wanted, place)? {
+        let found = self.look(&mut sources, wanted, place);
+        let now = Instant::now();
+        let is_over = matches!(found, Ok(None)) && until.is_some_and(|until| until <= now);
+        // What has rung may have been for another source than this call is.
+        if is_over || sources.alarm.is_some_and(|alarm| alarm <= now) {
+            self.tell_when_due(&mut sources, now);
+        }
+        if let Some(found) = found? {
             return Ok(Step::Found(found));
         }
-        let now = Instant::now();
-        if until.is_some_and(|until| until <= now) {
-            self.tell_when_due(&mut sources, now);
+        if is_over {
             return Err(Error::TimedOut);
         }
         let next = until.into_iter().chain(sources.due).min();
-        let limit = next.map(|next| next.saturating_duration_since(now));
+        let limit = next.map(|next| next.since(now));
         Ok(Step::Wait(self.waiter.turn(now), limit))
     }
 
     /// Who waits by the descriptor now looks again when one of those that have just been looked at is due, or one of
     /// those before: each call may have been for another.
     fn tell_when_due(&self, sources: &mut Sources, now: Instant) {
-        let Some(due) = sources.due else { return };
-        let next = sources
-            .alarm
-            .filter(|alarm| *alarm > now)
-            .map_or(due, |alarm| alarm.min(due));
-        sources.alarm = Some(next);
+        let before = match sources.alarm {
+            Some(alarm) if alarm <= now => sources.next_due(now),
+            alarm => alarm,
+        };
+        sources.alarm = before.into_iter().chain(sources.due).min();
+        let Some(next) = sources.alarm else { return };
         // Even if it is the same: it may have passed, and been taken, meanwhile.
-        self.waiter.ring_after(next.saturating_duration_since(now));
+        self.waiter.ring_after(next.since(now));
     }
 
     fn look(&self, sources: &mut Sources, wanted: Match, place: &mut Place<'_>) -> Result<Option<Envelope>, Error> {

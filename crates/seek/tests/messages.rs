@@ -24,6 +24,17 @@ fn tag(tag: u32) -> Match {
     Match { tag: Some(tag), ..ANY }
 }
 
+/// Whether the descriptor is readable within so many milliseconds.
+fn is_told(inbox: &Inbox, ms: i32) -> bool {
+    let mut entry = libc::pollfd {
+        fd: inbox.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one entry.
+    unsafe { libc::poll(&raw mut entry, 1, ms) > 0 }
+}
+
 #[test]
 fn messages_come_by_tag_in_order() {
     let (sender, receiver) = tcp();
@@ -495,11 +506,6 @@ fn event_loops_get_past_full_buffers() {
         send(&sender, 1000, b"last").unwrap();
         sender
     });
-    let mut entry = libc::pollfd {
-        fd: inbox.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
     let mut quiet = 0;
     let found = loop {
         match inbox.receive_vec(tag(1000), Some(Duration::ZERO)) {
@@ -507,12 +513,36 @@ fn event_loops_get_past_full_buffers() {
             Err(Error::TimedOut) => {}
             Err(error) => panic!("{error}"),
         }
-        // SAFETY: one entry.
-        quiet += i32::from(unsafe { libc::poll(&raw mut entry, 1, 1000) } == 0);
+        quiet += i32::from(!is_told(&inbox, 1000));
         assert!(quiet < 3, "nothing is told of for seconds");
     };
     assert_eq!(found, b"last");
     drop(flood.join().unwrap());
+}
+
+/// A call for one source may have taken what was to tell of another.
+#[test]
+fn what_is_due_is_told_again() {
+    let (near, far) = tcp();
+    let (other, unix) = UnixStream::pair().unwrap();
+    let inbox = Inbox::new().unwrap();
+    assert_eq!((inbox.add(&far).unwrap(), inbox.add(&unix).unwrap()), (0, 1));
+    send(&near, 1, b"left").unwrap();
+    inbox.probe(tag(1), SOON).unwrap();
+    let look = |tag, source| {
+        let wanted = Match { tag, source };
+        inbox.probe(wanted, Some(Duration::ZERO))
+    };
+    assert!(matches!(look(Some(2), None), Err(Error::TimedOut)));
+    assert!(is_told(&inbox, 20_000));
+    assert!(matches!(look(None, Some(1)), Err(Error::TimedOut)));
+    assert!(is_told(&inbox, 20_000));
+    send(&other, 1, b"").unwrap();
+    // Another that finds something has taken it too.
+    assert!(look(None, Some(1)).is_ok());
+    assert!(is_told(&inbox, 20_000));
+    assert!(matches!(look(Some(2), Some(1)), Err(Error::TimedOut)));
+    assert!(is_told(&inbox, 20_000));
 }
 
 /// A look finds a message whole that it does not take, or the first of several: the next call finds them too.

@@ -5,13 +5,14 @@
 //! Whether the socket can hold what is missing is not told by edges in any case, so such a source is looked at now and
 //! then as well, less and less often.
 
+use super::instant::Instant;
 use super::wait;
 use std::os::fd::BorrowedFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Before the first look without news, and between those that have long found none.
 const NAP: Duration = Duration::from_millis(1);
-const LONGEST_NAP: Duration = Duration::from_secs(1);
+pub(super) const LONGEST_NAP: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Attention {

@@ -11,12 +11,12 @@ mod frames;
 
 use super::attention::Attention;
 use super::frame::Frame;
+use super::instant::Instant;
 use super::queue::{Message, Queue};
 use super::{Error, FRAME, Limits, wait};
 use crate::call::{Flags, peek_all, seek_recv};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Instant;
 
 /// Bytes to take off the head of a stream at once, so that its sender may go on.
 const WAY: usize = 64 << 10;

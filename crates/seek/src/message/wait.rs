@@ -4,12 +4,13 @@
 //! reports each arrival once. An event counter in the set wakes waiters for other reasons, and a timer those who wait
 //! by the descriptor of the set for what no edge tells.
 
+use super::instant::Instant;
 use core::ffi::c_int;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 // As `libc` declares them, a cancelled thread may not unwind through them.
 unsafe extern "C-unwind" {
@@ -163,7 +164,7 @@ impl Waiter {
     }
 
     fn milliseconds(&self, at: Instant) -> u64 {
-        let since = at.saturating_duration_since(self.began).as_millis();
+        let since = at.since(self.began).as_millis();
         u64::try_from(since).unwrap_or(u64::MAX)
     }
 
@@ -220,8 +221,7 @@ impl Waiter {
             self.followers.fetch_add(1, AcqRel);
             Turn::Follow(self.calls.load(Acquire))
         } else {
-            let until = now.checked_add(LONGEST).unwrap_or(now);
-            self.watched_until.store(self.milliseconds(until), Relaxed);
+            self.watched_until.store(self.milliseconds(now + LONGEST), Relaxed);
             self.watcher.store(own_number(), Release);
             Turn::Watch
         }

@@ -213,6 +213,11 @@ pub fn prepare() {
     unsafe { libc::dlerror() };
 }
 
+/// Finds what [`test_cancel`] calls, which is all that a library needs that does searches only.
+pub(crate) fn prepare_test_cancel() {
+    pthread_testcancel::find();
+}
+
 /// Ends the calling thread if it has been cancelled.
 #[cold]
 pub(crate) fn test_cancel() {

@@ -240,8 +240,9 @@ fn sweep() {
     }
 }
 
-/// Has `fork` tell us, also before the first search.
+/// Has `fork` tell us, also before the first search, and finds what searches look up.
 pub fn loaded() {
+    real::prepare_test_cancel();
     sys::at_fork(before_fork, area::after_fork_in_parent, after_fork_in_child);
 }
 

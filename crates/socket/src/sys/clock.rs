@@ -33,9 +33,10 @@ fn read_clock(clock: clockid_t) -> u64 {
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
-/// Finds the clock, which a signal handler could not do.
+/// Finds the clock, when ours is loaded: a signal handler could not, nor a thread for which a library waits while it is
+/// loaded.
 #[cold]
-pub(crate) fn find_clock() -> *mut c_void {
+pub fn find_clock() -> *mut c_void {
     let mut own = libc::clock_gettime as *mut c_void;
     // SAFETY: valid names; nothing is loaded, and the library stays.
     unsafe {

@@ -58,8 +58,8 @@ mod rest;
 mod stack;
 pub(crate) mod threads;
 
-pub(crate) use clock::{coarse_now_ns, find_clock};
-pub use clock::{now_ns, ticks, ticks_per_us};
+pub(crate) use clock::coarse_now_ns;
+pub use clock::{find_clock, now_ns, ticks, ticks_per_us};
 pub use events::Events;
 pub(crate) use packet::{
     PACKET_DESCRIPTORS, addresses, connect_packet_socket, own_descriptor, receive_packet, send_packet, take_ticket,

@@ -33,7 +33,7 @@ where
     I: IntoIterator,
     I::Item: Into<OsString>,
 {
-    let program = instance.scratch(name);
+    let program = instance.scratch(name.rsplit('/').next().unwrap_or(name));
     let flags = "-O2 -D_FORTIFY_SOURCE=2 -Wall -Wextra -Werror -pthread -o";
     let output = Command::new("cc")
         .args(flags.split(' '))
@@ -142,6 +142,27 @@ fn errors_of_messages() {
 #[test]
 fn inboxes_and_full_sockets() {
     check("stores");
+}
+
+/// As libfaketime has it for the program: waits and looks at full sockets end by another clock.
+#[test]
+fn inboxes_where_time_stands_still() {
+    if !can_run(false, &["cc"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let program = compile(&instance, "stores");
+    let still = compile_from(&instance, "../../plugins/programs/still", ["-shared", "-fPIC"]);
+    for mode in [Mode::Native, Mode::Accelerated(&instance)] {
+        for check in ["a_call_that_waits_makes_room", "a_wait_ends_in_time"] {
+            let (program, still) = (program.display(), still.display());
+            let script = format!("LD_PRELOAD=\"$LD_PRELOAD:{still}\" exec {program} {check}");
+            let outcome = Launch::new(mode, "sh", ["-c", &script])
+                .options("--offer now")
+                .run(PATIENCE);
+            assert_eq!(outcome.success(), format!("check {check}\nok {check}\n"));
+        }
+    }
 }
 
 /// Inboxes that threads share.

@@ -2,6 +2,7 @@
 #include "check.h"
 #include "../../programs/heap.h"
 #include "old.h"
+#include <dlfcn.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/un.h>
@@ -26,6 +27,33 @@ static void a_first_search_asks_for_little(void)
         _exit(viaduct_seek_recv(p.far, bytes, 1, 0, 2) != 1 || bytes[0] != 'x' || viaduct_readable(p.far) != 5 ||
               viaduct_seek_recv(p.far, bytes, 1, MSG_DONTWAIT, 100) != -1 || errno != EAGAIN ||
               in_order(p.far, bytes, 8, 0) != 5 || asked);
+    }
+    EXPECT(waitpid(child, &status, 0) == child);
+    EXPECT(status == 0);
+    close_pair(p);
+}
+
+/* A search may have interrupted the dynamic linker, or come before the program asks why a look-up has failed. */
+static void a_first_wait_looks_nothing_up(void)
+{
+    struct pair p = connect_pair();
+    pid_t child;
+    int status;
+
+    child = fork();
+    if (child == 0) {
+        struct timeval soon = {0, 10000};
+        viaduct_inbox *inbox = viaduct_inbox_open(0, 0);
+        char byte;
+
+        setsockopt(p.far, SOL_SOCKET, SO_RCVTIMEO, &soon, sizeof soon);
+        if (dlopen("/absent.so", RTLD_NOW))
+            _exit(1);
+        if (viaduct_seek_recv(p.far, &byte, 1, 0, 1) != -1 || errno != EAGAIN)
+            _exit(2);
+        if (viaduct_inbox_add(inbox, p.far) || viaduct_msg_recv(inbox, 1, 0, &byte, 1, 10, NULL) != -1 || errno != ETIMEDOUT)
+            _exit(3);
+        _exit(dlerror() ? 0 : 4);
     }
     EXPECT(waitpid(child, &status, 0) == child);
     EXPECT(status == 0);
@@ -470,6 +498,7 @@ int main(int argc, char **argv)
 {
     static const struct check checks[] = {
         {"a_first_search_asks_for_little", a_first_search_asks_for_little},
+        {"a_first_wait_looks_nothing_up", a_first_wait_looks_nothing_up},
         {"bad_input_changes_nothing", bad_input_changes_nothing},
         {"what_is_thrown_away_needs_no_buffer", what_is_thrown_away_needs_no_buffer},
         {"sockets_that_are_not_connected", sockets_that_are_not_connected},

@@ -190,6 +190,22 @@ static void an_inbox_that_is_polled_makes_room(void)
     close_pair(pair);
 }
 
+static void a_call_that_waits_makes_room(void)
+{
+    struct pair pair = pair_with_room(5000);
+    viaduct_inbox *inbox = viaduct_inbox_open(0, 0);
+    pthread_t thread;
+    char byte;
+
+    EXPECT(inbox && viaduct_inbox_add(inbox, pair.far) == 0);
+    thread = in_thread(send_the_wanted_last, &pair);
+    sleep_ms(200);
+    EXPECT(viaduct_msg_recv(inbox, 2, VIADUCT_ANY, &byte, 1, 10000, NULL) == 1);
+    pthread_join(thread, NULL);
+    viaduct_inbox_close(inbox);
+    close_pair(pair);
+}
+
 enum { tiny = 3, frame = 12, step = 7 };
 
 static struct trickle {
@@ -282,14 +298,29 @@ static void a_stream_ends_within_a_frame_behind_a_full_buffer(void)
     }
 }
 
+/* Also behind bytes that nobody has asked for, which are looked at now and then. */
+static void a_wait_ends_in_time(void)
+{
+    struct pair p = connect_pair();
+    viaduct_inbox *inbox = viaduct_inbox_open(0, 0);
+
+    EXPECT(inbox && viaduct_inbox_add(inbox, p.far) == 0 && viaduct_msg_send(p.near, 1, "left", 4) == 0);
+    for (uint32_t tag = 2; tag < 5; tag++)
+        EXPECT_ERROR(viaduct_msg_recv(inbox, tag, 0, NULL, 0, 100, NULL), ETIMEDOUT);
+    viaduct_inbox_close(inbox);
+    close_pair(p);
+}
+
 static const struct check checks[] = {
     {"the_store_has_a_bound", the_store_has_a_bound},
     {"what_is_known_has_a_bound", what_is_known_has_a_bound},
     {"frames_lie_across_the_end_of_what_fits", frames_lie_across_the_end_of_what_fits},
     {"part_of_a_frame_fills_the_buffer", part_of_a_frame_fills_the_buffer},
     {"a_stream_ends_within_a_frame_behind_a_full_buffer", a_stream_ends_within_a_frame_behind_a_full_buffer},
+    {"a_wait_ends_in_time", a_wait_ends_in_time},
     {"limits_of_any_size_are_taken", limits_of_any_size_are_taken},
     {"an_inbox_that_is_polled_makes_room", an_inbox_that_is_polled_makes_room},
+    {"a_call_that_waits_makes_room", a_call_that_waits_makes_room},
 };
 
 int main(int argc, char **argv)
