@@ -207,7 +207,11 @@ macro_rules! spawners {
             ) -> c_int {
                 successors::spawning();
                 // SAFETY: the program's own call.
-                unsafe { real::$name(pid, program, actions, attributes, arguments, environment) }
+                let error = unsafe { real::$name(pid, program, actions, attributes, arguments, environment) };
+                if error != 0 {
+                    successors::spawning_failed();
+                }
+                error
             }
         )*
     };

@@ -3,13 +3,15 @@
 
 use crate::imports::object_of;
 use crate::rings::{Behind, find};
+use crate::scopes;
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_long, c_void};
 use core::ptr::with_exposed_provenance as place;
-use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicPtr, AtomicU64};
 use libc::iovec;
 use viaduct_socket::descriptors::successors;
+use viaduct_socket::process::is_confined;
 use viaduct_socket::{real, sys};
 
 /// Where a request has its descriptor, in bytes.
@@ -18,7 +20,24 @@ const DESCRIPTOR: usize = 20;
 const ROOM: usize = 32;
 
 /// Reads what the program says is there, as far as the kernel could, from several places; answers from how many.
-fn read<T: Copy>(from: impl Iterator<Item = usize>, to: &mut [T; ROOM]) -> usize {
+fn read<T: Copy>(from: impl Iterator<Item = usize> + Clone, to: &mut [T; ROOM]) -> usize {
+    if let Some(count) = read_by_kernel(from.clone(), to) {
+        return count;
+    }
+    let mut count = 0;
+    for (to, address) in to.iter_mut().zip(from) {
+        // SAFETY: the program vouches for it, where the kernel does not look.
+        *to = unsafe { place::<T>(address).read_unaligned() };
+        count += 1;
+    }
+    count
+}
+
+/// The same by a call that some may not make: `None`.
+fn read_by_kernel<T: Copy>(from: impl Iterator<Item = usize>, to: &mut [T; ROOM]) -> Option<usize> {
+    if is_confined() {
+        return None;
+    }
     let nothing = iovec {
         iov_base: core::ptr::null_mut(),
         iov_len: 0,
@@ -36,7 +55,10 @@ fn read<T: Copy>(from: impl Iterator<Item = usize>, to: &mut [T; ROOM]) -> usize
     };
     // SAFETY: the kernel writes to the array, and checks what it reads.
     let bytes = unsafe { libc::process_vm_readv(libc::getpid(), &raw const here, 1, parts.as_ptr(), count as u64, 0) };
-    usize::try_from(bytes).map_or(0, |bytes| bytes / size_of::<T>())
+    match usize::try_from(bytes) {
+        Ok(bytes) => Some(bytes / size_of::<T>()),
+        Err(_) => (sys::errno() == libc::EFAULT).then_some(0),
+    }
 }
 
 /// How many of these requests, from the first on, may be handed to the kernel; what is wrong with one is for the kernel
@@ -97,15 +119,27 @@ extern "C" fn is_missing() -> c_int {
 extern "C" fn find_function() -> *const c_void {
     static SUBMIT: Behind = Behind::new();
     static GET_EVENTS: Behind = Behind::new();
-    /// The last function that was found to be libaio's.
+    /// The last functions that were found to be libaio's and another library's,
     static LIBAIO: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+    static OTHERS: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+    /// and how many libraries had gone by then.
+    static GONE: AtomicU64 = AtomicU64::new(0);
     let function = find(&SUBMIT, c"io_submit", io_submit as *const c_void);
     if function.is_null() {
         return is_missing as *const c_void;
     }
+    let gone = scopes::libraries_gone();
+    if GONE.swap(gone, Relaxed) != gone {
+        LIBAIO.store(core::ptr::null_mut(), Relaxed);
+        OTHERS.store(core::ptr::null_mut(), Relaxed);
+    }
+    if OTHERS.load(Relaxed) == function {
+        return function;
+    }
     if LIBAIO.load(Relaxed) != function {
         let other = find(&GET_EVENTS, c"io_getevents", core::ptr::null());
         if other.is_null() || object_of(function) != object_of(other) {
+            OTHERS.store(function, Relaxed);
             return function;
         }
         LIBAIO.store(function, Relaxed);

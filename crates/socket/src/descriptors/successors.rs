@@ -115,6 +115,18 @@ pub fn keeping(fd: c_int) {
     }
 }
 
+/// None has been made.
+pub fn spawning_failed() {
+    records::all().for_each(withdraw_hand_over);
+}
+
+/// What has been answered is done, or on its way.
+fn withdraw_hand_over(conn: &'static Conn) {
+    if conn.flag(conn::HANDED_OVER) {
+        recall::withdraw(conn, conn.id());
+    }
+}
+
 /// The process is about to make one that becomes another program before anything is seen of it.
 pub fn spawning() {
     if !lodgers::is_one() {
@@ -132,10 +144,7 @@ fn is_kept(fd: c_int) -> bool {
 pub fn executing_failed() {
     for conn in records::all() {
         conn.stay();
-        if conn.flag(conn::HANDED_OVER) {
-            // What has been answered is done, or on its way.
-            recall::withdraw(conn, conn.id());
-        }
+        withdraw_hand_over(conn);
     }
     lock::TURNS.end(false);
 }

@@ -285,8 +285,9 @@ pub(crate) fn send_on_tcp(conn: &'static Conn, reason: Reason, flags: c_int, dir
         return sys::fail(errno);
     }
     marks::will_be_refused(conn);
+    let id = conn.id();
     let sent = direct();
-    if sent > 0 {
+    if sent > 0 && conn.id() == id {
         counters::add(conn, slot::BYTES_SENT, sent.cast_unsigned() as u64);
     } else if sent < 0 && sys::errno() == libc::EAGAIN {
         epoll::wants_room(conn);

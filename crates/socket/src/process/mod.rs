@@ -88,7 +88,7 @@ pub fn continuing_in_child(call: impl FnOnce() -> c_int) -> c_int {
 static CONFINED: AtomicBool = AtomicBool::new(false);
 
 /// Whether the process has forbidden itself system calls; which, is not known.
-pub(crate) fn is_confined() -> bool {
+pub fn is_confined() -> bool {
     CONFINED.load(Relaxed)
 }
 

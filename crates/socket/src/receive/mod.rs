@@ -94,7 +94,7 @@ fn enter(conn: &'static Conn) -> Option<DirectCall> {
 #[inline]
 fn by(conn: &Conn, call: DirectCall, flags: c_int, direct: impl FnOnce() -> isize) -> isize {
     let received = direct();
-    if call.end() && received > 0 && flags & libc::MSG_PEEK == 0 {
+    if call.end() && received > 0 && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE) == 0 {
         counters::add(conn, slot::BYTES_RECEIVED, received.cast_unsigned() as u64);
         conn.note_traffic(Way::Received, received.cast_unsigned());
     }

@@ -7,6 +7,7 @@ int begin_job(int number);
 int main(void)
 {
     printf("%d\n", begin_job(2));
+    printf("%d\n", begin_job(3));
     return 0;
 }
 #else
