@@ -274,6 +274,7 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<bool,
         return Ok(false);
     }
     if !conn.is_counted() {
+        conn.set_flag(conn::BANNED, true);
         return Err(Reason::Uncounted);
     }
     let daemon = connect()?;

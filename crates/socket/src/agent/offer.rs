@@ -176,14 +176,9 @@ impl Conn {
         lone::is_watched_unseen(self) && (waits_later() || own_waits::are_made())
     }
 
-    /// Whether the kernel counts what the program has sent and received by it; the connection stays plain if not.
+    /// Whether the kernel counts what the program has sent and received by it.
     pub(crate) fn is_counted(&self) -> bool {
-        let active = self.flag(ACTIVE);
-        let is_counted = counters::by_kernel(self).is_none_or(|bytes| kernel::counts(self.fd(), active, bytes));
-        if !is_counted {
-            self.set_flag(BANNED, true);
-        }
-        is_counted
+        counters::by_kernel(self).is_none_or(|bytes| kernel::counts(self.fd(), self.flag(ACTIVE), bytes))
     }
 
     /// The offer was refused; it may be repeated after `retry_ms`, or never if that is 0.

@@ -53,22 +53,31 @@ fn a_thread_ends_itself_while_a_library_is_unloaded() {
     }
 }
 
-/// The library's own calls go to its functions and to the C library's, whatever else has their names.
-#[test]
-fn a_program_has_functions_with_names_of_the_c_librarys() {
+/// A program that is both ends of its connection and has functions with names of the C library's: as it is, or with
+/// another library behind ours.
+fn echoes_with_own_names(other: Option<&str>) {
     if !can_run(false, &["cc"]) {
         return;
     }
     where_prompt(&[NOT_FAST], || {
         let instance = Instance::start();
         let program = compile(&instance, "names", "names.c", &["-rdynamic", "-pthread"]);
+        let other = other.map(|source| compile(&instance, "other.so", source, &["-shared", "-fPIC"]));
+        let behind = other.map_or_else(String::new, |other| format!(":{}", other.display()));
         for mode in [Mode::Native, Mode::Accelerated(&instance)] {
-            let echoed = Launch::new(mode, &program, [free_port().to_string()]).options("--offer now");
-            assert_eq!(echoed.spawn().finish(PATIENCE).success(), "100000\n");
+            let (program, port) = (program.display(), free_port());
+            let script = format!("LD_PRELOAD=\"$LD_PRELOAD{behind}\" exec {program} {port}");
+            let echoed = Launch::new(mode, "sh", ["-c", &script]).options("--offer now").spawn();
+            assert_eq!(echoed.finish(PATIENCE).success(), "100000\n");
         }
-        let all = instance.stats();
-        assert!(all.pairs == 1, "{NOT_FAST}");
+        assert!(instance.stats().pairs == 1, "{NOT_FAST}");
     });
+}
+
+/// The library's own calls go to its functions and to the C library's, whatever else has their names.
+#[test]
+fn a_program_has_functions_with_names_of_the_c_librarys() {
+    echoes_with_own_names(None);
 }
 
 /// A function that is called as libaio's is left alone.
@@ -94,21 +103,7 @@ fn a_library_has_an_io_submit_of_its_own() {
 /// As libfaketime has it; the library has waits that end by the clock.
 #[test]
 fn time_stands_still() {
-    if !can_run(false, &["cc"]) {
-        return;
-    }
-    where_prompt(&[NOT_FAST], || {
-        let instance = Instance::start();
-        let program = compile(&instance, "names", "names.c", &["-rdynamic", "-pthread"]);
-        let still = compile(&instance, "still.so", "still.c", &["-shared", "-fPIC"]);
-        for mode in [Mode::Native, Mode::Accelerated(&instance)] {
-            let (program, still) = (program.display(), still.display());
-            let script = format!("LD_PRELOAD=\"$LD_PRELOAD:{still}\" exec {program} {}", free_port());
-            let echoed = Launch::new(mode, "sh", ["-c", &script]).options("--offer now").spawn();
-            assert_eq!(echoed.finish(PATIENCE).success(), "100000\n");
-        }
-        assert!(instance.stats().pairs == 1, "{NOT_FAST}");
-    });
+    echoes_with_own_names(Some("still.c"));
 }
 
 /// What `make` makes echoes over shared memory.
