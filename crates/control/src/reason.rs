@@ -68,7 +68,7 @@ reasons! {
     Stdio = 22, "stdio", "The program made a stdio stream of the socket, or has it as its standard input or output.", "";
     ForeignProcess = 23, "foreign-process", "The program passed the socket on to another program or process.", "Have one program open and serve the connection.";
     UnseenWait = 24, "unseen-wait", "The program waits for this socket in a way Viaduct does not see.",
-        "Java programs (JDK 21 or newer) with virtual threads: start them with `-Djdk.pollerMode=1`. Others: have them wait by select, poll, or one epoll set that is in no other.";
+        "have the program wait by select, poll, or an epoll set that is in one other at most.";
     Uncounted = 25, "uncounted", "The kernel's counts of this connection's bytes do not agree with each other, or with what the program has sent and received, so no switch point is safe.",
         "If the network short-cuts TCP by BPF (a map of sockets), leave what is to be accelerated out of that.";
     PeerViolation = 26, "peer-violation", "The other end wrote nonsense into the shared segment.", "Find out what the other program is.";

@@ -3,7 +3,7 @@
 use crate::conn::pace::{Bound, Naps};
 use crate::conn::{self, Conn, Phase};
 use crate::descriptors::table;
-use crate::epoll::back;
+use crate::epoll::{Set, polled};
 use crate::lock::Guard;
 use crate::path::{announce, behind, marks, recall, switch};
 use crate::ready::{self, Kernel};
@@ -47,7 +47,7 @@ pub fn concerns(fds: impl Iterator<Item = c_int>) -> bool {
     let mut attached = false;
     for fd in fds {
         if let Some(index) = table::epoll_set(fd) {
-            back::nest(index);
+            attached |= polled::is_ours(index);
         } else if let Some(conn) = table::connection(fd) {
             attached |= conn.phase() == Phase::Attached;
         }
@@ -204,6 +204,15 @@ fn receivers(entries: &[pollfd]) -> impl Iterator<Item = (&'static Conn, i16)> {
     wanted.filter_map(|entry| attached(entry.fd).map(|conn| (conn, entry.revents)))
 }
 
+/// The epoll set with members on lanes that an entry asks for.
+fn set_asked(entry: &pollfd) -> Option<&'static Set> {
+    polled::set_of(entry.fd).filter(|_| entry.events & IN != 0)
+}
+
+fn sets(entries: &[pollfd]) -> impl Iterator<Item = &'static Set> {
+    entries.iter().filter_map(set_asked)
+}
+
 fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> Result<usize, sys::Errno> {
     let deadline = how.timeout_ns.map(|ns| sys::now_ns().saturating_add(ns));
     let mut spinner = Spinner::new();
@@ -223,7 +232,8 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
         while !stirred && spinner.again() {
             stirred = entries
                 .iter()
-                .any(|entry| attached(entry.fd).is_some_and(|conn| stirs(conn, entry.events)));
+                .any(|entry| attached(entry.fd).is_some_and(|conn| stirs(conn, entry.events)))
+                || sets(entries).any(Set::stirs);
         }
         if !stirred {
             break;
@@ -233,8 +243,9 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
     let mut recalled = false;
     loop {
         let by_mark = |conn: &&'static Conn| wait::may_be_marked(conn, wait::bit_for(conn));
-        asleep::fall_asleep(receivers(entries).map(|(conn, _)| conn).filter(by_mark));
-        let bound = arm(entries);
+        let conns = receivers(entries).map(|(conn, _)| conn).filter(by_mark);
+        let all_known = asleep::fall_asleep_polling(conns, sets(entries));
+        let bound = arm(entries).map(|bound| if all_known { bound } else { bound.max(Bound::UnrungRoom) });
         let Some(bound) = bound.filter(|_| heed(entries, &[]) == 0) else {
             asleep::wake_up();
             match glance(entries, shadow, Ask::ForAll)? {
@@ -265,6 +276,7 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
                 .filter_map(|entry| attached(entry.fd))
                 .for_each(|conn| ready::mind_bell(conn, wait::bit_for(conn), rang, bell::rings_for_thread));
         }
+        sets(entries).for_each(|set| polled::disarm(set, bound, rang));
         if bound != Bound::Program {
             entries
                 .iter()
@@ -408,7 +420,7 @@ fn glance(entries: &mut [pollfd], shadow: &mut [pollfd], ask: Ask) -> Result<usi
                 let is_quiet = place.fd == entry.fd && place.events == marks::NEWS && place.revents == 0;
                 look(conn, entry.events, ask, 0, is_quiet).unwrap_or(0)
             }
-            None if place.events == entry.events => place.revents,
+            None if place.events == entry.events => polled::answer(entry.fd, entry.events, place.revents),
             // Attached until just now.
             None => 0,
         };
@@ -434,7 +446,7 @@ fn heed(entries: &mut [pollfd], told: &[pollfd]) -> usize {
             // Closed by a call that was not seen.
             Some(_) if said & POLLNVAL != 0 => POLLNVAL,
             Some(conn) => look(conn, entry.events, Ask::Nobody, said, false).unwrap_or(0),
-            None if entry.fd >= 0 => said,
+            None if entry.fd >= 0 => polled::answer(entry.fd, entry.events, said),
             None => 0,
         };
         ready += usize::from(entry.revents != 0);
@@ -446,7 +458,12 @@ fn heed(entries: &mut [pollfd], told: &[pollfd]) -> usize {
 fn arm(entries: &[pollfd]) -> Option<Bound> {
     let mut bound = Bound::Program;
     for entry in entries {
-        let Some(conn) = attached(entry.fd) else { continue };
+        let Some(conn) = attached(entry.fd) else {
+            match set_asked(entry) {
+                Some(set) if polled::arm(set, &mut bound) => return None,
+                _ => continue,
+            }
+        };
         behind::put_owed(conn);
         let bit = wait::bit_for(conn);
         let ready = with_proof(conn, |proof| {

@@ -1,10 +1,13 @@
 //! Arming the members of a set for a sleep, and what the kernel says of them after it.
 
+use crate::conn::Conn;
 use crate::conn::pace::Bound;
-use crate::epoll::set::{BYTES, EDGE, EMULATED, FRESH, HOT, KERNEL, PARKED, Set, hot_links, member};
-use crate::epoll::unregister;
+use crate::epoll::set::{BYTES, EDGE, EMULATED, FRESH, HOT, KERNEL, Member, PARKED, Set, hot_links, member};
+use crate::epoll::{Tagged, inner, unregister};
 use crate::lock::Guard;
 use crate::ready;
+use crate::wait::bell;
+use core::sync::atomic::Ordering::Relaxed;
 
 /// Whether that is all: our registration asks for everything, and of what comes later the kernel tells again.
 fn tells_of_bytes_only(told: u32) -> bool {
@@ -21,8 +24,29 @@ fn to_ask(was: bool, only_bytes: bool) -> (u32, u32) {
     }
 }
 
-/// Notes what the kernel said of a member, `told` in all. The set is owned.
-pub(crate) fn signalled(set: &Set, number: u32, told: u32) {
+/// Notes what the kernel has told by a registration of ours, `told` in all; false: it is the program's. What is told of
+/// a member can only be noted where the set is `owned`.
+pub(crate) fn hear(set: &Set, whose: Tagged, told: u32, owned: bool) -> bool {
+    match whose {
+        Tagged::Foreign => return false,
+        Tagged::Bell => {
+            set.rings.fetch_add(1, Relaxed);
+        }
+        Tagged::OuterBell => {
+            set.rings.fetch_add(1, Relaxed);
+            if let Some(bell) = bell::numbered(set.bell_number()) {
+                bell.heard_outside(told & !libc::EPOLLIN.cast_unsigned() != 0);
+            }
+        }
+        Tagged::Inner(index) => inner::told(set, index),
+        Tagged::Member(number) if owned => signalled(set, number, told),
+        Tagged::Member(_) => {}
+    }
+    true
+}
+
+/// Notes what the kernel said of a member. The set is owned.
+fn signalled(set: &Set, number: u32, told: u32) {
     if let Some(member) = member(number)
         && member.has(EMULATED)
         && member.set().is_some_and(|of| core::ptr::eq(of, set))
@@ -84,6 +108,19 @@ pub(crate) fn arm_for_others(set: &Set, owner: &Guard<'_>) -> bool {
             .is_some_and(|conn| ready::arm(set, owner, member, conn, &mut bound) || ready::is_due(owner, member, conn))
     });
     due || bound != Bound::Program
+}
+
+/// The program has changed a member's interest: armed on behalf of others who sleep in the set, who look again only if
+/// that makes it ready. The set is owned.
+pub(crate) fn tell_others(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static Conn) {
+    if !set.has_sleepers() {
+        return;
+    }
+    let mut bound = Bound::Program;
+    let is_ready = ready::arm(set, owner, member, conn, &mut bound) || ready::is_due(owner, member, conn);
+    if is_ready || bound != Bound::Program {
+        set.nudge();
+    }
 }
 
 #[cfg(test)]

@@ -1,28 +1,28 @@
 //! Registrations that the kernel gets back as the program made them: of sets that are waited for unseen, and of
 //! connections that end before their sockets do.
 
-use crate::conn::{Conn, records};
+use crate::conn::Conn;
 use crate::epoll::set::{EMULATED, FIRED, Member, NOBODY, PARKED, Set, member, set, set_links, tag};
-use crate::epoll::{for_each_membership, lone, register, registrations, remove, unregister};
+use crate::epoll::{for_each_membership, inner, lone, register, registrations, remove, unregister};
 use crate::path::demote;
 use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 use libc::EPOLLONESHOT;
 use viaduct_control::Reason;
 
-/// The set is waited for in a way that Viaduct cannot look into (through another set, by poll, in another process that
-/// was passed it): its members stay on TCP.
+/// The set is waited for in a way that Viaduct cannot look into (through several others, by edges of another, by a
+/// ring, in another process that was passed it): its members, and those of sets in it, stay on TCP.
 pub(crate) fn nest(index: usize) {
     let Some(set) = set(index) else { return };
+    inner::watch(index);
     // A handler that has interrupted a call on the set leaves it to the next one that asks, whole.
     let Some(owner) = set.own() else { return };
     if set.nested.swap(true, AcqRel) {
         return;
     }
-    // Those that have begun before this may want the set.
+    // An outer set comes before it.
     drop(owner);
-    records::all()
-        .filter(|conn| conn.lone.may_be_in(set))
-        .for_each(|conn| _ = lone::settle(conn));
+    inner::leave(index, true);
+    inner::empty(index, true, nest);
     let Some(_owner) = set.own() else { return };
     for (number, member) in set
         .members

@@ -9,7 +9,8 @@ pub use crate::epoll::lone::Change;
 
 use crate::descriptors::{lifecycle, table};
 use crate::epoll::lone::{self, Busy};
-use crate::epoll::{self, EMULATED, MAY_BE_EXCLUSIVE, Member, OUR_EVENTS, PARKED, Set, back};
+use crate::epoll::{self, EMULATED, MAY_BE_EXCLUSIVE, Member, OUR_EVENTS, PARKED, Set, TOLD_ONCE, arm, inner};
+use crate::lock::Guard;
 use crate::path::demote;
 use crate::sys::{self, raw};
 use core::sync::atomic::Ordering::Relaxed;
@@ -56,7 +57,7 @@ pub fn control(asked: Asked, direct: impl Fn() -> i32 + Copy) -> i32 {
     if let Some(change) = lone::begin(conn, set, asked.set, asked.fd) {
         return change.make(asked, direct);
     }
-    let _owned = loop {
+    let (_registration, owner) = loop {
         // Not by a signal handler within a call on the connection or its set, whose own this is.
         if lone::settle(conn) {
             let Some(owner) = set.own() else { return direct() };
@@ -78,7 +79,8 @@ pub fn control(asked: Asked, direct: impl Fn() -> i32 + Copy) -> i32 {
     let known = epoll::find(conn, asked.set, asked.fd);
     let kernels = known.is_none_or(|(_, member)| !member.has(EMULATED | PARKED));
     if (!kernels || conn.phase() == Phase::Attached)
-        && let Some(result) = without_kernel(set, conn, known, asked)
+        && let Some(owner) = &owner
+        && let Some(result) = without_kernel(set, owner, conn, known, asked)
     {
         return result;
     }
@@ -104,14 +106,15 @@ fn control_foreign(asked: Asked, direct: impl Fn() -> i32 + Copy) -> i32 {
     if table::is_private(asked.fd) {
         return sys::fail(libc::EBADF);
     }
-    let result = direct();
-    if result == 0
-        && asked.operation == libc::EPOLL_CTL_ADD
-        && let Some(inner) = table::epoll_set(asked.fd)
+    if asked.events & TOLD_ONCE != 0
+        && let Some(set) = epoll::set(asked.set)
     {
-        back::nest(inner);
+        set.foreign_edges.store(true, Relaxed);
     }
-    result
+    match table::epoll_set(asked.fd) {
+        Some(inner) => inner::control(asked, inner, direct),
+        None => direct(),
+    }
 }
 
 /// The kernel has done it. The set is owned.
@@ -141,12 +144,13 @@ fn registered(set: &'static Set, conn: &'static Conn, known: Option<(u32, &'stat
 /// to be asked. The set is owned.
 fn without_kernel(
     set: &'static Set,
+    owner: &Guard<'_>,
     conn: &'static Conn,
     known: Option<(u32, &'static Member)>,
     asked: Asked,
 ) -> Option<i32> {
     if let Some((number, member)) = known
-        && let Some(result) = change_ours(set, number, member, conn, asked)
+        && let Some(result) = change_ours(set, owner, number, member, conn, asked)
     {
         return Some(result);
     }
@@ -185,6 +189,7 @@ fn without_kernel(
 /// owned.
 fn change_ours(
     set: &'static Set,
+    owner: &Guard<'_>,
     number: u32,
     member: &'static Member,
     conn: &'static Conn,
@@ -216,7 +221,7 @@ fn change_ours(
             }
         }
         libc::EPOLL_CTL_DEL if flags & (EMULATED | PARKED) == EMULATED => {
-            if exclusive || set.shared.load(Relaxed) {
+            if exclusive || set.shared.load(Relaxed) || set.watched.load(Relaxed) {
                 return None;
             }
             member.change(0, PARKED);
@@ -237,7 +242,7 @@ fn change_ours(
         epoll::emulate(set, number, member);
     }
     set.heat(number, member);
-    set.nudge();
+    arm::tell_others(set, owner, member, conn);
     Some(0)
 }
 

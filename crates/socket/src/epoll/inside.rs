@@ -1,6 +1,7 @@
 //! Threads inside epoll sets: asleep there, or being told by the kernel what has come. They need not come back: they
 //! are cancelled, or jump out of a signal handler. Then who else waits in the set has to look for what they were told.
 
+use crate::epoll::inner;
 use crate::epoll::set::{BYTES, EDGE, EMULATED, KERNEL, PARKED, Set, member, set_links, tag};
 use crate::lock::jump::Jump;
 use crate::process::thread;
@@ -39,8 +40,7 @@ impl Asleep {
 
     fn uncount(&self, set: &Set) {
         if self.counted.take() {
-            // The set may be another by now, with no sleepers.
-            let _ = set.sleepers.fetch_update(AcqRel, Relaxed, |count| count.checked_sub(1));
+            set.one_sleeper_less();
         }
     }
 
@@ -80,6 +80,13 @@ impl Set {
         thread.watch();
         self.sleepers.fetch_add(1, SeqCst);
         thread.asleep.begin(self, true);
+    }
+
+    /// The set may be another by now, with no sleepers.
+    pub(crate) fn one_sleeper_less(&self) {
+        let _ = self
+            .sleepers
+            .fetch_update(AcqRel, Relaxed, |count| count.checked_sub(1));
     }
 
     /// The calling thread is awake again, and has yet to note what the kernel has told it. Answers whether others
@@ -125,11 +132,12 @@ impl Set {
             member.change(BYTES, KERNEL | EDGE);
             self.heat(number, member);
         }
+        inner::hear_again(self);
     }
 
-    /// Whether threads sleep in the set.
+    /// Whether threads sleep in the set, or in the one that it is in, and are to be told of it.
     pub(crate) fn has_sleepers(&self) -> bool {
-        self.sleepers.load(SeqCst) > 0
+        self.sleepers.load(SeqCst) > 0 || self.has_sleepers_outside()
     }
 
     /// One more registration is ours: whoever falls asleep without having seen that is seen by [`Set::nudge`].
@@ -146,18 +154,22 @@ impl Set {
 
     /// Makes whoever sleeps in the set look again.
     pub(crate) fn nudge(&self) {
-        if !self.has_sleepers() {
-            return;
+        if self.has_sleepers() {
+            self.ring();
         }
+    }
+
+    /// Makes the kernel tell whoever is asleep in the set, or outside it, to look again.
+    pub(crate) fn ring(&self) {
         match bell::numbered(self.bell.load(Relaxed)) {
             Some(bell) => drop(raw::eventfd_ring(bell.fd())),
-            None => self.nudge_without_bell(),
+            None => self.ring_without_bell(),
         }
     }
 
     /// The same of a set without a bell of its own: the kernel tells of what rings already to who registers it anew.
     #[cold]
-    fn nudge_without_bell(&self) {
+    fn ring_without_bell(&self) {
         // Who waits in it would find registrations that no program made.
         if self.nested.load(Relaxed) {
             return;

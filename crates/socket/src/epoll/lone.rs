@@ -182,7 +182,7 @@ pub(crate) fn begin(conn: &'static Conn, set: &Set, index: usize, fd: i32) -> Op
         None
     };
     // A thread that forks waits for whoever has begun, within limits; who comes later waits for the set.
-    if set.nested.load(Relaxed) || set.inherited.load(Relaxed) || set.forks.load(Relaxed) {
+    if set.watched.load(Relaxed) || set.inherited.load(Relaxed) || set.forks.load(Relaxed) {
         cold_path();
         return None;
     }

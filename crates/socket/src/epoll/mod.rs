@@ -14,9 +14,12 @@
 mod arm;
 pub(crate) mod back;
 pub mod ctl;
+pub(crate) mod inner;
 pub(crate) mod inside;
 mod list;
 pub(crate) mod lone;
+mod look;
+pub(crate) mod polled;
 pub(crate) mod set;
 pub(crate) mod share;
 pub(crate) mod shelf;
@@ -79,6 +82,8 @@ pub fn created(fd: i32) {
         set.hot.clear();
         set.emulated.store(0, Relaxed);
         set.sleepers.store(0, Relaxed);
+        set.begin_outside();
+        set.foreign_edges.store(false, Relaxed);
         set.waited.store(false, Relaxed);
         set.nested.store(false, Relaxed);
         set.shared.store(false, Relaxed);
@@ -111,6 +116,8 @@ pub(crate) fn release(index: usize, fd: i32) {
         }
         return;
     }
+    inner::leave(index, false);
+    inner::empty(index, false, |_| ());
     let owner = set.own();
     if owner.is_some() {
         while let Some(number) = set.members.first() {
@@ -294,6 +301,9 @@ pub(crate) const MAY_BE_EXCLUSIVE: u32 =
     (EPOLLIN | EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE)
         .cast_unsigned();
 
+/// With any of these the kernel does not tell again of what it has told.
+pub(crate) const TOLD_ONCE: u32 = (EPOLLET | EPOLLONESHOT).cast_unsigned();
+
 /// What our own registrations ask for.
 pub(crate) const OUR_EVENTS: u32 = (EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLPRI | EPOLLET).cast_unsigned();
 
@@ -335,6 +345,9 @@ pub(crate) fn emulate(set: &Set, number: u32, member: &'static Member) {
 pub(crate) fn taken_over(set: &Set, number: u32, member: &'static Member) {
     if member.change(BYTES, EMULATED | FRESH | KERNEL) & EMULATED == 0 {
         set.emulates_one_more();
+        if set.emulated.load(Relaxed) == 1 {
+            set.tell_outside();
+        }
     }
     set.heat(number, member);
     set.nudge();

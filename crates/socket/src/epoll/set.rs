@@ -2,6 +2,7 @@
 
 use crate::conn::{Conn, SHUT_READ, records};
 use crate::descriptors::table;
+use crate::epoll::inner::Place;
 use crate::epoll::list::{Links, List};
 use crate::lock::turns::Turns;
 use crate::lock::{self, Guard};
@@ -20,6 +21,8 @@ pub(crate) const MEMBERS: u32 = 1 << 17;
 pub(crate) const NOBODY: u64 = u32::MAX as u64;
 /// Likewise: that of the set's outer bell.
 const OUTER: u32 = u32::MAX - 1;
+/// Likewise, with a set's index: that of an inner set.
+pub(crate) const INNER: u32 = 1 << 31;
 
 /// [`Member::flags`]: the kernel registration is ours.
 pub(crate) const EMULATED: u32 = 1 << 0;
@@ -83,9 +86,15 @@ pub(crate) struct Set {
     pub(crate) emulated: AtomicU32,
     pub(crate) sleepers: AtomicU32,
     pub(crate) waits: AtomicU32,
+    /// The set that it is in: its index, and one more; 0: none.
+    pub(crate) outer: AtomicU32,
+    /// Likewise, the first set in it.
+    pub(crate) first_inner: AtomicU32,
     /// By a call that was seen.
     pub(crate) waited: AtomicBool,
-    /// Waited for through another set, which cannot be seen into.
+    /// Polled, or in another set.
+    pub(crate) watched: AtomicBool,
+    /// Waited for in a way that cannot be looked into.
     pub(crate) nested: AtomicBool,
     /// Another process has the set too, and must not find registrations in it that no program made.
     pub(crate) shared: AtomicBool,
@@ -98,11 +107,15 @@ pub(crate) struct Set {
     pub(crate) crowded: AtomicBool,
     /// A thread has left it amid what the kernel told: who waits in it next is to ask of all members.
     pub(crate) unheard: AtomicBool,
+    /// The kernel has been asked to tell once of what is no connection.
+    pub(crate) foreign_edges: AtomicBool,
     pub(crate) kernel_looked: AtomicU64,
     pub(crate) members: List,
     pub(crate) hot: List,
     /// How often its bell has been heard, by whichever thread.
     pub(crate) rings: AtomicU32,
+    /// What the set that it is in has of it.
+    pub(crate) place: Place,
 }
 
 pub(crate) static SET: [Set; SETS] = [const {
@@ -117,6 +130,9 @@ pub(crate) static SET: [Set; SETS] = [const {
         hot: List::new(),
         emulated: AtomicU32::new(0),
         sleepers: AtomicU32::new(0),
+        outer: AtomicU32::new(0),
+        first_inner: AtomicU32::new(0),
+        watched: AtomicBool::new(false),
         waited: AtomicBool::new(false),
         nested: AtomicBool::new(false),
         shared: AtomicBool::new(false),
@@ -124,9 +140,11 @@ pub(crate) static SET: [Set; SETS] = [const {
         forks: AtomicBool::new(false),
         crowded: AtomicBool::new(false),
         unheard: AtomicBool::new(false),
+        foreign_edges: AtomicBool::new(false),
         kernel_looked: AtomicU64::new(0),
         waits: AtomicU32::new(0),
         rings: AtomicU32::new(0),
+        place: Place::none(),
     }
 }; SETS];
 
@@ -172,6 +190,8 @@ pub(crate) enum Tagged {
     Bell,
     /// Its outer bell.
     OuterBell,
+    /// The inner set with this index, whose registration is ours.
+    Inner(usize),
     /// A member whose registration is ours.
     Member(u32),
 }
@@ -184,6 +204,7 @@ pub(crate) fn whose(data: u64) -> Tagged {
         (false, _) => Tagged::Foreign,
         (true, 0) => Tagged::Bell,
         (true, OUTER) => Tagged::OuterBell,
+        (true, number) if number & INNER != 0 => Tagged::Inner((number & !INNER) as usize),
         (true, number) => Tagged::Member(number),
     }
 }
@@ -296,9 +317,9 @@ impl Set {
         self.hot.after(number, hot_links)
     }
 
-    /// Whether no wait has been seen in it yet.
+    /// Whether no wait has been seen in it yet, or none in the set that it is in.
     pub(crate) fn is_unseen(&self) -> bool {
-        !self.waited.load(Relaxed)
+        !self.waited.load(Relaxed) || self.outer().is_some_and(Self::is_unseen)
     }
 
     /// Whether only the kernel's registrations may be in it: it is waited for in a way that cannot be looked into, or,

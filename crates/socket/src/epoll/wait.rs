@@ -1,15 +1,14 @@
 //! Waiting in an epoll set.
 
 use crate::conn::pace::{Bound, Naps};
-use crate::epoll::{self, Set, Tagged, arm, shelf};
+use crate::epoll::{self, Set, Tagged, arm, inner, shelf};
 use crate::lock::Guard;
 use crate::path::recall;
 use crate::sys::{self, Events, raw};
+use crate::wait::cancel;
 use crate::wait::spin::{self, Spinner};
-use crate::wait::{bell, cancel};
 use crate::{agent, ready, real};
 use core::sync::atomic::Ordering::Relaxed;
-use libc::EPOLLIN;
 
 /// While lanes keep a set busy, the kernel's own events are fetched at least this often, in microseconds.
 const KERNEL_LOOK_US: u64 = 20;
@@ -124,7 +123,7 @@ fn wake_others(set: &'static Set) {
     if set.has_sleepers()
         && set.emulated.load(Relaxed) > 0
         && let Some(owner) = set.own()
-        && arm::arm_for_others(set, &owner)
+        && set.arm_all_for_others(&owner)
     {
         set.nudge();
     }
@@ -138,7 +137,7 @@ fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *con
     loop {
         set.hear_again();
         // A sleep that comes at once asks the kernel by itself.
-        let off = timeout.ns != Some(0) && slept && spin::is_off() && !has_events(set);
+        let off = timeout.ns != Some(0) && slept && spin::is_off() && !set.has_events();
         let spinner = off.then(Spinner::new);
         if spinner.as_ref().is_none_or(Spinner::polls) {
             collect(set, events, timeout.ns == Some(0));
@@ -149,7 +148,7 @@ fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *con
         let mut spinner = spinner.unwrap_or_else(Spinner::new);
         let polls = spinner.polls();
         while spinner.again() {
-            if stirs(set) {
+            if set.stirs() {
                 spinner.paid();
                 break;
             }
@@ -174,6 +173,7 @@ fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *con
         if events.used() > 0 {
             if let Some(owner) = set.own() {
                 put_lanes_first(set, &owner, events);
+                inner::report(set, events);
             }
             return events.used().cast_signed();
         }
@@ -198,6 +198,9 @@ fn collect(set: &'static Set, events: &mut Events, ask: bool) {
     let asks = ask || turn || now.wrapping_sub(set.kernel_looked.load(Relaxed)) > KERNEL_LOOK_US * sys::ticks_per_us();
     let lanes_turn = set.crowded.swap(false, Relaxed);
     let lanes_first = !asks || lanes_turn;
+    if lanes_turn && owner.is_some() {
+        inner::report(set, events);
+    }
     if lanes_first && let Some(owner) = &owner {
         from_lanes(set, owner, events);
     }
@@ -207,6 +210,10 @@ fn collect(set: &'static Set, events: &mut Events, ask: bool) {
     }
     if !lanes_first && let Some(owner) = &owner {
         put_lanes_first(set, owner, events);
+    }
+    // What the kernel has told of them may be all there is.
+    if (!lanes_turn || events.used() == 0) && owner.is_some() {
+        inner::report(set, events);
     }
 }
 
@@ -253,21 +260,6 @@ fn from_lanes(set: &'static Set, owner: &Guard<'_>, events: &mut Events) {
     }
 }
 
-/// Whether there is something to report of a hot member.
-fn has_events(set: &'static Set) -> bool {
-    let Some(owner) = set.own() else { return true };
-    set.hot_members()
-        .any(|(_, member)| member.conn().is_some_and(|conn| ready::is_due(&owner, member, conn)))
-}
-
-/// Whether a lane of a hot member has moved; a glance without reporting.
-#[inline]
-fn stirs(set: &'static Set) -> bool {
-    let Some(owner) = set.own() else { return true };
-    set.hot_members()
-        .any(|(_, member)| member.conn().is_some_and(|conn| ready::stirs(&owner, member, conn)))
-}
-
 fn is_over(deadline: Option<u64>) -> bool {
     deadline.is_some_and(|at| sys::now_ns() >= at)
 }
@@ -294,11 +286,9 @@ fn sleep(
         let Some(owner) = set.own() else {
             return Err(libc::EINTR);
         };
-        if arm::arm(set, &owner, &mut bound) {
-            return Ok(Slept::Ready);
-        }
+        // Before inner sets are armed, which others may change as soon as that is done.
         set.fall_asleep();
-        if set.has_been_left() {
+        if set.arm_all(&owner, &mut bound) || set.has_been_left() {
             set.wake_up();
             set.has_heard();
             return Ok(Slept::Ready);
@@ -311,23 +301,12 @@ fn sleep(
     let result = real::epoll_sleep(set.fd(), events, naps.next(bound, left), fine || for_room, mask);
     {
         let owner = set.own();
-        // Read while the set is owned: who arms it next is still counted.
-        let others = set.wake_up();
+        set.wake_up();
         let Some(owner) = owner else {
             return Err(libc::EINTR);
         };
-        if bound == Bound::Room {
-            mind_bell(set, result != Ok(0), rings);
-        }
-        for (_, member) in set.hot_members() {
-            let Some(conn) = member.conn() else { continue };
-            if !others {
-                ready::disarm(set, &owner, conn);
-            }
-            if for_room {
-                ready::relieve(conn);
-            }
-        }
+        // While the set is owned: who arms it next is still counted.
+        set.disarm_all(&owner, bound, has_rung(set, result != Ok(0), rings));
     }
     let told = result.is_ok_and(|count| count > 0);
     if told {
@@ -343,14 +322,10 @@ fn sleep(
     })
 }
 
-/// After a sleep for room, that something `ended` or that has run out, in a set whose bell had been heard `rings`
-/// times: of several threads another may have heard it. The set is owned.
-fn mind_bell(set: &'static Set, ended: bool, rings: u32) {
-    let rang = ended || set.rings.load(Relaxed) != rings;
-    let waiting = set.hot_members().filter(|(_, member)| ready::asks_for_room(member));
-    for conn in waiting.filter_map(|(_, member)| member.conn()) {
-        ready::mind_bell(conn, set.bit_for(conn), rang, || set.has_tidings());
-    }
+/// After a sleep that something `ended` or that has run out, in a set whose bell had been heard `rings` times: whether
+/// it has rung. Of several threads another may have heard it. The set is owned.
+fn has_rung(set: &Set, ended: bool, rings: u32) -> bool {
+    ended || set.rings.load(Relaxed) != rings
 }
 
 /// Takes our own registrations' events out of what the kernel wrote from `from` on; true if there were any. `owned`:
@@ -358,31 +333,14 @@ fn mind_bell(set: &'static Set, ended: bool, rings: u32) {
 fn translate(set: &'static Set, owned: Option<&Guard<'_>>, events: &mut Events, from: usize) -> bool {
     let mut ours = false;
     let mut owner = None;
-    events.retain(from, |told, data| match epoll::whose(data) {
-        Tagged::Foreign => true,
-        Tagged::Bell => {
-            ours = true;
-            set.rings.fetch_add(1, Relaxed);
-            false
+    events.retain(from, |told, data| {
+        let whose = epoll::whose(data);
+        if owned.is_none() && owner.is_none() && matches!(whose, Tagged::Member(_)) {
+            owner = set.own();
         }
-        Tagged::OuterBell => {
-            ours = true;
-            set.rings.fetch_add(1, Relaxed);
-            if let Some(bell) = bell::numbered(set.bell_number()) {
-                bell.heard_outside(told & !EPOLLIN.cast_unsigned() != 0);
-            }
-            false
-        }
-        Tagged::Member(number) => {
-            if owned.is_none() && owner.is_none() {
-                owner = set.own();
-            }
-            ours = true;
-            if owned.is_some() || owner.is_some() {
-                arm::signalled(set, number, told);
-            }
-            false
-        }
+        let is_ours = arm::hear(set, whose, told, owned.is_some() || owner.is_some());
+        ours |= is_ours;
+        !is_ours
     });
     ours
 }
@@ -392,6 +350,7 @@ mod tests {
     use super::*;
     use crate::conn::{Phase, records};
     use crate::epoll::set::{SET, SETS};
+    use crate::wait::bell;
     use core::sync::atomic::AtomicU32;
     use core::time::Duration;
     use libc::{EPOLLET, EPOLLOUT};
@@ -489,7 +448,7 @@ mod tests {
             if heard {
                 set.rings.fetch_add(1, Relaxed);
             }
-            mind_bell(set, false, before);
+            set.mind_bells(has_rung(set, false, before));
             hear();
             // As long as such sleeps are.
             std::thread::sleep(Duration::from_millis(20));

@@ -5,6 +5,7 @@
 //! killed. So connections know their sleepers by name.
 
 use crate::conn::Conn;
+use crate::epoll::Set;
 use crate::lock::jump::Jump;
 use crate::lock::{self, Locks};
 use crate::process::thread;
@@ -25,6 +26,8 @@ enum Place {
     Name(&'static AtomicU32),
     /// With the others that there was no room for, at a connection that had this number.
     Count(&'static Conn, u64),
+    /// With all who sleep in an epoll set, or poll it.
+    Set(&'static Set),
 }
 
 thread_local! {
@@ -36,9 +39,23 @@ thread_local! {
 /// The calling thread goes to sleep until marks tell of bytes of `conns`. To be said before they are armed: who takes a
 /// mark meanwhile must know.
 pub(crate) fn fall_asleep(conns: impl Iterator<Item = &'static Conn>) {
+    let _ = fall_asleep_polling(conns, core::iter::empty());
+}
+
+/// The same, or until epoll `sets` that it polls have something to tell, which who changes them meanwhile must know.
+/// Answers whether all sets know.
+pub(crate) fn fall_asleep_polling(
+    conns: impl Iterator<Item = &'static Conn>,
+    mut sets: impl Iterator<Item = &'static Set>,
+) -> bool {
     wake_up();
     let mut noted = [None; MOST];
-    for (place, conn) in noted.iter_mut().zip(conns) {
+    let mut places = noted.iter_mut();
+    for (place, set) in places.by_ref().zip(sets.by_ref()) {
+        set.sleepers.fetch_add(1, SeqCst);
+        *place = Some(Place::Set(set));
+    }
+    for (place, conn) in places.zip(conns) {
         let id = conn.id();
         *place = conn.locks().map(|locks| note(conn, id, locks));
     }
@@ -47,6 +64,7 @@ pub(crate) fn fall_asleep(conns: impl Iterator<Item = &'static Conn>) {
         FRAME.set(sys::stack_pointer());
         NOTED.set(noted);
     }
+    sets.next().is_none()
 }
 
 fn note(conn: &'static Conn, id: u64, locks: &'static Locks) -> Place {
@@ -76,6 +94,7 @@ pub(crate) fn wake_up() {
                 }
             }
             Place::Count(..) => {}
+            Place::Set(set) => set.one_sleeper_less(),
         }
     }
 }

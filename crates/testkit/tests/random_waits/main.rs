@@ -22,7 +22,7 @@ const WAITS: [&str; 4] = ["waits", "world", "sets", "sleepers"];
 const TIDINGS: [(&str, &str); 2] = [("echoes", "4"), ("ends", "2")];
 
 /// How `registrations` is run: threads of each side, and how they register.
-const REGISTRATIONS: [&str; 13] = [
+const REGISTRATIONS: [&str; 19] = [
     "1",
     "1 edge",
     "1 again",
@@ -34,6 +34,12 @@ const REGISTRATIONS: [&str; 13] = [
     "4 oneshot again edge",
     "4 oneshot second",
     "4 oneshot nested",
+    "1 outer",
+    "1 edge outer",
+    "4 oneshot outer",
+    "4 oneshot again outer",
+    "1 again polled",
+    "4 oneshot polled",
     "4 oneshot forks",
     "4 oneshot again forks",
 ];

@@ -1,5 +1,5 @@
 /* Servers and clients that register around every message: `registrations SEED SECONDS THREADS
- * [oneshot|edge|again|second|forks|nested]...`
+ * [oneshot|edge|again|second|forks|nested|outer|polled]...`
  *
  * THREADS of a server share one set, as many clients connect, send and check what comes back, one to a few messages a
  * connection. So connections begin, come onto their lanes and end while their registrations change. An answer that does
@@ -15,8 +15,9 @@ enum { MOST_THREADS = 8, MOST_MESSAGES = 60, MOST_BYTES = 200, PATIENCE_MS = 100
 static const uint64_t MARK = 0xabcdull << 32;
 
 /* Events are armed once each; told once each; taken back and registered again around messages; registered in a second
- * set, too. The server has children, and sets that come and go; its set gets into another. */
-static bool oneshot, edge, again, second, forks, nested;
+ * set, too. The server has children, and sets that come and go; its set gets into another; is waited for through
+ * another, by one-shot events, or by poll. */
+static bool oneshot, edge, again, second, forks, nested, outer, polled;
 static bool serves;
 static int listener, set, other_set;
 static unsigned seed;
@@ -184,12 +185,30 @@ static void *nest(void *nothing)
     return nothing;
 }
 
+/* Waits for events of the server's set. */
+static int wait_for(struct epoll_event *events, int room)
+{
+    struct epoll_event whole = {.events = EPOLLIN | EPOLLONESHOT};
+    struct pollfd look = {set, POLLIN, 0};
+    if (!outer && !polled)
+        return epoll_wait(set, events, room, -1);
+    if (outer)
+        epoll_wait(other_set, &whole, 1, -1);
+    else
+        poll(&look, 1, -1);
+    int count = epoll_wait(set, events, room, 0);
+    whole.events = EPOLLIN | EPOLLONESHOT;
+    if (outer && epoll_ctl(other_set, EPOLL_CTL_MOD, set, &whole))
+        fail("arm the outer set");
+    return count;
+}
+
 static void *serve(void *number)
 {
     unsigned random = seed * 31 + (unsigned)(uintptr_t)number;
     struct epoll_event events[4];
     for (;;) {
-        int count = epoll_wait(set, events, oneshot ? 4 : 1, -1);
+        int count = wait_for(events, oneshot ? 4 : 1);
         for (int index = 0; index < count; index++) {
             int fd = (int)events[index].data.u32;
             if ((events[index].data.u64 & ~0xffffffffull) != MARK) {
@@ -226,6 +245,8 @@ int main(int count, char **arguments)
         again |= !strcmp(arguments[index], "again");
         forks |= !strcmp(arguments[index], "forks");
         nested |= !strcmp(arguments[index], "nested");
+        outer |= !strcmp(arguments[index], "outer");
+        polled |= !strcmp(arguments[index], "polled");
         second |= !strcmp(arguments[index], "second");
     }
     /* Without it, two threads would be told of one message. */
@@ -246,6 +267,9 @@ int main(int count, char **arguments)
         other_set = epoll_create1(0);
         struct epoll_event event = {.events = EPOLLIN | (oneshot ? EPOLLONESHOT : 0), .data.u64 = MARK | (unsigned)listener};
         epoll_ctl(set, EPOLL_CTL_ADD, listener, &event);
+        event.events = EPOLLIN | EPOLLONESHOT;
+        if (outer && epoll_ctl(other_set, EPOLL_CTL_ADD, set, &event))
+            fail("put into the outer set");
         if (nested)
             in_thread(nest, NULL);
         if (forks) {
