@@ -29,9 +29,6 @@ use libc::{EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, EPOLLWAKEUP};
 /// What an outer set may not ask for an inner one, if that is to be ours.
 const NOT_OURS: u32 = (EPOLLET | EPOLLEXCLUSIVE | EPOLLWAKEUP).cast_unsigned();
 
-/// A thread is forking: sets are not put into one another, which a child would know nothing of.
-static FORKING: AtomicBool = AtomicBool::new(false);
-
 /// What an outer set has of an inner one.
 #[derive(Debug)]
 pub(crate) struct Place {
@@ -89,6 +86,12 @@ impl Set {
         self.watched.store(false, Relaxed);
         self.outer.store(0, Relaxed);
         self.first_inner.store(0, Relaxed);
+    }
+
+    /// Whether the kernel may have something to tell of it that is no event of the program's: it has, or has had, a
+    /// member on a lane.
+    pub(crate) fn may_ring(&self) -> bool {
+        self.emulated.load(Relaxed) != 0 || self.bell_number() != 0
     }
 
     /// The set that this one is in.
@@ -160,16 +163,25 @@ impl Set {
         is_ready
     }
 
-    /// A member has come onto a lane: who waits in the outer set, or polls, is to look there. The set is owned.
-    pub(crate) fn tell_outside(&self) {
-        if !self.watched.load(Relaxed) || self.place.ours.load(Relaxed) {
-            return;
-        }
-        if let Some(outer) = self.outer().filter(|_| !self.place.is_oneshot()) {
+    /// Before the kernel has anything of ours to tell in the set: the outer set's registration becomes ours, unless only
+    /// the kernel knows whether it has fired. The set is owned.
+    pub(crate) fn prepare_outside(&self) {
+        if self.watched.load(Relaxed)
+            && !self.place.ours.load(Relaxed)
+            && !self.place.is_oneshot()
+            && let Some(outer) = self.outer()
+            && !self.is_kernels()
+        {
             self.take_over(outer);
         }
-        // Who sleeps there may have begun to before anything was ours.
-        self.ring();
+    }
+
+    /// The first member has come onto a lane: who polls the set, or waits for a registration of it that is not ours yet,
+    /// is to look there. The set is owned.
+    pub(crate) fn tell_outside(&self) {
+        if self.watched.load(Relaxed) && !self.place.ours.load(Relaxed) {
+            self.ring();
+        }
     }
 
     /// Takes the outer set's registration of this one over; false if it cannot be changed. The set is owned.
@@ -317,7 +329,7 @@ fn change(outer: &'static Set, inner: &'static Set, asked: Asked, direct: impl F
         return Some(result);
     }
     place.note(asked);
-    if inner.emulated.load(Relaxed) != 0 && (place.ours.load(Relaxed) || inner.take_over(outer)) {
+    if inner.may_ring() && (place.ours.load(Relaxed) || inner.take_over(outer)) {
         inner.tell_sleepers_outside(&owner);
     }
     Some(0)
@@ -349,22 +361,19 @@ pub(crate) fn watch(index: usize) {
 fn put_into(outer: &'static Set, inner: &'static Set, asked: Asked, direct: impl Fn() -> i32) -> Option<i32> {
     let _outer = outer.own()?;
     let owner = inner.own()?;
-    let is_kernels = |set: &Set| {
-        let [nested, shared, inherited] = [&set.nested, &set.shared, &set.inherited].map(|flag| flag.load(Relaxed));
-        nested || shared || inherited
-    };
+    let is_kernels = |set: &Set| set.nested.load(Relaxed) || set.inherited.load(Relaxed);
     let is_simple = inner.outer.load(Relaxed) == 0
         && inner.first_inner.load(Relaxed) == 0
         && outer.outer.load(Relaxed) == 0
         && asked.events & NOT_OURS == 0;
-    if !is_simple || is_kernels(outer) || is_kernels(inner) || FORKING.load(SeqCst) {
+    if !is_simple || is_kernels(outer) || is_kernels(inner) {
         return None;
     }
     let place = &inner.place;
     place.note(asked);
     place.told.store(false, Relaxed);
     inner.outer.store(number(outer), Relaxed);
-    let is_ours = inner.emulated.load(Relaxed) != 0;
+    let is_ours = inner.may_ring();
     if is_ours && inner.is_kernels() {
         inner.outer.store(0, Relaxed);
         return None;
@@ -423,20 +432,4 @@ pub(crate) fn empty(index: usize, hand_back: bool, each: impl Fn(usize)) {
             return;
         }
     }
-}
-
-/// Before a fork: no set is in another any more, and none is put there until [`FORKING`] is over.
-pub(crate) fn before_fork(sets: impl Iterator<Item = usize>) {
-    FORKING.store(true, SeqCst);
-    for index in sets {
-        // Owned: who has not seen that a thread forks has put it in.
-        if set(index).is_some_and(|set| set.own().is_some_and(|_| set.outer.load(Relaxed) != 0)) {
-            back::nest(index);
-        }
-    }
-}
-
-/// In both processes.
-pub(crate) fn after_fork() {
-    FORKING.store(false, SeqCst);
 }

@@ -12,16 +12,16 @@ const IN: i16 = POLLIN | POLLRDNORM;
 /// Before the set with this index is polled: whether it has something to tell of which only we know.
 pub(crate) fn is_ours(index: usize) -> bool {
     inner::watch(index);
-    set(index).is_some_and(has_lanes)
+    set(index).is_some_and(is_looked_into)
 }
 
-fn has_lanes(set: &Set) -> bool {
-    set.emulated.load(Relaxed) != 0 && !set.nested.load(Relaxed)
+fn is_looked_into(set: &Set) -> bool {
+    set.may_ring() && !set.nested.load(Relaxed)
 }
 
 /// The set that the descriptor stands for, if it has something to tell of which only we know.
 pub(crate) fn set_of(fd: i32) -> Option<&'static Set> {
-    set(table::epoll_set(fd)?).filter(|set| has_lanes(set))
+    set(table::epoll_set(fd)?).filter(|set| is_looked_into(set))
 }
 
 /// What a poll for `events` of a descriptor is to be told, of which the kernel has `said` this.

@@ -254,6 +254,7 @@ impl Set {
         if self.nested.load(Relaxed) {
             return None;
         }
+        self.prepare_outside();
         let Some(bell) = bell::claim() else {
             // While there may be a descriptor for it.
             let _ = bell::common();

@@ -3,7 +3,7 @@
 //! Their registrations are the kernel's, and so common to all; our records are each process's own.
 
 use crate::epoll::set::{PARKED, Set, member, set_links, tag};
-use crate::epoll::{inner, places, unregister};
+use crate::epoll::{places, unregister};
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
 fn all_sets() -> impl Iterator<Item = &'static Set> {
@@ -25,8 +25,6 @@ fn share(set: &Set) {
 pub(crate) fn before_fork() {
     // Both processes are to know each other's tags.
     tag();
-    // Whose bells the other would hear, and nobody know for what.
-    inner::before_fork(0..places().len());
     for set in all_sets() {
         if let Some(owner) = set.own()
             // It may have been closed meanwhile.
@@ -41,7 +39,6 @@ pub(crate) fn before_fork() {
 
 /// In a process that has forked.
 pub(crate) fn after_fork_in_parent() {
-    inner::after_fork();
     // Also one that has come or gone meanwhile.
     for set in places().iter().filter(|set| set.forks.load(Relaxed)) {
         set.forks.store(false, Relaxed);
@@ -52,7 +49,6 @@ pub(crate) fn after_fork_in_parent() {
 
 /// In a forked child: the sets are shared with the parent, the bells are not.
 pub(crate) fn after_fork() {
-    inner::after_fork();
     for set in places() {
         // Also of one that has come or gone meanwhile: nothing is written where there has been none.
         if set.owner.load(Relaxed) != 0 || set.forks.load(Relaxed) {

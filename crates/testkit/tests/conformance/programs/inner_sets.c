@@ -310,6 +310,7 @@ static void shared_with_a_child(void)
     step();
     NEAR(R(send(s, "b", 1, 0)));
     FAR(once(outer, 1000); once(inner, 0); GET(s, 1, 0); once(outer, 5));
+    prove(s);
 }
 
 static void moved(void)
