@@ -1,5 +1,5 @@
-/* Counts what is asked of the heap, while it counts. For programs of one file; what is in WHEN_ASKED, if they define it,
-   comes before each answer. */
+/* Counts what is asked of the heap, while it counts. For programs of one file; where they define WHEN_ASKED, that comes
+   before each answer. */
 #ifndef HEAP_H
 #define HEAP_H
 
