@@ -46,20 +46,32 @@ fn parse_policy() -> &'static Policy {
     }
 }
 
-/// The runtime directory; null until [`remember_environment`].
+/// The runtime directory; null until it is asked for.
 static DIRECTORY: AtomicPtr<String> = AtomicPtr::new(core::ptr::null_mut());
 
-/// The runtime directory.
+/// The runtime directory in the environment.
 pub(crate) fn directory() -> &'static str {
-    sys::leaked_record(DIRECTORY.load(Acquire)).map_or("/run/viaduct", String::as_str)
+    match sys::leaked_record(DIRECTORY.load(Acquire)) {
+        Some(directory) => directory,
+        None => find_directory(),
+    }
 }
 
-/// Takes what `viaduct run` said out of the environment, before the program may clear or overwrite it (nginx does).
-pub fn remember_environment() {
-    parse_policy();
-    if let Some(dir) = sys::environment(c"VIADUCT_DIR").filter(|dir| !dir.is_empty()) {
-        DIRECTORY.store(Box::leak(Box::new(dir.to_owned())), Release);
+#[cold]
+fn find_directory() -> &'static str {
+    let named = sys::environment(c"VIADUCT_DIR").filter(|dir| !dir.is_empty());
+    let fresh = Box::leak(Box::new(named.unwrap_or("/run/viaduct").to_owned()));
+    match DIRECTORY.compare_exchange(core::ptr::null_mut(), fresh, Release, Acquire) {
+        Ok(_) => fresh,
+        Err(winner) => sys::leaked_record(winner).unwrap_or(fresh),
     }
+}
+
+/// Takes what `viaduct run` said out of the environment, before the program may clear or overwrite it (nginx does). A
+/// library that is loaded before ours may have had connections by then.
+pub fn remember_environment() {
+    policy();
+    directory();
 }
 
 /// Tells viaductd that this process and the children that it forks are there, so that it stays though they may have no

@@ -3,7 +3,7 @@
 
 use crate::conn::{self, Conn, records};
 use crate::descriptors::lifecycle::{duplicated, fresh, is_tcp};
-use crate::descriptors::table;
+use crate::descriptors::table::{self, Entry};
 use crate::process::{is_confined, lodgers, start_with_sockets};
 use crate::sys::{self, listing, raw};
 use crate::{kernel, options};
@@ -29,11 +29,12 @@ pub fn fetched(fd: c_int) {
 const FIRST: c_int = 8;
 
 /// The library is loaded into a program that may have been started with connections, which have the first numbers then.
+/// Those that are known have been made since, by another library that was loaded before.
 pub fn inherited() {
     for fd in 0.. {
         match raw::is_socket(fd) {
-            Ok(true) => came(fd, |_| true),
-            Ok(false) => {}
+            Ok(true) if matches!(table::lookup(fd), Entry::Unknown) => came(fd, |_| true),
+            Ok(_) => {}
             Err(_) if fd < FIRST => {}
             Err(_) => return,
         }

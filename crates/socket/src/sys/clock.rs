@@ -1,5 +1,6 @@
 //! Clocks.
 
+use super::raw;
 use core::ffi::c_void;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicPtr, AtomicU64};
@@ -21,22 +22,27 @@ pub(crate) fn coarse_now_ns() -> u64 {
 }
 
 fn read_clock(clock: clockid_t) -> u64 {
-    let known = OWN.load(Relaxed);
-    let function = if known.is_null() { find_clock() } else { known };
+    let function = OWN.load(Relaxed);
     let mut time = timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: what was found is this function, which writes one timespec.
-    unsafe {
-        let read =
-            core::mem::transmute::<*mut c_void, unsafe extern "C" fn(clockid_t, *mut timespec) -> c_int>(function);
-        read(clock, &raw mut time)
-    };
+    if function.is_null() {
+        let (clock, place) = (clock.cast_unsigned() as usize, (&raw mut time).expose_provenance());
+        // SAFETY: the kernel writes one timespec, which outlives the call.
+        let _ = unsafe { raw::call(libc::SYS_clock_gettime, [clock, place, 0, 0, 0, 0]) };
+    } else {
+        // SAFETY: what was found is this function, which writes one timespec.
+        unsafe {
+            let read =
+                core::mem::transmute::<*mut c_void, unsafe extern "C" fn(clockid_t, *mut timespec) -> c_int>(function);
+            read(clock, &raw mut time)
+        };
+    }
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
 /// Finds the clock, when ours is loaded: a signal handler could not, nor a thread for which a library waits while it is
-/// loaded.
+/// loaded, nor the program's heap, which the look-up asks for memory. The kernel tells the time until then.
 #[cold]
-pub fn find_clock() -> *mut c_void {
+pub fn find_clock() {
     let mut own = libc::clock_gettime as *mut c_void;
     // SAFETY: valid names; nothing is loaded, and the library stays.
     unsafe {
@@ -50,7 +56,6 @@ pub fn find_clock() -> *mut c_void {
         }
     }
     OWN.store(own, Relaxed);
-    own
 }
 
 /// A cheap, monotonic enough clock in units of [`ticks_per_us`].

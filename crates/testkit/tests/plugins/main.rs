@@ -100,6 +100,29 @@ fn a_library_has_an_io_submit_of_its_own() {
     }
 }
 
+/// Libraries that the program needs are loaded before ours.
+#[test]
+fn a_library_connects_when_it_is_loaded() {
+    if !can_run(false, &["cc"]) {
+        return;
+    }
+    where_prompt(&[NOT_FAST], || {
+        let instance = Instance::start();
+        let library = compile(&instance, "early.so", "early.c", &["-shared", "-fPIC"]);
+        let path = format!(
+            "-Wl,-rpath,{},{}",
+            library.with_file_name("").display(),
+            library.display()
+        );
+        let program = compile(&instance, "early", "early.c", &["-DPROGRAM", &path]);
+        for mode in [Mode::Native, Mode::Accelerated(&instance)] {
+            let echoed = Launch::new(mode, &program, [""; 0]).options("--offer now").spawn();
+            assert_eq!(echoed.finish(PATIENCE).success(), "echoed\n");
+        }
+        assert!(instance.stats().pairs == 1, "{NOT_FAST}");
+    });
+}
+
 /// As libfaketime has it; the library has waits that end by the clock.
 #[test]
 fn time_stands_still() {

@@ -1,4 +1,5 @@
-/* Counts what is asked of the heap, while it counts. For programs of one file. */
+/* Counts what is asked of the heap, while it counts. For programs of one file; where they define WHEN_ASKED, that comes
+   before each answer. */
 #ifndef HEAP_H
 #define HEAP_H
 
@@ -12,28 +13,36 @@ void *__libc_memalign(size_t alignment, size_t size);
 void __libc_free(void *place);
 static int counts, asked;
 
+static void note_request(void)
+{
+    asked += counts;
+#ifdef WHEN_ASKED
+    WHEN_ASKED;
+#endif
+}
+
 /* Whatever takes the heap's lock, to give memory back too. Mappings are the kernel's. */
 void *malloc(size_t size)
 {
-    asked += counts;
+    note_request();
     return __libc_malloc(size);
 }
 
 void *calloc(size_t count, size_t size)
 {
-    asked += counts;
+    note_request();
     return __libc_calloc(count, size);
 }
 
 void *realloc(void *place, size_t size)
 {
-    asked += counts;
+    note_request();
     return __libc_realloc(place, size);
 }
 
 void *memalign(size_t alignment, size_t size)
 {
-    asked += counts;
+    note_request();
     return __libc_memalign(alignment, size);
 }
 
@@ -50,7 +59,7 @@ int posix_memalign(void **place, size_t alignment, size_t size)
 
 void free(void *place)
 {
-    asked += counts;
+    note_request();
     __libc_free(place);
 }
 
