@@ -11,6 +11,7 @@ mod limits;
 mod listen;
 mod pairing;
 mod registry;
+mod seldom;
 mod server;
 mod stats;
 mod ticket;
@@ -36,6 +37,9 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_max_level(args.log)
         .with_target(false)
+        // What cannot be written there cannot be told there either: on a full disk, or where nobody reads any more, the
+        // attempt would end viaductd.
+        .log_internal_errors(false)
         .init();
     // Opened while viaductd may still open anything.
     let ready = args.ready_fd.and_then(|fd| listen::reopen(fd).ok());
@@ -59,10 +63,13 @@ fn run(args: &args::Args) -> anyhow::Result<()> {
         .unwrap_or_else(|| runtime::default_dir(uid, |name| std::env::var_os(name)));
     let (place, socket) = match listen::take(&dir, uid)? {
         listen::Taken::Ours(place, socket) => (place, socket),
-        listen::Taken::Served => {
+        listen::Taken::Served(turn) => {
             tracing::warn!("{}: another viaductd serves it already", dir.display());
             listen::Announcement::open(args.ready_fd).send();
-            return Ok(());
+            if !args.stand_by {
+                return Ok(());
+            }
+            turn.wait(&dir, uid)?
         }
     };
     let descriptors = limits::raise()?;
