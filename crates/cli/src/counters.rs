@@ -14,7 +14,8 @@ use std::rc::Rc;
 use viaduct_control::Reason;
 use viaduct_control::counters::{
     BARRED, CHILDREN, CHILDREN_ENDED, ENDED, ENDED_FAST, ENDED_TRAFFIC, FOREBEAR, HEADER_WORDS, INSTANCE, MAGIC,
-    MAGIC_WORD, OFFERS, PAIRS, PID, PROGRAM, Path, SLOT_WORDS, SLOTS, SLOTS_USED, State, UNSHOWN, slot, slot_base,
+    MAGIC_VERSION_BITS, MAGIC_WORD, OFFERS, PAIRS, PID, PROGRAM, Path, SLOT_WORDS, SLOTS, SLOTS_USED, State, UNSHOWN,
+    slot, slot_base,
 };
 
 /// No process needs more than a few: its own and its parents'.
@@ -145,11 +146,20 @@ impl Process {
     }
 }
 
+/// What was found of all processes whose counters may be read.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// Those whose counters are understood.
+    pub(crate) processes: Vec<Process>,
+    /// Numbers of those with the library of a version that lays its counters out otherwise.
+    pub(crate) strangers: Vec<u32>,
+}
+
 /// Every process whose counters may be read and which belongs to `instance`, if one is given.
 ///
 /// # Errors
 /// The kernel has no memfds.
-pub(crate) fn read_all(instance: Option<u64>) -> std::io::Result<Vec<Process>> {
+pub(crate) fn read_all(instance: Option<u64>) -> std::io::Result<Found> {
     read_some(&proc::processes(), instance)
 }
 
@@ -157,23 +167,31 @@ pub(crate) fn read_all(instance: Option<u64>) -> std::io::Result<Vec<Process>> {
 ///
 /// # Errors
 /// As [`read_all`].
-pub(crate) fn read_some(pids: &[u32], instance: Option<u64>) -> std::io::Result<Vec<Process>> {
+pub(crate) fn read_some(pids: &[u32], instance: Option<u64>) -> std::io::Result<Found> {
     let mut tables = TcpTables::default();
-    let regions = owned_regions(pids)?;
+    let is_asked_for = |region: &Region| instance.is_none_or(|instance| region.header[INSTANCE] == instance);
+    let (regions, others) = owned_regions(pids)?;
+    let mut strangers: Vec<u32> = others
+        .iter()
+        .filter(|other| is_asked_for(other))
+        .map(|other| other.pid)
+        .collect();
+    strangers.dedup();
+    strangers.retain(|pid| regions.iter().all(|region| region.pid != *pid));
     let mut children: HashMap<u64, u64> = HashMap::new();
     for region in &regions {
         *children.entry(region.header[FOREBEAR]).or_default() += 1;
     }
     let mut processes: Vec<_> = regions
         .into_iter()
-        .filter(|region| instance.is_none_or(|instance| region.header[INSTANCE] == instance))
+        .filter(is_asked_for)
         .map(|region| {
             let living = children.get(&region.memfd.inode).copied().unwrap_or(0);
             region.into_process(&mut tables, living)
         })
         .collect();
     processes.sort_by_key(|process| process.pid);
-    Ok(processes)
+    Ok(Found { processes, strangers })
 }
 
 struct Region {
@@ -185,19 +203,28 @@ struct Region {
     sockets: Rc<HashMap<u32, u64>>,
 }
 
-/// The regions that the processes hold, each with the process it belongs to.
-fn owned_regions(pids: &[u32]) -> std::io::Result<Vec<Region>> {
+/// The regions that the processes hold, each with the process it belongs to; and those of another layout, with whoever
+/// holds them.
+fn owned_regions(pids: &[u32]) -> std::io::Result<(Vec<Region>, Vec<Region>)> {
     let memfds = Memfds::new()?;
     // A forked child holds its parent's region as well as, later, its own.
     let mut holders: BTreeMap<u64, Vec<Region>> = BTreeMap::new();
+    let mut others = Vec::new();
     for &pid in pids {
         let Descriptors { sockets, counters } = Descriptors::of(pid);
         let sockets = Rc::new(sockets);
-        counters
-            .into_iter()
-            .take(REGIONS_PER_PROCESS)
-            .filter_map(|fd| Region::open(pid, memfds.identify(pid, fd)?, &sockets))
-            .for_each(|region| holders.entry(region.memfd.inode).or_default().push(region));
+        for fd in counters.into_iter().take(REGIONS_PER_PROCESS) {
+            let region = memfds
+                .identify(pid, fd)
+                .and_then(|memfd| Region::open(pid, memfd, &sockets));
+            match region {
+                Some(region) if region.header[MAGIC_WORD] == MAGIC => {
+                    holders.entry(region.memfd.inode).or_default().push(region);
+                }
+                Some(other) => others.push(other),
+                None => {}
+            }
+        }
     }
     let mut regions = Vec::new();
     let mut orphans = Vec::new();
@@ -214,15 +241,17 @@ fn owned_regions(pids: &[u32]) -> std::io::Result<Vec<Region>> {
             .into_iter()
             .filter_map(|holding| holding.into_iter().find(|region| !owners.contains(&region.pid))),
     );
-    Ok(regions)
+    Ok((regions, others))
 }
 
 impl Region {
+    /// One of any version.
     fn open(pid: u32, memfd: Memfd, sockets: &Rc<HashMap<u32, u64>>) -> Option<Self> {
         let file = memfd.open(false).ok()?;
         let mut header = [0; HEADER_WORDS];
         read_words(&file, 0, &mut header)?;
-        (header[MAGIC_WORD] == MAGIC).then_some(Self {
+        let is_of_some_version = header[MAGIC_WORD] >> MAGIC_VERSION_BITS == MAGIC >> MAGIC_VERSION_BITS;
+        is_of_some_version.then_some(Self {
             pid,
             memfd,
             file,
