@@ -873,6 +873,18 @@ fn the_program_finds_signals_as_the_user_left_them() {
 }
 
 #[test]
+fn a_standard_descriptor_that_is_closed_stays_so() {
+    let dir = Dir::new();
+    for number in 0..3 {
+        let asked = format!("/proc/self/fd/{number}");
+        for (first, open) in [(":".to_owned(), true), (format!("exec {number}<&-"), false)] {
+            let output = run_after(&dir, &first, "#!/bin/sh\n", &["--path", "tcp", "test", "-e", &asked]);
+            assert_eq!(output.status.code(), Some(i32::from(!open)), "{first}: {asked}");
+        }
+    }
+}
+
+#[test]
 fn a_program_that_stays_on_tcp_starts_no_viaductd() {
     let dir = Dir::new();
     let (output, _) = start(&dir, STAND_IN, &["--path", "tcp", "sh", "-c", "exit 0"]);
