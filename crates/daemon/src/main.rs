@@ -18,6 +18,7 @@ mod ticket;
 
 use anyhow::Context;
 use clap::Parser;
+use nix::sys::signal::{SigSet, Signal};
 use std::io::{IsTerminal, Write};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -116,8 +117,10 @@ fn run(args: &args::Args) -> anyhow::Result<()> {
 /// A descriptor that becomes readable at SIGTERM or SIGINT.
 fn stop_signals() -> anyhow::Result<UnixStream> {
     let (read, write) = UnixStream::pair()?;
-    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
-        signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        signal_hook::low_level::pipe::register(signal as i32, write.try_clone()?)?;
+        // The first program under Viaduct may have been started with them blocked.
+        SigSet::from(signal).thread_unblock()?;
     }
     Ok(read)
 }

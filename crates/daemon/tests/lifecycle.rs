@@ -146,6 +146,18 @@ fn told_to_stop_it_removes_its_socket() {
 }
 
 #[test]
+fn it_stops_though_the_signal_was_blocked_and_ignored() {
+    let dir = tempfile::tempdir().unwrap();
+    let own = command(dir.path(), &["--same-user"]);
+    let mut confined = std::process::Command::new("env");
+    confined.args(["--block-signal=TERM", "--ignore-signal=TERM"]);
+    confined.arg(own.get_program()).args(own.get_args());
+    let mut daemon = Daemon::start_as(dir, confined);
+    stop(&daemon.child);
+    assert!(daemon.exit_status().success());
+}
+
+#[test]
 fn it_exits_when_idle_and_not_before() {
     // Long enough for a guest to come though the machine stands still.
     let mut daemon = Daemon::start(&["--same-user", "--idle-exit", "4"]);
