@@ -178,6 +178,8 @@ pub(crate) fn launch(args: &LaunchArgs) -> Result<()> {
     Command::new(&args.daemon)
         .args(arguments)
         .env_remove("LD_PRELOAD")
+        // The program's to tell: whoever is told there would take the program to be ready.
+        .env_remove("NOTIFY_SOCKET")
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -546,6 +546,21 @@ fn limit(limits: &str, name: &str) -> [String; 2] {
 }
 
 #[test]
+fn viaductd_does_not_speak_for_the_first_program() {
+    let dir = Dir::new();
+    let viaductd = "#!/bin/sh\nenv >\"$2/found\"\n";
+    let output = run_after(
+        &dir,
+        "export NOTIFY_SOCKET=/there",
+        viaductd,
+        &["sh", "-c", "echo $NOTIFY_SOCKET"],
+    );
+    assert_eq!(stdout(&output), "/there\n");
+    let found = fs::read_to_string(dir.path.join("found")).unwrap();
+    assert!(!found.contains("NOTIFY_SOCKET"), "{found}");
+}
+
+#[test]
 fn viaductd_is_not_limited_as_the_first_program_is() {
     let own = fs::read_to_string("/proc/self/limits").unwrap();
     let dir = Dir::new();
