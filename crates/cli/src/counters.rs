@@ -158,15 +158,19 @@ pub(crate) struct Found {
 /// Every process whose counters may be read and which belongs to `instance`, if one is given.
 ///
 /// # Errors
-/// The kernel has no memfds.
+/// The kernel has no memfds, or shows no processes.
 pub(crate) fn read_all(instance: Option<u64>) -> std::io::Result<Found> {
-    read_some(&proc::processes(), instance)
+    match proc::processes().as_slice() {
+        // Not even this one.
+        [] => Err(std::io::Error::other("no process is to be seen: /proc cannot be read")),
+        pids => read_some(pids, instance),
+    }
 }
 
 /// As [`read_all`], but looks only at `pids`.
 ///
 /// # Errors
-/// As [`read_all`].
+/// The kernel has no memfds.
 pub(crate) fn read_some(pids: &[u32], instance: Option<u64>) -> std::io::Result<Found> {
     let mut tables = TcpTables::default();
     let is_asked_for = |region: &Region| instance.is_none_or(|instance| region.header[INSTANCE] == instance);
@@ -185,7 +189,7 @@ pub(crate) fn read_some(pids: &[u32], instance: Option<u64>) -> std::io::Result<
     let mut processes: Vec<_> = regions
         .into_iter()
         .filter(is_asked_for)
-        .map(|region| {
+        .filter_map(|region| {
             let living = children.get(&region.memfd.inode).copied().unwrap_or(0);
             region.into_process(&mut tables, living)
         })
@@ -197,7 +201,6 @@ pub(crate) fn read_some(pids: &[u32], instance: Option<u64>) -> std::io::Result<
 struct Region {
     pid: u32,
     memfd: Memfd,
-    file: OwnedFd,
     header: [u64; HEADER_WORDS],
     /// The process's sockets.
     sockets: Rc<HashMap<u32, u64>>,
@@ -254,7 +257,6 @@ impl Region {
         is_of_some_version.then_some(Self {
             pid,
             memfd,
-            file,
             header,
             sockets: Rc::clone(sockets),
         })
@@ -264,10 +266,10 @@ impl Region {
         proc::own_number(self.pid).is_some_and(|number| u64::from(number) == self.header[PID])
     }
 
-    /// `living`: processes forked from it that are still there.
-    fn into_process(mut self, tables: &mut TcpTables, living: u64) -> Process {
+    /// `living`: processes forked from it that are still there. `None`: it has ended meanwhile.
+    fn into_process(mut self, tables: &mut TcpTables, living: u64) -> Option<Process> {
         let netns = proc::network_namespace(self.pid);
-        let slots = self.consistent_slots();
+        let slots = self.consistent_slots(&self.memfd.open(false).ok()?);
         let ends = slots
             .iter()
             .filter_map(|(slot, words)| {
@@ -275,7 +277,7 @@ impl Region {
                 self.confirm(end, netns, tables)
             })
             .collect();
-        Process {
+        Some(Process {
             pid: self.pid,
             program: self.program(),
             instance: self.header[INSTANCE],
@@ -290,18 +292,18 @@ impl Region {
             ends,
             totals: Totals::of(&self.header, &slots),
             memfd: self.memfd,
-        }
+        })
     }
 
     /// The slots in use, and the header as it was when no connection ended meanwhile: one that did would be counted
     /// twice or not at all. A process that never leaves time enough is taken as it is.
-    fn consistent_slots(&mut self) -> Vec<(usize, [u64; SLOT_WORDS])> {
+    fn consistent_slots(&mut self, file: &OwnedFd) -> Vec<(usize, [u64; SLOT_WORDS])> {
         const TRIES: usize = 8;
         let mut slots = Vec::new();
         for _ in 0..TRIES {
-            slots = self.slots();
+            slots = self.slots(file);
             let before = std::mem::replace(&mut self.header, [0; HEADER_WORDS]);
-            if read_words(&self.file, 0, &mut self.header).is_none() {
+            if read_words(file, 0, &mut self.header).is_none() {
                 self.header = before;
                 break;
             }
@@ -333,7 +335,7 @@ impl Region {
     }
 
     /// The slots in use.
-    fn slots(&self) -> Vec<(usize, [u64; SLOT_WORDS])> {
+    fn slots(&self, file: &OwnedFd) -> Vec<(usize, [u64; SLOT_WORDS])> {
         let words = usize::try_from(self.memfd.size / 8).unwrap_or(usize::MAX);
         let room = words.saturating_sub(HEADER_WORDS) / SLOT_WORDS;
         let used = usize::try_from(self.header[SLOTS_USED]).unwrap_or(usize::MAX);
@@ -343,7 +345,7 @@ impl Region {
             let mut chunk = [0; CHUNK_SLOTS * SLOT_WORDS];
             let count = CHUNK_SLOTS.min(used - first);
             let part = &mut chunk[..count * SLOT_WORDS];
-            if read_words(&self.file, slot_base(first), part).is_none() {
+            if read_words(file, slot_base(first), part).is_none() {
                 break;
             }
             let found = part

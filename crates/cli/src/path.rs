@@ -10,6 +10,7 @@ use rustix::fd::OwnedFd;
 use rustix::io::pwrite;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::rc::Rc;
 use std::thread;
 use std::time::{Duration, Instant};
 use viaduct_control::Reason;
@@ -99,7 +100,7 @@ impl Wish {
 struct Subject<'a> {
     process: &'a Process,
     end: &'a End,
-    file: OwnedFd,
+    file: Rc<OwnedFd>,
 }
 
 /// Writes the wish and waits for it.
@@ -114,12 +115,21 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let Found { processes, strangers } = candidates(target, args.dir.clone())?;
     let mut subjects = Vec::new();
     for process in &processes {
-        for end in process.ends.iter().filter(|end| is_meant(target, process, end)) {
-            let file = process
-                .open_for_writing()
-                .with_context(|| format!("counters of process {}", process.pid))?;
-            subjects.push(Subject { process, end, file });
+        let mut ends = process
+            .ends
+            .iter()
+            .filter(|end| is_meant(target, process, end))
+            .peekable();
+        if ends.peek().is_none() {
+            continue;
         }
+        let file = process.open_for_writing();
+        let file = Rc::new(file.with_context(|| format!("counters of process {}", process.pid))?);
+        subjects.extend(ends.map(|end| Subject {
+            process,
+            end,
+            file: Rc::clone(&file),
+        }));
     }
     if subjects.is_empty() {
         if let Meant::Descriptor(pid, _) = target
