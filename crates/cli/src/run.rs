@@ -252,8 +252,6 @@ fn stay_out(program: &OsStr, verbose: bool) {
 
 /// Keeps the program from having the library. One that this process was itself started with would go on to it.
 fn leave_out() {
-    let is_ours =
-        |entry: &[u8]| Path::new(OsStr::from_bytes(entry)).file_name() == Some(OsStr::new(locate::PRELOAD_NAME));
     let existing = env::var_os("LD_PRELOAD").unwrap_or_default();
     let separator = |byte: &u8| matches!(byte, b':' | b' ');
     if existing.as_bytes().split(separator).any(is_ours) {
@@ -270,12 +268,17 @@ fn leave_out() {
     }
 }
 
-/// `LD_PRELOAD` with `library` first, and only there.
+/// Whether an entry of `LD_PRELOAD` is the library, be it that of another version in another place.
+fn is_ours(entry: &[u8]) -> bool {
+    Path::new(OsStr::from_bytes(entry)).file_name() == Some(OsStr::new(locate::PRELOAD_NAME))
+}
+
+/// `LD_PRELOAD` with `library` first, and no other in it.
 fn with_preload(library: &OsStr, existing: Option<OsString>) -> OsString {
     let mut value = library.to_owned();
     let existing = existing.unwrap_or_default();
     for other in existing.as_bytes().split(|byte| matches!(byte, b':' | b' ')) {
-        if !other.is_empty() && other != library.as_bytes() {
+        if !other.is_empty() && other != library.as_bytes() && !is_ours(other) {
             value.push(":");
             value.push(OsStr::from_bytes(other));
         }

@@ -123,8 +123,12 @@ fn the_library_goes_before_others_and_only_once() {
     };
     assert_eq!(preload(""), format!("{library}\n"));
     assert_eq!(preload(library), format!("{library}\n"));
+    // Of another version, with which a shell was started.
+    let earlier = home.path.join("libviaduct_preload.so");
+    fs::copy(&other, &earlier).unwrap();
     let other = other.to_str().unwrap();
-    assert_eq!(preload(&format!("{other}:{library}")), format!("{library}:{other}\n"));
+    let existing = format!("{}:{other}:{library}", earlier.display());
+    assert_eq!(preload(&existing), format!("{library}:{other}\n"));
 }
 
 /// What `viaduct run` passes on of an environment that `env -i` has made of these variables.
