@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use clap::builder::PossibleValue;
 use rustix::fd::OwnedFd;
 use rustix::io::pwrite;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -112,6 +113,15 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             return Ok(NOT_UNDERSTOOD.into());
         }
     };
+    // One for each process that has such a connection; the usual soft limit is for programs that use `select`.
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            ..limit
+        },
+    );
     let Found { processes, strangers } = candidates(target, args.dir.clone())?;
     let mut subjects = Vec::new();
     for process in &processes {
