@@ -95,15 +95,19 @@ generate: $(if $(filter 4,$(words $(BUILT))),$(if $(CAN_BUILD),build),build)
 	$(RELEASE)/viaduct generate completions $(GENERATED)/completions
 	scripts/changelog >$(GENERATED)/CHANGELOG.md
 
+# A program that starts meanwhile maps the old file or the new one: by half a library it would be killed.
+put = install -m 755 $(1) $(2).new && mv -f $(2).new $(2)
+
 install: generate ## install under PREFIX (default /usr/local), staged under DESTDIR
 	install -d $(BINDIR) $(LIBDIR) $(INCLUDEDIR) $(PKGCONFIGDIR) $(MANDIR)/man1 $(MANDIR)/man3 $(MANDIR)/man8
 	install -d $(BASHDIR) $(ZSHDIR) $(FISHDIR) $(UNITDIR) $(DOCDIR)/docs $(DOCDIR)/examples/seek
-	install -m 755 $(STRIPPED)/viaduct $(STRIPPED)/viaductd $(BINDIR)
-	install -m 755 $(STRIPPED)/libviaduct_preload.so $(LIBDIR)
-	rm -f $(DESTDIR)$(PREFIX)/lib/$(LIBRARY).*
-	install -m 755 $(STRIPPED)/libviaduct.so $(DESTDIR)$(PREFIX)/lib/libviaduct.so.$(VERSION)
+	$(call put,$(STRIPPED)/viaduct,$(BINDIR)/viaduct)
+	$(call put,$(STRIPPED)/viaductd,$(BINDIR)/viaductd)
+	$(call put,$(STRIPPED)/libviaduct_preload.so,$(LIBDIR)/libviaduct_preload.so)
+	$(call put,$(STRIPPED)/libviaduct.so,$(DESTDIR)$(PREFIX)/lib/libviaduct.so.$(VERSION))
 	ln -sf libviaduct.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/$(LIBRARY)
 	ln -sf $(LIBRARY) $(DESTDIR)$(PREFIX)/lib/libviaduct.so
+	rm -f $(filter-out %/libviaduct.so.$(VERSION),$(wildcard $(DESTDIR)$(PREFIX)/lib/$(LIBRARY).*))
 	install -m 644 include/viaduct.h $(INCLUDEDIR)
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' dist/viaduct.pc >$(PKGCONFIGDIR)/viaduct.pc
 	chmod 644 $(PKGCONFIGDIR)/viaduct.pc

@@ -14,7 +14,8 @@ use std::rc::Rc;
 use viaduct_control::Reason;
 use viaduct_control::counters::{
     BARRED, CHILDREN, CHILDREN_ENDED, ENDED, ENDED_FAST, ENDED_TRAFFIC, FOREBEAR, HEADER_WORDS, INSTANCE, MAGIC,
-    MAGIC_WORD, OFFERS, PAIRS, PID, PROGRAM, Path, SLOT_WORDS, SLOTS, SLOTS_USED, State, UNSHOWN, slot, slot_base,
+    MAGIC_VERSION_BITS, MAGIC_WORD, OFFERS, PAIRS, PID, PROGRAM, Path, SLOT_WORDS, SLOTS, SLOTS_USED, State, UNSHOWN,
+    slot, slot_base,
 };
 
 /// No process needs more than a few: its own and its parents'.
@@ -145,59 +146,88 @@ impl Process {
     }
 }
 
+/// What was found of all processes whose counters may be read.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// Those whose counters are understood.
+    pub(crate) processes: Vec<Process>,
+    /// Numbers of those with the library of a version that lays its counters out otherwise.
+    pub(crate) strangers: Vec<u32>,
+}
+
 /// Every process whose counters may be read and which belongs to `instance`, if one is given.
 ///
 /// # Errors
-/// The kernel has no memfds.
-pub(crate) fn read_all(instance: Option<u64>) -> std::io::Result<Vec<Process>> {
-    read_some(&proc::processes(), instance)
+/// The kernel has no memfds, or shows no processes.
+pub(crate) fn read_all(instance: Option<u64>) -> std::io::Result<Found> {
+    match proc::processes().as_slice() {
+        // Not even this one.
+        [] => Err(std::io::Error::other("no process is to be seen: /proc cannot be read")),
+        pids => read_some(pids, instance),
+    }
 }
 
 /// As [`read_all`], but looks only at `pids`.
 ///
 /// # Errors
-/// As [`read_all`].
-pub(crate) fn read_some(pids: &[u32], instance: Option<u64>) -> std::io::Result<Vec<Process>> {
+/// The kernel has no memfds.
+pub(crate) fn read_some(pids: &[u32], instance: Option<u64>) -> std::io::Result<Found> {
     let mut tables = TcpTables::default();
-    let regions = owned_regions(pids)?;
+    let is_asked_for = |region: &Region| instance.is_none_or(|instance| region.header[INSTANCE] == instance);
+    let (regions, others) = owned_regions(pids)?;
+    let mut strangers: Vec<u32> = others
+        .iter()
+        .filter(|other| is_asked_for(other))
+        .map(|other| other.pid)
+        .collect();
+    strangers.dedup();
+    strangers.retain(|pid| regions.iter().all(|region| region.pid != *pid));
     let mut children: HashMap<u64, u64> = HashMap::new();
     for region in &regions {
         *children.entry(region.header[FOREBEAR]).or_default() += 1;
     }
     let mut processes: Vec<_> = regions
         .into_iter()
-        .filter(|region| instance.is_none_or(|instance| region.header[INSTANCE] == instance))
-        .map(|region| {
+        .filter(is_asked_for)
+        .filter_map(|region| {
             let living = children.get(&region.memfd.inode).copied().unwrap_or(0);
             region.into_process(&mut tables, living)
         })
         .collect();
     processes.sort_by_key(|process| process.pid);
-    Ok(processes)
+    Ok(Found { processes, strangers })
 }
 
 struct Region {
     pid: u32,
     memfd: Memfd,
-    file: OwnedFd,
     header: [u64; HEADER_WORDS],
     /// The process's sockets.
     sockets: Rc<HashMap<u32, u64>>,
 }
 
-/// The regions that the processes hold, each with the process it belongs to.
-fn owned_regions(pids: &[u32]) -> std::io::Result<Vec<Region>> {
+/// The regions that the processes hold, each with the process it belongs to; and those of another layout, with whoever
+/// holds them.
+fn owned_regions(pids: &[u32]) -> std::io::Result<(Vec<Region>, Vec<Region>)> {
     let memfds = Memfds::new()?;
     // A forked child holds its parent's region as well as, later, its own.
     let mut holders: BTreeMap<u64, Vec<Region>> = BTreeMap::new();
+    let mut others = Vec::new();
     for &pid in pids {
         let Descriptors { sockets, counters } = Descriptors::of(pid);
         let sockets = Rc::new(sockets);
-        counters
-            .into_iter()
-            .take(REGIONS_PER_PROCESS)
-            .filter_map(|fd| Region::open(pid, memfds.identify(pid, fd)?, &sockets))
-            .for_each(|region| holders.entry(region.memfd.inode).or_default().push(region));
+        for fd in counters.into_iter().take(REGIONS_PER_PROCESS) {
+            let region = memfds
+                .identify(pid, fd)
+                .and_then(|memfd| Region::open(pid, memfd, &sockets));
+            match region {
+                Some(region) if region.header[MAGIC_WORD] == MAGIC => {
+                    holders.entry(region.memfd.inode).or_default().push(region);
+                }
+                Some(other) => others.push(other),
+                None => {}
+            }
+        }
     }
     let mut regions = Vec::new();
     let mut orphans = Vec::new();
@@ -214,18 +244,19 @@ fn owned_regions(pids: &[u32]) -> std::io::Result<Vec<Region>> {
             .into_iter()
             .filter_map(|holding| holding.into_iter().find(|region| !owners.contains(&region.pid))),
     );
-    Ok(regions)
+    Ok((regions, others))
 }
 
 impl Region {
+    /// One of any version.
     fn open(pid: u32, memfd: Memfd, sockets: &Rc<HashMap<u32, u64>>) -> Option<Self> {
         let file = memfd.open(false).ok()?;
         let mut header = [0; HEADER_WORDS];
         read_words(&file, 0, &mut header)?;
-        (header[MAGIC_WORD] == MAGIC).then_some(Self {
+        let is_of_some_version = header[MAGIC_WORD] >> MAGIC_VERSION_BITS == MAGIC >> MAGIC_VERSION_BITS;
+        is_of_some_version.then_some(Self {
             pid,
             memfd,
-            file,
             header,
             sockets: Rc::clone(sockets),
         })
@@ -235,10 +266,10 @@ impl Region {
         proc::own_number(self.pid).is_some_and(|number| u64::from(number) == self.header[PID])
     }
 
-    /// `living`: processes forked from it that are still there.
-    fn into_process(mut self, tables: &mut TcpTables, living: u64) -> Process {
+    /// `living`: processes forked from it that are still there. `None`: it has ended meanwhile.
+    fn into_process(mut self, tables: &mut TcpTables, living: u64) -> Option<Process> {
         let netns = proc::network_namespace(self.pid);
-        let slots = self.consistent_slots();
+        let slots = self.consistent_slots(&self.memfd.open(false).ok()?);
         let ends = slots
             .iter()
             .filter_map(|(slot, words)| {
@@ -246,7 +277,7 @@ impl Region {
                 self.confirm(end, netns, tables)
             })
             .collect();
-        Process {
+        Some(Process {
             pid: self.pid,
             program: self.program(),
             instance: self.header[INSTANCE],
@@ -261,18 +292,18 @@ impl Region {
             ends,
             totals: Totals::of(&self.header, &slots),
             memfd: self.memfd,
-        }
+        })
     }
 
     /// The slots in use, and the header as it was when no connection ended meanwhile: one that did would be counted
     /// twice or not at all. A process that never leaves time enough is taken as it is.
-    fn consistent_slots(&mut self) -> Vec<(usize, [u64; SLOT_WORDS])> {
+    fn consistent_slots(&mut self, file: &OwnedFd) -> Vec<(usize, [u64; SLOT_WORDS])> {
         const TRIES: usize = 8;
         let mut slots = Vec::new();
         for _ in 0..TRIES {
-            slots = self.slots();
+            slots = self.slots(file);
             let before = std::mem::replace(&mut self.header, [0; HEADER_WORDS]);
-            if read_words(&self.file, 0, &mut self.header).is_none() {
+            if read_words(file, 0, &mut self.header).is_none() {
                 self.header = before;
                 break;
             }
@@ -304,7 +335,7 @@ impl Region {
     }
 
     /// The slots in use.
-    fn slots(&self) -> Vec<(usize, [u64; SLOT_WORDS])> {
+    fn slots(&self, file: &OwnedFd) -> Vec<(usize, [u64; SLOT_WORDS])> {
         let words = usize::try_from(self.memfd.size / 8).unwrap_or(usize::MAX);
         let room = words.saturating_sub(HEADER_WORDS) / SLOT_WORDS;
         let used = usize::try_from(self.header[SLOTS_USED]).unwrap_or(usize::MAX);
@@ -314,7 +345,7 @@ impl Region {
             let mut chunk = [0; CHUNK_SLOTS * SLOT_WORDS];
             let count = CHUNK_SLOTS.min(used - first);
             let part = &mut chunk[..count * SLOT_WORDS];
-            if read_words(&self.file, slot_base(first), part).is_none() {
+            if read_words(file, slot_base(first), part).is_none() {
                 break;
             }
             let found = part

@@ -49,8 +49,7 @@ pub(crate) enum Answer {
 pub(crate) fn query(dir: &Path) -> Answer {
     for _ in 0..ASKED_MOST {
         match try_query(dir) {
-            Ok(Some(stats)) => return Answer::Stats(stats),
-            Ok(None) => return Answer::Failed("it did not answer within a second".to_owned()),
+            Ok(answer) => return answer,
             Err(Errno::NOENT | Errno::CONNREFUSED | Errno::NOTDIR) => return Answer::Absent,
             Err(Errno::CONNRESET | Errno::PIPE) => std::thread::sleep(UNTIL_GONE),
             Err(error) => return Answer::Failed(std::io::Error::from(error).to_string()),
@@ -59,7 +58,7 @@ pub(crate) fn query(dir: &Path) -> Answer {
     Answer::Failed("it turned this process away: it is another user's, or has as many programs as it may".to_owned())
 }
 
-fn try_query(dir: &Path) -> Result<Option<Stats>, Errno> {
+fn try_query(dir: &Path) -> Result<Answer, Errno> {
     let socket = socket_with(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
@@ -73,7 +72,7 @@ fn try_query(dir: &Path) -> Result<Option<Stats>, Errno> {
     };
     send(&socket, Packet::new(&query).as_bytes(), SendFlags::NOSIGNAL)?;
     if !comes(&socket, ANSWER_S)? {
-        return Ok(None);
+        return Ok(Answer::Failed("it did not answer within a second".to_owned()));
     }
     let mut buffer = [0; MAX_PACKET];
     let (len, _) = recv(&socket, &mut buffer[..], RecvFlags::empty())?;
@@ -81,7 +80,15 @@ fn try_query(dir: &Path) -> Result<Option<Stats>, Errno> {
         // It has read the question, so the kernel calls its end no reset.
         return Err(Errno::CONNRESET);
     }
-    Ok(decode(buffer.get(..len).unwrap_or(&[])))
+    let stats = decode(buffer.get(..len).unwrap_or(&[]));
+    let strange = || Answer::Failed("its answer is of another version".to_owned());
+    Ok(stats.map_or_else(strange, Answer::Stats))
+}
+
+/// What keeps programs of this version from speaking to the viaductd that has answered so.
+pub(crate) fn other_version(stats: &Stats) -> Option<String> {
+    let theirs = stats.version;
+    (theirs != PROTOCOL_VERSION).then(|| format!("it speaks version {theirs}, this is version {PROTOCOL_VERSION}"))
 }
 
 /// Waits until something can be read, or the other end is closed.
@@ -102,10 +109,16 @@ fn comes(file: impl AsFd, seconds: u32) -> Result<bool, Errno> {
 /// that is being killed is gone.
 ///
 /// # Errors
-/// None could be started, or it did not become ready in time.
+/// None could be started, it did not become ready in time, or the one that answers is of another version.
 pub(crate) fn ensure(dir: &Path, config: Option<&Path>) -> Result<()> {
     match query(dir) {
-        Answer::Stats(_) => return Ok(()),
+        Answer::Stats(stats) => match other_version(&stats) {
+            None => return Ok(()),
+            Some(difference) => bail!(
+                "{difference}; restart the viaductd that runs there, as process {}",
+                stats.pid
+            ),
+        },
         Answer::Failed(error) => bail!("viaductd in {}: {error}", dir.display()),
         Answer::Absent => {}
     }
@@ -165,6 +178,8 @@ pub(crate) fn launch(args: &LaunchArgs) -> Result<()> {
     Command::new(&args.daemon)
         .args(arguments)
         .env_remove("LD_PRELOAD")
+        // The program's to tell: whoever is told there would take the program to be ready.
+        .env_remove("NOTIFY_SOCKET")
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -13,7 +13,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use viaduct_control::PROTOCOL_VERSION;
 use viaduct_control::message::{MODE_SAME_USER, MODE_TICKET, Stats};
 use viaduct_control::runtime::socket_path;
 
@@ -421,13 +420,15 @@ fn can_be_made(dir: &Path) -> bool {
 fn viaductd(dir: &Path) -> Check {
     const NAME: &str = "viaductd";
     match daemon::query(dir) {
-        Answer::Stats(stats) if stats.version != PROTOCOL_VERSION => Check::new(
-            NAME,
-            Level::Fail,
-            format!("speaks version {}, this is version {PROTOCOL_VERSION}", stats.version),
-            "Programs stay on TCP. Restart viaductd, then the programs.",
-        ),
-        Answer::Stats(stats) => Check::ok(NAME, describe(&stats)),
+        Answer::Stats(stats) => match daemon::other_version(&stats) {
+            None => Check::ok(NAME, describe(&stats)),
+            Some(difference) => Check::new(
+                NAME,
+                Level::Fail,
+                format!("running as process {}, but {difference}", stats.pid),
+                "Programs stay on TCP. Restart viaductd, then the programs.",
+            ),
+        },
         Answer::Absent if fs::metadata(dir).is_ok_and(|metadata| metadata.uid() != geteuid().as_raw()) => Check::new(
             NAME,
             Level::Fail,

@@ -1,6 +1,6 @@
 //! `viaduct explain`: why a connection is or is not accelerated.
 
-use crate::counters::{self, End, Process, is_on, why};
+use crate::counters::{self, End, Found, Process, is_on, why};
 use crate::daemon::{self, Answer};
 use crate::presence::{self, Presence};
 use crate::proc::{self, Descriptors};
@@ -76,6 +76,8 @@ struct PlainEnd {
 /// Everything on this machine that can be seen.
 struct View {
     processes: Vec<Process>,
+    /// Processes with the library of another version, of whose counters nothing is known.
+    strangers: Vec<u32>,
     plain: Vec<PlainEnd>,
     /// Sockets that have an address and no other end, most of which listen.
     unconnected: Vec<PlainEnd>,
@@ -83,7 +85,7 @@ struct View {
 
 impl View {
     fn new() -> Result<Self> {
-        let processes = counters::read_all(None)?;
+        let Found { processes, strangers } = counters::read_all(None)?;
         let known: HashSet<(u32, i32)> = processes
             .iter()
             .flat_map(|process| process.ends.iter().map(move |end| (process.pid, end.state.fd)))
@@ -122,6 +124,7 @@ impl View {
         }
         Ok(Self {
             processes,
+            strangers,
             plain,
             unconnected,
         })
@@ -156,6 +159,13 @@ impl View {
                 if process.ends.is_empty() && process.bar.is_none() {
                     writeln!(text, "It has no TCP connection now.")?;
                 }
+            }
+            None if self.strangers.contains(&pid) => {
+                writeln!(
+                    text,
+                    "{name} ({pid}) runs under Viaduct with the library of another version, whose counters this `viaduct` \
+                     cannot read. Restart the program."
+                )?;
             }
             None if presence == Presence::Loaded => {
                 writeln!(
@@ -381,7 +391,12 @@ fn headline(program: &str, pid: u32, fd: u32, local: SocketAddr, remote: SocketA
 
 fn explain_daemon(text: &mut String, dir: &Path) -> Result<()> {
     match daemon::query(dir) {
-        Answer::Stats(stats) => writeln!(text, "viaductd in {}: {}", dir.display(), doctor::describe(&stats))?,
+        Answer::Stats(stats) => {
+            writeln!(text, "viaductd in {}: {}", dir.display(), doctor::describe(&stats))?;
+            if let Some(difference) = daemon::other_version(&stats) {
+                writeln!(text, "    Programs of this version stay on TCP: {difference}.")?;
+            }
+        }
         Answer::Absent => writeln!(
             text,
             "viaductd in {}: none. Paired connections go on; new ones stay on TCP until one is started, for example by \

@@ -1,19 +1,27 @@
-//! What a program finds as the user left it: whether SIGPIPE is ignored, which signals are blocked, and its environment
-//! but for our variables. And what no shell may read, and no viaductd is to run as.
+//! What a program finds as the user left it: whether SIGPIPE and SIGCHLD are ignored, which signals are blocked or
+//! pending, which standard descriptors are closed, and its environment but for our variables. And what no shell may
+//! read, and no viaductd is to run as.
 //!
 //! Rust's runtime ignores SIGPIPE before `main`, and its way of turning into another program sets SIGPIPE to its
-//! default and unblocks every signal. A program under `viaduct run` is to see neither. So the disposition is noted
-//! before the runtime starts, and put back at the last moment.
+//! default and unblocks every signal. It also opens `/dev/null` in the place of standard descriptors that are closed. A
+//! program under `viaduct run` is to see none of it. So what was there is noted before the runtime starts, and put back
+//! at the last moment.
 
 use std::ffi::{CString, OsStr};
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::{io, iter};
 
 static SIGPIPE_IGNORED: AtomicBool = AtomicBool::new(false);
+static SIGCHLD_IGNORED: AtomicBool = AtomicBool::new(false);
+static SIGCHLD_PENDING: AtomicBool = AtomicBool::new(false);
+/// A bit for each standard descriptor.
+static CLOSED: AtomicU8 = AtomicU8::new(0);
+
+const STANDARD: [libc::c_int; 3] = [libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO];
 
 // SAFETY: the C library calls each function in this section once before `main`; what it passes is not used.
 #[used]
@@ -21,15 +29,57 @@ static SIGPIPE_IGNORED: AtomicBool = AtomicBool::new(false);
 static AT_START: extern "C" fn() = note;
 
 extern "C" fn note() {
-    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: asks only, and has room for the answer.
-    let known = unsafe { libc::sigaction(libc::SIGPIPE, std::ptr::null(), action.as_mut_ptr()) } == 0;
-    // SAFETY: all zero is a valid value, whether or not the call has filled it.
-    let action = unsafe { action.assume_init() };
-    SIGPIPE_IGNORED.store(known && action.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
+    SIGPIPE_IGNORED.store(is_ignored(libc::SIGPIPE), Ordering::Relaxed);
+    SIGCHLD_PENDING.store(is_pending(libc::SIGCHLD), Ordering::Relaxed);
+    if is_ignored(libc::SIGCHLD) {
+        SIGCHLD_IGNORED.store(true, Ordering::Relaxed);
+        // While it is ignored nobody learns how a child has ended, neither viaductd's nor the one on trial.
+        // SAFETY: no handler is installed.
+        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+    }
+    for fd in STANDARD {
+        // SAFETY: asks only.
+        let is_closed = unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0;
+        CLOSED.fetch_or(u8::from(is_closed) << fd, Ordering::Relaxed);
+    }
 }
 
-/// Has `command`, when this process turns into it, find signals as this process found them.
+fn is_ignored(signal: libc::c_int) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: asks only, and has room for the answer.
+    let known = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) } == 0;
+    // SAFETY: all zero is a valid value, whether or not the call has filled it.
+    let action = unsafe { action.assume_init() };
+    known && action.sa_sigaction == libc::SIG_IGN
+}
+
+fn is_pending(signal: libc::c_int) -> bool {
+    let mut pending = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: asks only, and has room for the answer.
+    unsafe { libc::sigpending(pending.as_mut_ptr()) };
+    // SAFETY: a set, of which all zero is the empty one.
+    unsafe { libc::sigismember(pending.as_ptr(), signal) == 1 }
+}
+
+/// Leaves the program nothing of the children of this process.
+fn forget_children() {
+    if SIGCHLD_IGNORED.load(Ordering::Relaxed) {
+        // SAFETY: no handler is installed.
+        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+        // Those of whoever was this process before, which nobody is going to wait for.
+        // SAFETY: asks for no status.
+        while unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
+    } else if !SIGCHLD_PENDING.load(Ordering::Relaxed) && is_pending(libc::SIGCHLD) {
+        let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+        // SAFETY: a set, of which all zero is the empty one.
+        unsafe { libc::sigaddset(set.as_mut_ptr(), libc::SIGCHLD) };
+        let mut signal = 0;
+        // SAFETY: it is pending, so there is nothing to wait for.
+        unsafe { libc::sigwait(set.as_ptr(), &raw mut signal) };
+    }
+}
+
+/// Has `command`, when this process turns into it, find signals and standard descriptors as this process found them.
 pub(crate) fn as_found(command: &mut Command) {
     let disposition = match SIGPIPE_IGNORED.load(Ordering::Relaxed) {
         true => libc::SIG_IGN,
@@ -40,16 +90,22 @@ pub(crate) fn as_found(command: &mut Command) {
     let known = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), blocked.as_mut_ptr()) } == 0;
     // SAFETY: all zero is the empty set.
     let blocked = unsafe { blocked.assume_init() };
+    let closed = CLOSED.load(Ordering::Relaxed);
     let restore = move || {
         // SAFETY: no handler is installed, so nothing can run at a wrong time.
         unsafe { libc::signal(libc::SIGPIPE, disposition) };
+        forget_children();
         if known {
             // SAFETY: the set is valid and outlives the call.
             unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const blocked, std::ptr::null_mut()) };
         }
+        for fd in STANDARD.into_iter().filter(|fd| closed >> fd & 1 == 1) {
+            // SAFETY: it is what the runtime has opened there, of which nobody holds the number.
+            unsafe { libc::close(fd) };
+        }
         Ok(())
     };
-    // SAFETY: the closure makes two system calls and neither allocates nor locks.
+    // SAFETY: the closure makes system calls and neither allocates nor locks.
     unsafe { command.pre_exec(restore) };
 }
 

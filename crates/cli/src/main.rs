@@ -92,7 +92,7 @@ fn main() -> ExitCode {
         Command::LaunchDaemon(args) => daemon::launch(&args).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("viaduct: {error:#}");
+        terminal::say(format_args!("viaduct: {error:#}"));
         ExitCode::FAILURE
     })
 }

@@ -1,15 +1,17 @@
 //! `viaduct path`: moves a live connection.
 
-use crate::counters::{self, End, Process, is_on, read_words};
+use crate::counters::{self, End, Found, Process, is_on, read_words};
 use crate::target::Target;
-use crate::{config, proc};
+use crate::{config, proc, terminal};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 use rustix::fd::OwnedFd;
 use rustix::io::pwrite;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::rc::Rc;
 use std::thread;
 use std::time::{Duration, Instant};
 use viaduct_control::Reason;
@@ -99,7 +101,7 @@ impl Wish {
 struct Subject<'a> {
     process: &'a Process,
     end: &'a End,
-    file: OwnedFd,
+    file: Rc<OwnedFd>,
 }
 
 /// Writes the wish and waits for it.
@@ -107,21 +109,46 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let (target, wish) = match parse(&args.words) {
         Ok(asked) => asked,
         Err(error) => {
-            eprintln!("viaduct: {error:#}");
+            terminal::say(format_args!("viaduct: {error:#}"));
             return Ok(NOT_UNDERSTOOD.into());
         }
     };
-    let processes = candidates(target, args.dir.clone())?;
+    // One for each process that has such a connection; the usual soft limit is for programs that use `select`.
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            ..limit
+        },
+    );
+    let Found { processes, strangers } = candidates(target, args.dir.clone())?;
     let mut subjects = Vec::new();
     for process in &processes {
-        for end in process.ends.iter().filter(|end| is_meant(target, process, end)) {
-            let file = process
-                .open_for_writing()
-                .with_context(|| format!("counters of process {}", process.pid))?;
-            subjects.push(Subject { process, end, file });
+        let mut ends = process
+            .ends
+            .iter()
+            .filter(|end| is_meant(target, process, end))
+            .peekable();
+        if ends.peek().is_none() {
+            continue;
         }
+        let file = process.open_for_writing();
+        let file = Rc::new(file.with_context(|| format!("counters of process {}", process.pid))?);
+        subjects.extend(ends.map(|end| Subject {
+            process,
+            end,
+            file: Rc::clone(&file),
+        }));
     }
     if subjects.is_empty() {
+        if let Meant::Descriptor(pid, _) = target
+            && strangers.contains(&pid)
+        {
+            bail!(
+                "process {pid} has the library of another version: use the `viaduct` of that one, or restart the program"
+            );
+        }
         let all = proc::processes().into_iter().all(proc::may_look_into);
         let among = match all {
             true => "",
@@ -142,36 +169,40 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         if args.no_wait {
             continue;
         }
-        match subject.wait(wish, &mut left) {
+        let told = match subject.wait(wish, &mut left) {
             Some(state) if matches!(wish, Wish::Auto) => {
-                println!("{name}: left to Viaduct again, now {} so far", path_of(state));
+                format!("left to Viaduct again, now {} so far", path_of(state))
             }
-            Some(state) if wish.is_met(state) => println!("{name}: now {}", path_of(state)),
+            Some(state) if wish.is_met(state) => format!("now {}", path_of(state)),
             Some(state) if wish.is_met_as_far_as_used(state) => {
-                println!(
-                    "{name}: now {}; the other way moves when its end sends next",
-                    path_of(state)
-                );
+                format!("now {}; the other way moves when its end sends next", path_of(state))
             }
             Some(state) => {
                 outcome = NOT_YET.into();
-                println!("{name}: still {}", path_of(state));
-                // Of no use to who wants TCP: it says what keeps the connection from shared memory.
-                if !matches!(wish, Wish::Tcp) {
-                    println!("    Why: {} [{}]", state.reason.text(), state.reason.code());
-                    if !state.reason.advice().is_empty() {
-                        println!("    What to do: {}", state.reason.advice());
-                    }
-                }
-                println!("    The wish stands; an idle program moves at its next socket call.");
+                still(wish, state)
             }
             None => {
                 outcome = ExitCode::FAILURE;
-                println!("{name}: closed");
+                "closed".to_owned()
             }
-        }
+        };
+        terminal::print(&format!("{name}: {told}\n"))?;
     }
     Ok(outcome)
+}
+
+/// Of an end that has not moved.
+fn still(wish: Wish, state: State) -> String {
+    let mut told = format!("still {}\n", path_of(state));
+    // Of no use to who wants TCP: it says what keeps the connection from shared memory.
+    if !matches!(wish, Wish::Tcp) {
+        told.push_str(&format!("    Why: {} [{}]\n", state.reason.text(), state.reason.code()));
+        if !state.reason.advice().is_empty() {
+            told.push_str(&format!("    What to do: {}\n", state.reason.advice()));
+        }
+    }
+    told.push_str("    The wish stands; an idle program moves at its next socket call.");
+    told
 }
 
 #[derive(Clone, Copy)]
@@ -218,7 +249,7 @@ fn parse(words: &[String]) -> Result<(Meant, Wish)> {
 }
 
 /// The processes among whose connections to look.
-fn candidates(meant: Meant, dir: Option<PathBuf>) -> Result<Vec<Process>> {
+fn candidates(meant: Meant, dir: Option<PathBuf>) -> Result<Found> {
     match meant {
         Meant::Descriptor(pid, _) => {
             if !proc::exists(pid) {

@@ -1,6 +1,6 @@
 //! What `/proc` says about processes, their descriptors and their sockets.
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, openat, readlinkat, statx};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, openat, readlinkat, statx};
 use std::collections::HashMap;
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -125,10 +125,12 @@ pub(crate) struct Memfds {
     device: (u32, u32),
 }
 
-/// A memfd of another process, identified but not yet opened.
+/// A memfd of another process, identified but not open: there may be more of them than descriptors.
 #[derive(Debug)]
 pub(crate) struct Memfd {
-    handle: OwnedFd,
+    device: (u32, u32),
+    pid: u32,
+    fd: u32,
     /// Tells memfds apart.
     pub(crate) inode: u64,
     /// Size in bytes.
@@ -150,28 +152,40 @@ impl Memfds {
 
     /// The memfd that is descriptor `fd` of `pid`, if it is one.
     pub(crate) fn identify(&self, pid: u32, fd: u32) -> Option<Memfd> {
-        let path = format!("/proc/{pid}/fd/{fd}");
-        let handle = openat(rustix::fs::CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
-        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        let status = statx(&handle, "", flags, StatxFlags::BASIC_STATS).ok()?;
-        let regular = FileType::from_raw_mode(status.stx_mode.into()) == FileType::RegularFile;
-        let device = (status.stx_dev_major, status.stx_dev_minor);
-        (regular && device == self.device).then_some(Memfd {
-            handle,
+        let (_, status) = memfd_at(self.device, pid, fd)?;
+        Some(Memfd {
+            device: self.device,
+            pid,
+            fd,
             inode: status.stx_ino,
             size: status.stx_size,
         })
     }
 }
 
+/// What leads to the memfd that is descriptor `fd` of `pid`, if it is one, and what the kernel says of it.
+fn memfd_at(memfds: (u32, u32), pid: u32, fd: u32) -> Option<(OwnedFd, Statx)> {
+    let path = format!("/proc/{pid}/fd/{fd}");
+    let handle = openat(rustix::fs::CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let status = statx(&handle, "", flags, StatxFlags::BASIC_STATS).ok()?;
+    let regular = FileType::from_raw_mode(status.stx_mode.into()) == FileType::RegularFile;
+    let device = (status.stx_dev_major, status.stx_dev_minor);
+    (regular && device == memfds).then_some((handle, status))
+}
+
 impl Memfd {
     /// Opens it, for reading or also for writing.
     ///
     /// # Errors
-    /// Not allowed.
+    /// Not allowed, or it is no longer there.
     pub(crate) fn open(&self, write: bool) -> std::io::Result<OwnedFd> {
         use std::os::fd::AsRawFd;
-        let path = format!("/proc/self/fd/{}", self.handle.as_fd().as_raw_fd());
+        let found = memfd_at(self.device, self.pid, self.fd);
+        let (handle, _) = found
+            .filter(|(_, status)| status.stx_ino == self.inode)
+            .ok_or(std::io::ErrorKind::NotFound)?;
+        let path = format!("/proc/self/fd/{}", handle.as_fd().as_raw_fd());
         let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
         Ok(openat(
             rustix::fs::CWD,

@@ -2,6 +2,7 @@
 
 use crate::config::{self, Layer, OfferChoice, PathChoice, Settings, SpinChoice};
 use crate::elf::{self, NotFound};
+use crate::terminal::say;
 use crate::{daemon, inherit, limits, locate};
 use anyhow::Result;
 use clap::ValueHint;
@@ -24,7 +25,7 @@ use viaduct_control::runtime::DIR_VARIABLE;
 /// ever. What cannot be accelerated runs as plain TCP; `viaduct explain` says why. A program that Viaduct cannot enter
 /// at all (statically linked, set-user-ID, making its system calls itself as Go does; too little memory allowed by
 /// `ulimit -d` or `-v`) is announced once on standard error, and runs; so is one for which no viaductd could be
-/// started.
+/// started, or where the one that runs is of another version.
 ///
 /// The defaults of the options hold where neither the environment nor a configuration file says otherwise.
 #[derive(Debug, clap::Args)]
@@ -108,7 +109,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let (settings, policy) = match prepare(&args) {
         Ok(prepared) => prepared,
         Err(error) => {
-            eprintln!("viaduct: {error:#}");
+            say(format_args!("viaduct: {error:#}"));
             return Ok(OWN_FAILURE.into());
         }
     };
@@ -119,14 +120,14 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         Ok(file) => file,
         Err(NotFound::Missing) => {
             if program.is_empty() {
-                eprintln!("viaduct: the name of the program is empty");
+                say(format_args!("viaduct: the name of the program is empty"));
             } else {
-                eprintln!("viaduct: {}: not found", program.display());
+                say(format_args!("viaduct: {}: not found", program.display()));
             }
             return Ok(127.into());
         }
         Err(NotFound::NotExecutable) => {
-            eprintln!("viaduct: {}: permission denied", program.display());
+            say(format_args!("viaduct: {}: permission denied", program.display()));
             return Ok(126.into());
         }
     };
@@ -153,11 +154,11 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     };
     match error.kind() {
         // The program itself was there a moment ago.
-        std::io::ErrorKind::NotFound => eprintln!(
+        std::io::ErrorKind::NotFound => say(format_args!(
             "viaduct: {}: it, or the interpreter or loader that it names, is missing",
             program.display()
-        ),
-        _ => eprintln!("viaduct: {}: {error}", program.display()),
+        )),
+        _ => say(format_args!("viaduct: {}: {error}", program.display())),
     }
     Ok(match error.kind() {
         std::io::ErrorKind::NotFound => 127,
@@ -211,11 +212,11 @@ fn enter(settings: &Settings, library: &Path, program: &OsStr, verbose: bool) {
     if settings.path != PathChoice::Tcp
         && let Err(error) = daemon::ensure(&settings.dir, settings.config.as_deref())
     {
-        eprintln!(
+        say(format_args!(
             "viaduct: {} runs as plain TCP until a viaductd answers in {}: {error:#}",
             program.display(),
             settings.dir.display()
-        );
+        ));
     }
     for (name, value) in settings.variables() {
         inherit::set_variable(name, value);
@@ -224,35 +225,33 @@ fn enter(settings: &Settings, library: &Path, program: &OsStr, verbose: bool) {
     let entry = locate::preload_entry(library);
     inherit::set_variable("LD_PRELOAD", with_preload(&entry, env::var_os("LD_PRELOAD")));
     if verbose {
-        eprintln!(
+        say(format_args!(
             "viaduct: path {}, spin {}, offer {}, runtime directory {}",
             settings.path.as_str(),
             settings.spin.as_str(),
             settings.offer.as_str(),
             settings.dir.display()
-        );
+        ));
     }
 }
 
 fn say_plain(program: &OsStr, why: &str) {
-    eprintln!("viaduct: {} runs as plain TCP: {why}", program.display());
+    say(format_args!("viaduct: {} runs as plain TCP: {why}", program.display()));
 }
 
 /// A rule says that the program is not to have the library.
 fn stay_out(program: &OsStr, verbose: bool) {
     leave_out();
     if verbose {
-        eprintln!(
+        say(format_args!(
             "viaduct: {} runs without the library: a rule says never",
             program.display()
-        );
+        ));
     }
 }
 
 /// Keeps the program from having the library. One that this process was itself started with would go on to it.
 fn leave_out() {
-    let is_ours =
-        |entry: &[u8]| Path::new(OsStr::from_bytes(entry)).file_name() == Some(OsStr::new(locate::PRELOAD_NAME));
     let existing = env::var_os("LD_PRELOAD").unwrap_or_default();
     let separator = |byte: &u8| matches!(byte, b':' | b' ');
     if existing.as_bytes().split(separator).any(is_ours) {
@@ -269,12 +268,17 @@ fn leave_out() {
     }
 }
 
-/// `LD_PRELOAD` with `library` first, and only there.
+/// Whether an entry of `LD_PRELOAD` is the library, be it that of another version in another place.
+fn is_ours(entry: &[u8]) -> bool {
+    Path::new(OsStr::from_bytes(entry)).file_name() == Some(OsStr::new(locate::PRELOAD_NAME))
+}
+
+/// `LD_PRELOAD` with `library` first, and no other in it.
 fn with_preload(library: &OsStr, existing: Option<OsString>) -> OsString {
     let mut value = library.to_owned();
     let existing = existing.unwrap_or_default();
     for other in existing.as_bytes().split(|byte| matches!(byte, b':' | b' ')) {
-        if !other.is_empty() && other != library.as_bytes() {
+        if !other.is_empty() && other != library.as_bytes() && !is_ours(other) {
             value.push(":");
             value.push(OsStr::from_bytes(other));
         }

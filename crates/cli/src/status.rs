@@ -1,7 +1,7 @@
 //! `viaduct status`: every connection of every program.
 
-use crate::counters::{self, End, Process};
-use crate::{config, terminal};
+use crate::counters::{self, End, Found, Process};
+use crate::{config, proc, terminal};
 use anyhow::{Result, bail};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -96,14 +96,15 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let instance = dir.as_ref().map(|dir| instance_id(dir.as_os_str().as_encoded_bytes()));
     if let Some(named) = &named
         && !named.is_dir()
-        && counters::read_all(instance)?.is_empty()
+        && counters::read_all(instance)?.processes.is_empty()
     {
         // Else a misspelt name would look as if nothing ran.
         bail!("{}: no such directory", named.display());
     }
+    let mut told_of = Vec::new();
     loop {
-        let processes = counters::read_all(instance)?;
-        let shown = |print: fn(&[Process]) -> String| match args.watch && terminal::is_terminal() {
+        let Found { processes, strangers } = counters::read_all(instance)?;
+        let shown = |print: fn(&[Process]) -> String| match args.watch && terminal::is_screen() {
             true => format!("\x1b[H\x1b[2J{}", print(&processes)),
             false => print(&processes),
         };
@@ -114,12 +115,16 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
             (false, false) => shown(table),
         };
         terminal::print(&text)?;
+        if strangers != told_of || (args.watch && terminal::is_screen()) {
+            tell_of(&strangers);
+            told_of = strangers;
+        }
         let is_empty = match args.totals {
             true => processes.is_empty(),
             false => processes.iter().all(|process| process.ends.is_empty()),
         };
         if is_empty && !args.json && terminal::is_terminal() {
-            eprintln!("{}", nothing(&processes, dir.as_deref()));
+            terminal::say(nothing(&processes, dir.as_deref()));
         }
         if !args.watch {
             return Ok(ExitCode::SUCCESS);
@@ -128,13 +133,27 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     }
 }
 
+/// Processes that are in no table, since their counters are laid out in another way.
+fn tell_of(strangers: &[u32]) {
+    for pid in strangers {
+        terminal::say(format_args!(
+            "viaduct: {} ({pid}) has the library of another version and is not shown; restart it",
+            proc::name(*pid).unwrap_or_default()
+        ));
+    }
+}
+
 /// What an empty table means.
 fn nothing(processes: &[Process], dir: Option<&Path>) -> String {
     let instance = dir.map_or_else(String::new, |dir| {
         format!(" (runtime directory {}; `--all` shows those of others)", dir.display())
     });
+    let seen = match proc::processes().into_iter().all(proc::may_look_into) {
+        true => "",
+        false => " that you may look into",
+    };
     match processes.len() {
-        0 => format!("No program under Viaduct has had a connection{instance}."),
+        0 => format!("No program under Viaduct{seen} has had a connection{instance}."),
         1 => format!("One program has had connections, and none now; `--totals` shows what they carried{instance}."),
         some => {
             format!("{some} programs have had connections, and none now; `--totals` shows what they carried{instance}.")

@@ -1,11 +1,18 @@
 //! Output: colours only where a person looks, quiet when nobody reads on.
 
 use rustix::termios::isatty;
+use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 
 /// Whether standard output is a terminal.
 pub(crate) fn is_terminal() -> bool {
     isatty(io::stdout())
+}
+
+/// Whether what moves the cursor and what colours may be written to standard output.
+pub(crate) fn is_screen() -> bool {
+    let is_dumb = std::env::var_os("TERM").is_some_and(|name| name == "dumb");
+    is_terminal() && !is_dumb
 }
 
 /// How a word is shown where colours are wanted.
@@ -21,10 +28,10 @@ pub(crate) enum Style {
     Red,
 }
 
-/// `text` in `style`, if standard output is a terminal and `NO_COLOR` is not set.
+/// `text` in `style`, if standard output is a screen and `NO_COLOR` is not set.
 pub(crate) fn styled(text: &str, style: Style) -> String {
     let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    if plain || !is_terminal() {
+    if plain || !is_screen() {
         return text.to_owned();
     }
     let code = match style {
@@ -46,6 +53,12 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
         result => result,
     }
+}
+
+/// Writes a line to standard error. Where that is full, or nobody reads it any more, a program starts all the same, and
+/// a command ends with the status that it has earned.
+pub(crate) fn say(line: impl Display) {
+    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// A number of bytes in at most six characters or so.

@@ -10,7 +10,7 @@ use std::process::{Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 use viaduct_control::Reason;
-use viaduct_control::counters::{Path, State, Wanted};
+use viaduct_control::counters::{self, Path, State, Wanted};
 
 const SHM: State = State {
     fd: 0,
@@ -312,6 +312,51 @@ fn a_plain_program_is_told_how_to_join() {
     let (client, _server) = connection();
     let text = explain(&guest, &address(&client));
     assert!(text.contains("Carried by: tcp"), "{text}");
+}
+
+#[test]
+fn a_program_with_the_library_of_another_version_is_not_said_to_have_no_connection() {
+    let guest = Guest::inherited();
+    guest.set(counters::MAGIC_WORD, counters::MAGIC + 1);
+    let mut child = std::process::Command::new("sleep").arg("20").spawn().unwrap();
+    let pid = child.id().to_string();
+    let text = explain(&guest, &pid);
+    let moved = path(&guest, &[&pid, "3", "tcp"]);
+    let [table, totals] = ["status", "status --json --totals"].map(|words| {
+        let words = words.split(' ');
+        viaduct(&guest.dir.path).args(words).output().unwrap()
+    });
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(text.contains("the library of another version"), "{text}");
+    assert!(
+        stderr(&moved).contains("the library of another version"),
+        "{}",
+        stderr(&moved)
+    );
+    for output in [table, totals] {
+        let told = format!("sleep ({pid}) has the library of another version");
+        assert!(
+            output.status.success() && stderr(&output).contains(&told),
+            "{}",
+            stderr(&output)
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_written_is_told_by_the_status() {
+    let guest = Guest::new();
+    let (client, _server) = connection();
+    guest.show(0, &client, SHM);
+    let full = || Stdio::from(std::fs::File::options().write(true).open("/dev/full").unwrap());
+    let unread = || Stdio::from(std::io::pipe().unwrap().1);
+    for (out, errors, expected) in [(full(), full(), 1), (unread(), unread(), 0)] {
+        let mut command = viaduct(&guest.dir.path);
+        command.args(["path", &address(&client), "shm"]);
+        let status = command.stdout(out).stderr(errors).status().unwrap();
+        assert_eq!(status.code(), Some(expected));
+    }
 }
 
 #[test]

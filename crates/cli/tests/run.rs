@@ -6,7 +6,8 @@ use common::{Dir, some_library, stderr, stdout, succeed, viaduct};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
 use rustix::net::{
-    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen, recv, socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen, recv, send,
+    socket_with,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CapabilitySet, CpuSet, capabilities, sched_getaffinity};
@@ -17,6 +18,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
+use viaduct_control::PROTOCOL_VERSION;
+use viaduct_control::message::{MAX_PACKET, MODE_SAME_USER, Packet, Stats};
 use viaduct_control::runtime::socket_path;
 
 fn run(arguments: &[&str]) -> Output {
@@ -120,8 +123,12 @@ fn the_library_goes_before_others_and_only_once() {
     };
     assert_eq!(preload(""), format!("{library}\n"));
     assert_eq!(preload(library), format!("{library}\n"));
+    // Of another version, with which a shell was started.
+    let earlier = home.path.join("libviaduct_preload.so");
+    fs::copy(&other, &earlier).unwrap();
     let other = other.to_str().unwrap();
-    assert_eq!(preload(&format!("{other}:{library}")), format!("{library}:{other}\n"));
+    let existing = format!("{}:{other}:{library}", earlier.display());
+    assert_eq!(preload(&existing), format!("{library}:{other}\n"));
 }
 
 /// What `viaduct run` passes on of an environment that `env -i` has made of these variables.
@@ -190,6 +197,66 @@ fn without_viaductd_the_program_runs_and_it_is_said() {
         stderr(&output),
         format!("viaduct: sh runs as plain TCP until a viaductd answers in {dir}: {why}\n")
     );
+}
+
+#[test]
+fn a_program_starts_though_nothing_can_be_said() {
+    let home = Dir::new();
+    let full = Stdio::from(fs::File::options().write(true).open("/dev/full").unwrap());
+    let unread = Stdio::from(std::io::pipe().unwrap().1);
+    for errors in [full, unread] {
+        let mut command = viaduct(&home.path);
+        command.env("VIADUCT_PRELOAD", "/nonexistent.so");
+        let status = command.args(["run", "sh", "-c", "exit 3"]).stderr(errors).status();
+        assert_eq!(status.unwrap().code(), Some(3));
+    }
+}
+
+/// Answers whatever it is asked, until the test's process ends.
+fn answering(dir: &Dir, answer: Vec<u8>) {
+    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&listener, &SocketAddrUnix::new(socket_path(&dir.path)).unwrap()).unwrap();
+    listen(&listener, 8).unwrap();
+    std::thread::spawn(move || {
+        while let Ok(asking) = accept(&listener) {
+            let _ = recv(&asking, &mut [0; MAX_PACKET][..], RecvFlags::empty());
+            let _ = send(&asking, &answer, SendFlags::NOSIGNAL);
+        }
+    });
+}
+
+#[test]
+fn a_viaductd_of_another_version_is_told() {
+    let stats = Stats {
+        version: PROTOCOL_VERSION + 1,
+        mode: MODE_SAME_USER,
+        pid: 4711,
+        processes: 0,
+        uptime_s: 0,
+        offers_waiting: 0,
+        offers: 0,
+        pairs: 0,
+        refused: 0,
+        segments: 0,
+        segment_bytes: 0,
+        segments_per_user: 0,
+        mode_reason: [0; 120],
+    };
+    let whole = Packet::new(&stats).as_bytes().to_vec();
+    let shorter = whole[..whole.len() - 4].to_vec();
+    let spoken = format!("speaks version {}, this is version {PROTOCOL_VERSION}", stats.version);
+    for (answer, told) in [(whole, spoken.as_str()), (shorter, "is of another version")] {
+        let dir = Dir::new();
+        answering(&dir, answer);
+        let (output, _) = start(&dir, "#!/bin/sh\n: >\"$2/started\"\n", &["sh", "-c", "exit 4"]);
+        assert_eq!(output.status.code(), Some(4));
+        assert!(stderr(&output).contains(told), "{}", stderr(&output));
+        assert!(!dir.path.join("started").exists());
+        for arguments in [&["doctor"][..], &["explain", &std::process::id().to_string()]] {
+            let said = stdout(&viaduct(&dir.path).args(arguments).output().unwrap());
+            assert!(said.contains(told), "{said}");
+        }
+    }
 }
 
 #[test]
@@ -480,6 +547,21 @@ fn limit(limits: &str, name: &str) -> [String; 2] {
     let line = limits.lines().find_map(|line| line.strip_prefix(name)).unwrap();
     let mut words = line.split_whitespace().map(str::to_owned);
     [words.next().unwrap(), words.next().unwrap()]
+}
+
+#[test]
+fn viaductd_does_not_speak_for_the_first_program() {
+    let dir = Dir::new();
+    let viaductd = "#!/bin/sh\nenv >\"$2/found\"\n";
+    let output = run_after(
+        &dir,
+        "export NOTIFY_SOCKET=/there",
+        viaductd,
+        &["sh", "-c", "echo $NOTIFY_SOCKET"],
+    );
+    assert_eq!(stdout(&output), "/there\n");
+    let found = fs::read_to_string(dir.path.join("found")).unwrap();
+    assert!(!found.contains("NOTIFY_SOCKET"), "{found}");
 }
 
 #[test]
@@ -791,8 +873,11 @@ fn the_program_finds_signals_as_the_user_left_them() {
         &["--ignore-signal=PIPE"],
         &["--ignore-signal=PIPE", "--ignore-signal=USR2", "--block-signal=USR1"],
         &["--default-signal=PIPE", "--block-signal=PIPE"],
+        // A child comes before the program: whoever starts viaductd.
+        &["--ignore-signal=CHLD"],
+        &["--block-signal=CHLD"],
     ] {
-        let program = ["grep", "-E", "^Sig(Blk|Ign|Cgt)", "/proc/self/status"];
+        let program = ["grep", "-E", "^(Sig|Shd)(Pnd|Blk|Ign|Cgt)", "/proc/self/status"];
         let mut plain = std::process::Command::new("env");
         let plain = succeed(plain.args(options).args(program));
         let own = viaduct(&dir.path);
@@ -804,8 +889,20 @@ fn the_program_finds_signals_as_the_user_left_them() {
             };
         }
         under.args(options).arg(own.get_program());
-        let under = succeed(under.args(["run", "--path", "tcp", "--"]).args(program));
+        let under = succeed(under.args(["run", "--"]).args(program));
         assert_eq!(under, plain, "{options:?}");
+    }
+}
+
+#[test]
+fn a_standard_descriptor_that_is_closed_stays_so() {
+    let dir = Dir::new();
+    for number in 0..3 {
+        let asked = format!("/proc/self/fd/{number}");
+        for (first, open) in [(":".to_owned(), true), (format!("exec {number}<&-"), false)] {
+            let output = run_after(&dir, &first, "#!/bin/sh\n", &["--path", "tcp", "test", "-e", &asked]);
+            assert_eq!(output.status.code(), Some(i32::from(!open)), "{first}: {asked}");
+        }
     }
 }
 

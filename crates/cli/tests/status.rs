@@ -3,7 +3,9 @@
 
 mod common;
 
-use common::{Dir, Guest, connection, stdout, succeed, viaduct};
+use common::{Dir, Guest, connection, stderr, stdout, succeed, viaduct};
+use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
@@ -12,6 +14,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use viaduct_control::Reason;
 use viaduct_control::counters::{self, Path, State, slot};
+use viaduct_control::runtime::instance_id;
 
 const SHM: State = State {
     fd: 0,
@@ -57,7 +60,7 @@ fn a_row_has_every_field() {
     assert!((9.0..20.0).contains(&age), "{age}");
     let link = std::fs::read_link("/proc/self/ns/net").unwrap();
     let netns: u64 = link.to_str().unwrap()[5..].trim_end_matches(']').parse().unwrap();
-    let instance = viaduct_control::runtime::instance_id(guest.dir.path.as_os_str().as_encoded_bytes());
+    let instance = instance_id(guest.dir.path.as_os_str().as_encoded_bytes());
     let expected = serde_json::json!({
         "pid": std::process::id(),
         "program": "testprog",
@@ -357,6 +360,33 @@ fn totals_hold_what_has_ended_and_what_is_open() {
     let table = succeed(viaduct(&guest.dir.path).args(["status", "--totals"]));
     assert_eq!(table.lines().count(), 2, "{table}");
     assert!(table.contains("testprog"), "{table}");
+}
+
+#[test]
+fn there_may_be_more_programs_than_descriptors() {
+    const PROGRAMS: usize = 40;
+    let dir = Dir::new();
+    let mut programs: Vec<_> = (0..PROGRAMS)
+        .map(|_| {
+            let guest = Guest::inherited();
+            let program = Command::new("sleep").arg("60").spawn().unwrap();
+            guest.set(counters::PID, program.id().into());
+            guest.set(counters::INSTANCE, instance_id(dir.path.as_os_str().as_encoded_bytes()));
+            program
+        })
+        .collect();
+    let own = viaduct(&dir.path);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n 20; exec \"$0\" status --totals --json --dir \"$1\""]);
+    let output = limited.arg(own.get_program()).arg(&dir.path).output().unwrap();
+    for program in &mut programs {
+        program.kill().unwrap();
+        program.wait().unwrap();
+    }
+    let shown: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let pids: BTreeSet<_> = shown.iter().map(|sum| sum["pid"].as_u64().unwrap()).collect();
+    let expected: BTreeSet<_> = programs.iter().map(|program| u64::from(program.id())).collect();
+    assert_eq!(pids, expected, "{}", stderr(&output));
 }
 
 #[test]

@@ -5,6 +5,9 @@
 //! region is an array of 64-bit words: a header of [`HEADER_WORDS`], then [`SLOTS`] slots of [`SLOT_WORDS`], one per
 //! connection end. A page is only touched, and so only costs memory, when a slot in it is first used.
 //!
+//! [`MAGIC_WORD`] and [`INSTANCE`] are where they are in every version, so that programs of one whose counters cannot
+//! be read are at least told of.
+//!
 //! Two words are written by others: [`MAIL`] by viaductd, [`slot::WANTED`] by `viaduct path`.
 
 use crate::Reason;
@@ -14,6 +17,9 @@ pub const MEMFD_NAME: &str = "viaduct-counters";
 
 /// First word of the region: a magic number and the layout's version.
 pub const MAGIC: u64 = 0x5649_4143_4e54_0002;
+
+/// How many low bits of [`MAGIC`] are the version.
+pub const MAGIC_VERSION_BITS: u32 = 16;
 
 /// Words before the first slot.
 pub const HEADER_WORDS: usize = 64;

@@ -280,7 +280,7 @@ fn parse_rule<'a>(program: &str, text: &'a str) -> Result<Option<Rule>, PolicyEr
         match word.split_once('=') {
             Some(("program", pattern)) => {
                 applies &= program_matches(pattern, program)
-                    .ok_or_else(|| error(RULES_VARIABLE, "program=NAME or program=PREFIX*", word))?;
+                    .ok_or_else(|| error(RULES_VARIABLE, "program=NAME or program=PREFIX*, no path", word))?;
             }
             Some(("addr", value)) => {
                 (rule.network, rule.bits) = parse_network(value)
@@ -296,14 +296,14 @@ fn parse_rule<'a>(program: &str, text: &'a str) -> Result<Option<Rule>, PolicyEr
     Ok(applies.then_some(rule))
 }
 
-/// `None`: the pattern matches nothing, being empty or having a `*` that is not its last character.
+/// `None`: the pattern matches nothing, being empty, a path, or having a `*` that is not its last character.
 fn program_matches(pattern: &str, program: &str) -> Option<bool> {
     let (name, is_prefix) = match pattern.strip_suffix('*') {
         Some(prefix) => (prefix, true),
         None => (pattern, false),
     };
     let matches = program == name || is_prefix && program.starts_with(name);
-    (!pattern.is_empty() && !name.contains('*')).then_some(matches)
+    (!pattern.is_empty() && !name.contains(['*', '/'])).then_some(matches)
 }
 
 fn parse_network(text: &str) -> Option<([u8; 16], u8)> {
@@ -407,6 +407,7 @@ mod tests {
             ("tcp,addr=x", "addr=x"),
             ("tcp,program=*sql", "program=*sql"),
             ("tcp,program=a**", "program=a**"),
+            ("tcp,program=/bin/a", "program=/bin/a"),
         ] {
             let error = policy("p", rules).unwrap_err();
             assert_eq!((error.variable, error.found), (RULES_VARIABLE, found), "{rules}");

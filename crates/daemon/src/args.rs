@@ -12,8 +12,9 @@ use std::path::PathBuf;
 /// together: it then serves all users, network namespaces and address translation. Started by anybody else, it serves
 /// that one user, whose processes may trust each other.
 ///
-/// It stays in the foreground, logs to standard error, and stops at SIGTERM. Limits can also be set in the `[daemon]`
-/// table of the configuration file: segments_per_user, memory_per_user, offers_per_user, processes_per_user, same_user.
+/// It stays in the foreground, logs to standard error, and stops at SIGTERM or SIGINT. Limits can also be set in the
+/// `[daemon]` table of the configuration file, which is read when viaductd starts: segments_per_user, memory_per_user,
+/// offers_per_user, processes_per_user, same_user.
 #[derive(Debug, Parser)]
 #[command(name = "viaductd", version, override_usage = "viaductd [OPTIONS]", after_help = AFTER)]
 pub(crate) struct Args {
@@ -28,6 +29,10 @@ pub(crate) struct Args {
     /// Exit when for so long no program has been connected, and none runs under Viaduct that might
     #[arg(long, value_name = "SECONDS")]
     pub(crate) idle_exit: Option<u64>,
+
+    /// Where another viaductd serves the directory, wait until it has ended and take its place
+    #[arg(long)]
+    pub(crate) stand_by: bool,
 
     /// Match by addresses within each user's own programs, even as root; attach no BPF program
     #[arg(long)]
@@ -67,6 +72,7 @@ EXAMPLES
 
 EXIT STATUS
     0   stopped or idle, or another viaductd already serves the directory
+        (not with --stand-by)
     1   failed
     2   the command line was not understood
 

@@ -41,7 +41,14 @@ pub(crate) enum Taken {
     /// It is ours, and this socket is to listen there.
     Ours(Place, OwnedFd),
     /// Another viaductd serves it.
-    Served,
+    Served(Turn),
+}
+
+/// The lock on a directory that another viaductd serves.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    path: PathBuf,
+    lock: OwnedFd,
 }
 
 /// Makes `dir` ours: creates it, locks it, binds the socket. `uid` is the effective user.
@@ -55,12 +62,36 @@ pub(crate) fn take(dir: &Path, uid: u32) -> anyhow::Result<Taken> {
     loop {
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => break,
-            Err(Errno::WOULDBLOCK) if answers(&socket_path, &mut looks) => return Ok(Taken::Served),
+            Err(Errno::WOULDBLOCK) if answers(&socket_path, &mut looks) => {
+                return Ok(Taken::Served(Turn { path: lock_path, lock }));
+            }
             Err(Errno::WOULDBLOCK) if looks.next().is_some() => std::thread::sleep(LOOK),
             Err(Errno::WOULDBLOCK) => bail!("{}: held by a process that does not answer", lock_path.display()),
             Err(error) => return Err(error).with_context(|| lock_path.display().to_string()),
         }
     }
+    let (place, socket) = settle(dir, uid, lock)?;
+    Ok(Taken::Ours(place, socket))
+}
+
+impl Turn {
+    /// Waits until the other viaductd has ended, however it does, and makes `dir` ours.
+    pub(crate) fn wait(self, dir: &Path, uid: u32) -> anyhow::Result<(Place, OwnedFd)> {
+        flock(&self.lock, FlockOperation::LockExclusive).with_context(|| self.path.display().to_string())?;
+        // A directory that was made anew has another lock, which somebody else may hold.
+        let of = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+        let lock = File::from(self.lock);
+        let named = std::fs::metadata(&self.path).with_context(|| self.path.display().to_string())?;
+        if of(named) != of(lock.metadata()?) {
+            bail!("{}: was made anew meanwhile", dir.display());
+        }
+        settle(dir, uid, lock.into())
+    }
+}
+
+/// Binds the socket in `dir`, of which this process holds the lock.
+fn settle(dir: &Path, uid: u32, lock: OwnedFd) -> anyhow::Result<(Place, OwnedFd)> {
+    let socket_path = runtime::socket_path(dir);
     match std::fs::remove_file(&socket_path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             return Err(error).with_context(|| socket_path.display().to_string());
@@ -75,7 +106,7 @@ pub(crate) fn take(dir: &Path, uid: u32) -> anyhow::Result<Taken> {
         programs,
         _lock: lock,
     };
-    Ok(Taken::Ours(place, socket))
+    Ok((place, socket))
 }
 
 impl Place {
@@ -113,7 +144,7 @@ fn prepare(dir: &Path, uid: u32) -> anyhow::Result<()> {
         OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY,
         Mode::empty(),
     )
-    .with_context(|| format!("{}: not a directory of ours", dir.display()))?;
+    .with_context(|| format!("{}: must be a directory, and no symbolic link to one", dir.display()))?;
     let held = File::from(held);
     let metadata = held.metadata()?;
     if metadata.uid() != uid {

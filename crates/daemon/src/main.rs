@@ -11,12 +11,14 @@ mod limits;
 mod listen;
 mod pairing;
 mod registry;
+mod seldom;
 mod server;
 mod stats;
 mod ticket;
 
 use anyhow::Context;
 use clap::Parser;
+use nix::sys::signal::{SigSet, Signal};
 use std::io::{IsTerminal, Write};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -36,6 +38,9 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_max_level(args.log)
         .with_target(false)
+        // What cannot be written there cannot be told there either: on a full disk, or where nobody reads any more, the
+        // attempt would end viaductd.
+        .log_internal_errors(false)
         .init();
     // Opened while viaductd may still open anything.
     let ready = args.ready_fd.and_then(|fd| listen::reopen(fd).ok());
@@ -59,10 +64,13 @@ fn run(args: &args::Args) -> anyhow::Result<()> {
         .unwrap_or_else(|| runtime::default_dir(uid, |name| std::env::var_os(name)));
     let (place, socket) = match listen::take(&dir, uid)? {
         listen::Taken::Ours(place, socket) => (place, socket),
-        listen::Taken::Served => {
+        listen::Taken::Served(turn) => {
             tracing::warn!("{}: another viaductd serves it already", dir.display());
             listen::Announcement::open(args.ready_fd).send();
-            return Ok(());
+            if !args.stand_by {
+                return Ok(());
+            }
+            turn.wait(&dir, uid)?
         }
     };
     let descriptors = limits::raise()?;
@@ -109,8 +117,10 @@ fn run(args: &args::Args) -> anyhow::Result<()> {
 /// A descriptor that becomes readable at SIGTERM or SIGINT.
 fn stop_signals() -> anyhow::Result<UnixStream> {
     let (read, write) = UnixStream::pair()?;
-    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
-        signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        signal_hook::low_level::pipe::register(signal as i32, write.try_clone()?)?;
+        // The first program under Viaduct may have been started with them blocked.
+        SigSet::from(signal).thread_unblock()?;
     }
     Ok(read)
 }

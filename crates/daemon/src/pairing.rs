@@ -174,7 +174,9 @@ impl Server {
         let segment = match Segment::create(matched.segment, Geometry::DEFAULT) {
             Ok(segment) => Rc::new(segment),
             Err(error) => {
-                tracing::warn!("segment: {error}");
+                if self.unmade.is_due() {
+                    tracing::warn!("segment: {error}");
+                }
                 let reason = match Errno::from_io_error(&error) {
                     Some(Errno::MFILE | Errno::NFILE) => Reason::NoDescriptors,
                     _ => Reason::NoMemory,

@@ -5,6 +5,7 @@ use crate::closing::Closing;
 use crate::guest::{Farewell, Guest, Mail, Received};
 use crate::pairing::Early;
 use crate::registry::{GuestId, LIMIT_RETRY_MS, Limits, Registry};
+use crate::seldom::Seldom;
 use crate::ticket::Tickets;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -72,6 +73,9 @@ pub(crate) struct Server {
     next_guest: u64,
     pub(crate) next_bell: u64,
     accept_again: Option<Instant>,
+    /// That nobody is accepted, and that there is no segment: both may be so often, and as long as somebody wants.
+    pub(crate) untaken: Seldom,
+    pub(crate) unmade: Seldom,
     flush_again: Option<Instant>,
     /// Offers that came ahead of their tickets, and when to look for these.
     pub(crate) early: Vec<Early>,
@@ -116,6 +120,8 @@ impl Server {
             next_guest: FIRST_GUEST,
             next_bell: first_name,
             accept_again: None,
+            untaken: Seldom::default(),
+            unmade: Seldom::default(),
             flush_again: None,
             early: Vec::new(),
             prove_again: None,
@@ -162,7 +168,8 @@ impl Server {
 
     fn timeout(&self) -> Option<Timespec> {
         let idle = match self.settings.idle_exit {
-            Some(limit) if self.introduced == 0 => Some(self.idle_since + limit),
+            // One that is later than there are instants is never.
+            Some(limit) if self.introduced == 0 => self.idle_since.checked_add(limit),
             _ => None,
         };
         let next = [idle, self.accept_again, self.flush_again, self.prove_again]
@@ -181,7 +188,9 @@ impl Server {
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(error) => {
-                    tracing::warn!("accept: {error}");
+                    if self.untaken.is_due() {
+                        tracing::warn!("accept: {error}");
+                    }
                     self.watch_listener(EventFlags::empty());
                     self.accept_again = Some(Instant::now() + PAUSE);
                     return;

@@ -94,6 +94,46 @@ fn a_directory_that_another_gives_up_late_is_waited_for() {
 }
 
 #[test]
+fn what_stands_by_takes_the_place_of_one_that_ends() {
+    for orderly in [true, false] {
+        let mut daemon = Daemon::start(&["--same-user"]);
+        let (mut ready, notify) = std::io::pipe().unwrap();
+        rustix::io::fcntl_setfd(&notify, rustix::io::FdFlags::empty()).unwrap();
+        let number = notify.as_raw_fd().to_string();
+        let arguments = ["--same-user", "--stand-by", "--ready-fd", &number];
+        let mut waiting = Running(command(daemon.dir(), &arguments).spawn().unwrap());
+        drop(notify);
+        let mut word = [0];
+        ready.read_exact(&mut word).unwrap();
+        assert_eq!((word, daemon.stats().pid), (*b"1", daemon.child.id()));
+        assert!(waiting.0.try_wait().unwrap().is_none(), "it has not waited");
+        if orderly {
+            stop(&daemon.child);
+        } else {
+            daemon.child.kill().unwrap();
+        }
+        daemon.exit_status();
+        until("the other serves", || connect(daemon.dir()).is_ok());
+        Guest::hello(daemon.dir());
+        assert_eq!(daemon.stats().pid, waiting.0.id());
+    }
+}
+
+#[test]
+fn a_log_that_cannot_be_written_does_not_end_it() {
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let unread = std::io::pipe().unwrap().1;
+    for log in [Stdio::from(full), Stdio::from(unread)] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut viaductd = command(dir.path(), &["--same-user", "--log", "trace"]);
+        viaductd.stderr(log);
+        let daemon = Daemon::start_as(dir, viaductd);
+        Guest::hello(daemon.dir());
+        assert_eq!(daemon.stats().pid, daemon.child.id());
+    }
+}
+
+#[test]
 fn told_to_stop_it_removes_its_socket() {
     for mode in [&["--same-user"][..], &[]] {
         let mut daemon = Daemon::start(mode);
@@ -103,6 +143,18 @@ fn told_to_stop_it_removes_its_socket() {
         guest.expect_hang_up();
         assert!(!socket_path(daemon.dir()).exists());
     }
+}
+
+#[test]
+fn it_stops_though_the_signal_was_blocked_and_ignored() {
+    let dir = tempfile::tempdir().unwrap();
+    let own = command(dir.path(), &["--same-user"]);
+    let mut confined = std::process::Command::new("env");
+    confined.args(["--block-signal=TERM", "--ignore-signal=TERM"]);
+    confined.arg(own.get_program()).args(own.get_args());
+    let mut daemon = Daemon::start_as(dir, confined);
+    stop(&daemon.child);
+    assert!(daemon.exit_status().success());
 }
 
 #[test]
@@ -120,6 +172,13 @@ fn it_exits_when_idle_and_not_before() {
     assert!(daemon.exit_status().success());
     assert!(since.elapsed() > Duration::from_millis(3900), "{:?}", since.elapsed());
     drop(onlooker);
+}
+
+#[test]
+fn idle_for_ever_is_long() {
+    let daemon = Daemon::start(&["--same-user", "--idle-exit", &u64::MAX.to_string()]);
+    drop(Guest::hello(daemon.dir()));
+    assert_eq!(daemon.stats().pid, daemon.child.id());
 }
 
 #[test]
@@ -391,7 +450,9 @@ fn the_descriptor_limit_is_survived() {
     if !is_root() {
         return;
     }
-    let daemon = limited(public_dir(), "-n 24");
+    let place = public_dir();
+    let log = place.0.path().join("log");
+    let daemon = limited(place, &format!("-n 24; exec 2>{}", log.display()));
     let mut guest = Guest::hello(daemon.dir());
     // No user alone gets that far.
     let crowd: Vec<_> = (1..10_u32)
@@ -412,6 +473,8 @@ fn the_descriptor_limit_is_survived() {
     let before = busy(&daemon.child);
     std::thread::sleep(Duration::from_millis(500));
     assert!(busy(&daemon.child) - before < 10, "it spins");
+    let told = std::fs::read_to_string(log).unwrap();
+    assert_eq!(told.matches("accept: Too many open files").count(), 1, "{told}");
     drop(crowd);
     until("it pairs again", || {
         guest.offer(3, &opener);

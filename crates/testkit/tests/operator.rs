@@ -476,3 +476,41 @@ fn who_runs_under_viaduct_already_is_not_to_be_started_so() {
         assert_eq!(text.contains(Reason::Offered.advice()), !is_told, "{way}: {text}");
     }
 }
+
+/// Forty processes, each with a connection that stays.
+const CROWD: &str = "import os, socket, sys, time
+listener = socket.create_server(('127.0.0.1', int(sys.argv[1])), backlog=64)
+for n in range(40):
+    if os.fork() == 0:
+        near = socket.create_connection(listener.getsockname())
+        near.sendall(b'x')
+        near.recv(1)
+        os._exit(0)
+far = [listener.accept()[0] for n in range(40)]
+time.sleep(100)
+";
+
+#[test]
+fn connections_of_more_programs_than_descriptors_are_moved_at_once() {
+    if !can_run(false, &["python3"]) {
+        return;
+    }
+    let instance = Instance::start();
+    let port = free_port().to_string();
+    let _crowd = Launch::new(Mode::Accelerated(&instance), "python3", ["-c", CROWD, &port]).spawn();
+    let all = instance.wait_for_status(PATIENCE, |rows| {
+        rows.iter().filter(|row| row.bytes_sent == 1).count() == 40
+    });
+    assert!(all.is_ok(), "{all:#?}");
+    let output = Command::new("sh")
+        .args([
+            "-c",
+            "ulimit -S -n 20; exec \"$0\" path --no-wait --dir \"$1\" \":$2\" tcp",
+        ])
+        .arg(binary("viaduct"))
+        .arg(instance.dir())
+        .arg(&port)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

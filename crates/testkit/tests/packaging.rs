@@ -68,18 +68,23 @@ fn make(target: &str, stage: &Path) {
 }
 
 fn make_with(target: &str, stage: &Path, variables: &[&str]) {
+    run(make_command(target, stage).args(variables));
+}
+
+fn make_command(target: &str, stage: &Path) -> Command {
     let built = bin_dir();
-    run(Command::new("make")
+    let mut command = Command::new("make");
+    command
         .args(["--silent", "--old-file=build", target])
         .arg(format!("DESTDIR={}", stage.display()))
         .arg(format!("PREFIX=/{PREFIX}"))
         .arg(format!("RELEASE={}", built.display()))
         .arg(format!("GENERATED={}", stage.join("generated").display()))
-        .args(variables)
         .env_remove("MAKEFLAGS")
         .env_remove("UNITDIR")
         .env_remove("STRIP")
-        .current_dir(workspace()));
+        .current_dir(workspace());
+    command
 }
 
 /// All that is not a directory below `dir`.
@@ -209,6 +214,49 @@ fn what_is_installed_is_enough_for_c_and_cpp() {
     assert_eq!((earlier.exists(), other.exists()), (false, true));
     make("uninstall", &stage);
     assert_eq!(files(&root), BTreeSet::new());
+}
+
+/// `install` as it is where the disk is full: what was there is gone, and half of the new file is.
+const FULL: &str = r#"#!/bin/sh
+for last; do :; done
+case "$*" in
+*libviaduct*.so*)
+    [ -d "$last" ] && last=$last/libviaduct_preload.so
+    rm -f "$last"
+    printf half >"$last"
+    exit 1
+esac
+exec "$REAL_INSTALL" "$@"
+"#;
+
+/// Programs start while Viaduct is installed anew, and half a library would kill them.
+#[test]
+fn a_library_is_replaced_when_the_new_one_is_whole() {
+    if !can_run(false, &["make", "install"]) {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let stage = scratch.path().join("stage");
+    make("install", &stage);
+    let libraries = || {
+        let library = stage.join(PREFIX).join("lib");
+        let names = [Path::new(LIBRARY), Path::new("viaduct/libviaduct_preload.so")];
+        names.map(|name| std::fs::read(library.join(name)).unwrap())
+    };
+    let before = libraries();
+    let tools = scratch.path().join("tools");
+    std::fs::create_dir(&tools).unwrap();
+    let install = tools.join("install");
+    std::fs::write(&install, FULL).unwrap();
+    std::fs::set_permissions(&install, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = std::env::var("PATH").unwrap();
+    let output = make_command("install", &stage)
+        .env("REAL_INSTALL", find("install").unwrap())
+        .env("PATH", format!("{}:{path}", tools.display()))
+        .output()
+        .unwrap();
+    assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert!(libraries() == before);
 }
 
 /// Names of the sections of a binary.

@@ -1,5 +1,6 @@
 //! How far a measurement is, on standard error.
 
+use crate::terminal;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -31,7 +32,11 @@ impl Progress {
         if self.terminal {
             self.bar.set_message(what.to_owned());
         } else {
-            eprintln!("viaduct: {}/{} {what}", self.bar.position() + 1, self.steps);
+            terminal::say(format_args!(
+                "viaduct: {}/{} {what}",
+                self.bar.position() + 1,
+                self.steps
+            ));
         }
     }
 
@@ -42,7 +47,7 @@ impl Progress {
 
     /// Something to be said meanwhile.
     pub(crate) fn say(&self, line: &str) {
-        self.bar.suspend(|| eprintln!("viaduct: {line}"));
+        self.bar.suspend(|| terminal::say(format_args!("viaduct: {line}")));
     }
 }
 

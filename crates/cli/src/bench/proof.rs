@@ -24,7 +24,10 @@ impl Proof {
     /// Of the processes `pids` now.
     pub(crate) fn take(instance: &Instance, pids: &[u32]) -> Self {
         let mut proof = Self::default();
-        for process in counters::read_some(pids, Some(instance.id())).unwrap_or_default() {
+        for process in counters::read_some(pids, Some(instance.id()))
+            .unwrap_or_default()
+            .processes
+        {
             // Those that have ended count: a program may have done all it does before anybody looks.
             let totals = process.totals;
             let [sent, received, fast_sent, fast_received] = totals.traffic;
