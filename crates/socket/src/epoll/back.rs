@@ -13,6 +13,7 @@ use viaduct_control::Reason;
 /// was passed it): its members stay on TCP.
 pub(crate) fn nest(index: usize) {
     let Some(set) = set(index) else { return };
+    set.strays();
     // A handler that has interrupted a call on the set leaves it to the next one that asks, whole.
     let Some(owner) = set.own() else { return };
     if set.nested.swap(true, AcqRel) {

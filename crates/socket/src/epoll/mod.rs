@@ -19,6 +19,7 @@ mod list;
 pub(crate) mod lone;
 pub(crate) mod set;
 pub(crate) mod share;
+pub(crate) mod sharers;
 pub(crate) mod shelf;
 pub mod wait;
 
@@ -26,8 +27,8 @@ use crate::conn::{self, Conn, Phase};
 use crate::descriptors::table;
 pub(crate) use crate::epoll::inside::{jumping, wake_elsewhere};
 pub(crate) use crate::epoll::set::{
-    BYTES, EDGE, EMULATED, FIRED, FRESH, KERNEL, MEMBER, MEMBER_TURNS, MEMBERS, Member, PARKED, ROOM, SET, Set, Tagged,
-    UNSEEN, member, set, set_links, tag, whose,
+    BYTES, EDGE, EMULATED, FIRED, FRESH, GUEST, KERNEL, MEMBER, MEMBER_TURNS, MEMBERS, Member, PARKED, ROOM, SET, Set,
+    Tagged, UNSEEN, member, set, set_links, tag, whose,
 };
 use crate::extent::Extent;
 use crate::path::demote;
@@ -45,6 +46,10 @@ static EXTENT: Extent = Extent::none();
 /// The places that sets have been in.
 fn places() -> &'static [Set] {
     EXTENT.of(&SET)
+}
+
+fn all_sets() -> impl Iterator<Item = &'static Set> {
+    places().iter().filter(|set| set.used.load(Relaxed))
 }
 
 /// Before a set is in the place `index`.
@@ -83,6 +88,8 @@ pub fn created(fd: i32) {
         set.nested.store(false, Relaxed);
         set.shared.store(false, Relaxed);
         set.inherited.store(false, Relaxed);
+        set.sharers.store(0, Relaxed);
+        set.tagged.store(false, Relaxed);
         set.crowded.store(false, Relaxed);
         set.unheard.store(false, Relaxed);
         set.kernel_looked.store(0, Relaxed);
@@ -120,6 +127,7 @@ pub(crate) fn release(index: usize, fd: i32) {
             bell.abandon();
         }
     }
+    set.leave_sharers();
     set.end(owner);
 }
 
@@ -246,10 +254,12 @@ pub(crate) fn added(
 ) {
     begin(set, number, member, events, data);
     let attached = conn.phase() == Phase::Attached;
-    if set.nested.load(Relaxed) || set.inherited.load(Relaxed) || attached && set.is_kernels() {
+    if set.nested.load(Relaxed) || attached && (set.is_inherited() || set.is_kernels()) {
         demote::ban(conn, Reason::UnseenWait);
     } else if attached {
         emulate(set, number, member);
+    } else if set.inherited.load(Relaxed) {
+        member.change(0, GUEST);
     }
 }
 
@@ -355,7 +365,7 @@ pub(crate) fn attached(conn: &'static Conn) {
         if conn.phase() != Phase::Attached || member.has(PARKED) {
             return;
         }
-        if set.is_kernels() {
+        if member.has(GUEST) && set.is_inherited() || set.is_kernels() {
             demote::ban(conn, Reason::UnseenWait);
         } else if !oneshot {
             emulate(set, number, member);

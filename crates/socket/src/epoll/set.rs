@@ -44,6 +44,9 @@ pub(crate) const UNSEEN: u32 = 1 << 7;
 /// [`Member::flags`]: the program knows that there was no room, so an edge is due when there is.
 pub(crate) const ROOM: u32 = 1 << 8;
 
+/// [`Member::flags`]: registered in a set that other processes had from before a fork.
+pub(crate) const GUEST: u32 = 1 << 10;
+
 /// [`Member::flags`]: the ends of directions, and the error, that have been told of; such an event's bits so far up.
 const ENDS: u32 = 16;
 /// Among them, for the end of the peer's direction. No event of a socket's.
@@ -89,8 +92,8 @@ pub(crate) struct Set {
     pub(crate) nested: AtomicBool,
     /// Another process has the set too, and must not find registrations in it that no program made.
     pub(crate) shared: AtomicBool,
-    /// Shared with the parent since a fork. The parent would not know what to make of a registration that this process
-    /// takes over.
+    /// Shared with the parent since a fork, as far as is known. The parent would not know what to make of a registration
+    /// that this process takes over.
     pub(crate) inherited: AtomicBool,
     /// Owned by a thread that forks.
     pub(crate) forks: AtomicBool,
@@ -103,6 +106,12 @@ pub(crate) struct Set {
     pub(crate) hot: List,
     /// How often its bell has been heard, by whichever thread.
     pub(crate) rings: AtomicU32,
+    /// See [`crate::epoll::sharers`].
+    pub(crate) sharers: AtomicU32,
+    /// There have been registrations of ours in it.
+    pub(crate) tagged: AtomicBool,
+    /// When it was last asked who else has it.
+    pub(crate) asked_ns: AtomicU64,
 }
 
 pub(crate) static SET: [Set; SETS] = [const {
@@ -127,6 +136,9 @@ pub(crate) static SET: [Set; SETS] = [const {
         kernel_looked: AtomicU64::new(0),
         waits: AtomicU32::new(0),
         rings: AtomicU32::new(0),
+        sharers: AtomicU32::new(0),
+        tagged: AtomicBool::new(false),
+        asked_ns: AtomicU64::new(0),
     }
 }; SETS];
 
@@ -233,6 +245,7 @@ impl Set {
         if self.nested.load(Relaxed) {
             return None;
         }
+        self.is_tagged();
         let Some(bell) = bell::claim() else {
             // While there may be a descriptor for it.
             let _ = bell::common();

@@ -3,12 +3,8 @@
 //! Their registrations are the kernel's, and so common to all; our records are each process's own.
 
 use crate::epoll::set::{PARKED, Set, member, set_links, tag};
-use crate::epoll::{places, unregister};
+use crate::epoll::{all_sets, places, unregister};
 use core::sync::atomic::Ordering::{Relaxed, Release};
-
-fn all_sets() -> impl Iterator<Item = &'static Set> {
-    places().iter().filter(|set| set.used.load(Relaxed))
-}
 
 /// Takes parked registrations out of the kernel's set, which goes to another process. The set is owned.
 fn share(set: &Set) {
@@ -26,10 +22,14 @@ pub(crate) fn before_fork() {
     // Both processes are to know each other's tags.
     tag();
     for set in all_sets() {
-        if let Some(owner) = set.own()
-            // It may have been closed meanwhile.
-            && set.used.load(Relaxed)
-        {
+        let Some(owner) = set.own() else {
+            // This very thread uses it, or forks within a fork.
+            set.strays();
+            continue;
+        };
+        // It may have been closed meanwhile.
+        if set.used.load(Relaxed) {
+            set.expect_sharer();
             share(set);
             set.forks.store(true, Relaxed);
             owner.keep();
@@ -48,7 +48,7 @@ pub(crate) fn after_fork_in_parent() {
 }
 
 /// In a forked child: the sets are shared with the parent, the bells are not.
-pub(crate) fn after_fork() {
+pub(crate) fn after_fork(parent: u32) {
     for set in places() {
         // Also of one that has come or gone meanwhile: nothing is written where there has been none.
         if set.owner.load(Relaxed) != 0 || set.forks.load(Relaxed) {
@@ -59,6 +59,6 @@ pub(crate) fn after_fork() {
     for set in all_sets() {
         set.bell.store(0, Relaxed);
         set.sleepers.store(0, Relaxed);
-        set.inherited.store(true, Relaxed);
+        set.arrive(parent);
     }
 }
