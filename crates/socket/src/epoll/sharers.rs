@@ -229,8 +229,10 @@ impl Set {
         }
     }
 
-    /// Before registrations of ours are in the kernel's set.
+    /// Before registrations of ours are in the kernel's set. The set is owned.
     pub(crate) fn is_tagged(&self) {
+        // By now it may be this process's alone, and does not become so any more.
+        let _ = self.is_inherited();
         self.tagged.store(true, Relaxed);
         if let Some(list) = self.list() {
             list.mark(TAGGED);
