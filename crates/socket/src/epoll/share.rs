@@ -45,6 +45,8 @@ pub(crate) fn after_fork_in_parent() {
         // Release pairs with the acquire of the next owner.
         set.owner.store(0, Release);
     }
+    // The child may have one that another thread has made meanwhile.
+    all_sets().filter(|set| !set.shared.load(Relaxed)).for_each(Set::strays);
 }
 
 /// In a forked child: the sets are shared with the parent, the bells are not.

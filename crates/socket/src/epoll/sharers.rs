@@ -147,6 +147,10 @@ impl Sharers {
     /// This process is about to make a child.
     fn expect(&self, own: u32) {
         let child = EXPECTED | own;
+        if self.marks.load(Acquire) & STRAYED != 0 {
+            // There is nothing to be told any more.
+            return;
+        }
         if !self.replace(|content| content == 0, child) && !self.replace(is_gone, child) {
             self.mark(STRAYED);
         }
