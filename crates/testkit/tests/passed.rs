@@ -1,4 +1,4 @@
-//! Connections that one process opens or accepts and another goes on with.
+//! Connections that one process opens or accepts and another goes on with, and epoll sets likewise.
 
 use nix::sys::signal::Signal;
 use std::path::Path;
