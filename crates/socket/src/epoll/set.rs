@@ -92,8 +92,8 @@ pub(crate) struct Set {
     pub(crate) nested: AtomicBool,
     /// Another process has the set too, and must not find registrations in it that no program made.
     pub(crate) shared: AtomicBool,
-    /// Shared with the parent since a fork, as far as is known: [`Set::is_inherited`]. The parent would not know what to
-    /// make of a registration that this process takes over.
+    /// Shared with the parent since a fork, as far as is known: [`Set::is_inherited`]. The parent would not know what
+    /// to make of a registration that this process takes over.
     pub(crate) inherited: AtomicBool,
     /// Owned by a thread that forks.
     pub(crate) forks: AtomicBool,
