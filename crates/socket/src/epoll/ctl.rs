@@ -166,7 +166,7 @@ fn without_kernel(
     if operation != libc::EPOLL_CTL_ADD
         || conn.phase() != Phase::Attached
         || refused
-        || set.inherited.load(Relaxed)
+        || set.is_inherited()
         || set.is_kernels()
     {
         return None;

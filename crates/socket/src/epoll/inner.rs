@@ -188,6 +188,7 @@ impl Set {
     fn take_over(&self, outer: &Self) -> bool {
         let place = &self.place;
         place.ours.store(true, Relaxed);
+        outer.note_tags();
         outer.emulates_one_more();
         let events = place.events.load(Relaxed);
         let taken = self.register_outside(outer, libc::EPOLL_CTL_MOD, events).is_ok();
@@ -361,7 +362,7 @@ pub(crate) fn watch(index: usize) {
 fn put_into(outer: &'static Set, inner: &'static Set, asked: Asked, direct: impl Fn() -> i32) -> Option<i32> {
     let _outer = outer.own()?;
     let owner = inner.own()?;
-    let is_kernels = |set: &Set| set.nested.load(Relaxed) || set.inherited.load(Relaxed);
+    let is_kernels = |set: &Set| set.nested.load(Relaxed) || set.is_inherited();
     let is_simple = inner.outer.load(Relaxed) == 0
         && inner.first_inner.load(Relaxed) == 0
         && outer.outer.load(Relaxed) == 0
@@ -380,6 +381,7 @@ fn put_into(outer: &'static Set, inner: &'static Set, asked: Asked, direct: impl
     }
     place.ours.store(is_ours, Relaxed);
     let result = if is_ours {
+        outer.note_tags();
         outer.emulates_one_more();
         answer(inner.register_outside(outer, libc::EPOLL_CTL_ADD, asked.events))
     } else {

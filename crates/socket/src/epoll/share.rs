@@ -6,8 +6,18 @@ use crate::epoll::set::{PARKED, Set, member, set_links, tag};
 use crate::epoll::{places, unregister};
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
-fn all_sets() -> impl Iterator<Item = &'static Set> {
+pub(super) fn all_sets() -> impl Iterator<Item = &'static Set> {
     places().iter().filter(|set| set.used.load(Relaxed))
+}
+
+impl Set {
+    /// A new set, which no other process has.
+    pub(crate) fn begin_alone(&self) {
+        self.shared.store(false, Relaxed);
+        self.inherited.store(false, Relaxed);
+        self.sharers.store(0, Relaxed);
+        self.tagged.store(false, Relaxed);
+    }
 }
 
 /// Takes parked registrations out of the kernel's set, which goes to another process. The set is owned.
@@ -26,10 +36,14 @@ pub(crate) fn before_fork() {
     // Both processes are to know each other's tags.
     tag();
     for set in all_sets() {
-        if let Some(owner) = set.own()
-            // It may have been closed meanwhile.
-            && set.used.load(Relaxed)
-        {
+        let Some(owner) = set.own() else {
+            // This very thread uses it, or forks within a fork.
+            set.strays();
+            continue;
+        };
+        // It may have been closed meanwhile.
+        if set.used.load(Relaxed) {
+            set.expect_sharer();
             share(set);
             set.forks.store(true, Relaxed);
             owner.keep();
@@ -45,10 +59,12 @@ pub(crate) fn after_fork_in_parent() {
         // Release pairs with the acquire of the next owner.
         set.owner.store(0, Release);
     }
+    // The child may have one that another thread has made meanwhile.
+    all_sets().filter(|set| !set.shared.load(Relaxed)).for_each(Set::strays);
 }
 
 /// In a forked child: the sets are shared with the parent, the bells are not.
-pub(crate) fn after_fork() {
+pub(crate) fn after_fork(parent: u32) {
     for set in places() {
         // Also of one that has come or gone meanwhile: nothing is written where there has been none.
         if set.owner.load(Relaxed) != 0 || set.forks.load(Relaxed) {
@@ -59,6 +75,6 @@ pub(crate) fn after_fork() {
     for set in all_sets() {
         set.bell.store(0, Relaxed);
         set.sleepers.store(0, Relaxed);
-        set.inherited.store(true, Relaxed);
+        set.arrive(parent);
     }
 }
