@@ -163,8 +163,8 @@ impl Set {
         is_ready
     }
 
-    /// Before the kernel has anything of ours to tell in the set: the outer set's registration becomes ours, unless only
-    /// the kernel knows whether it has fired. The set is owned.
+    /// Before the kernel has anything of ours to tell in the set: the outer set's registration becomes ours, unless
+    /// only the kernel knows whether it has fired. The set is owned.
     pub(crate) fn prepare_outside(&self) {
         if self.watched.load(Relaxed)
             && !self.place.ours.load(Relaxed)
@@ -176,8 +176,8 @@ impl Set {
         }
     }
 
-    /// The first member has come onto a lane: who polls the set, or waits for a registration of it that is not ours yet,
-    /// is to look there. The set is owned.
+    /// The first member has come onto a lane: who polls the set, or waits for a registration of it that is not ours
+    /// yet, is to look there. The set is owned.
     pub(crate) fn tell_outside(&self) {
         if self.watched.load(Relaxed) && !self.place.ours.load(Relaxed) {
             self.ring();
