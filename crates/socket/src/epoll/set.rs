@@ -336,9 +336,9 @@ impl Set {
         !self.waited.load(Relaxed) || self.outer().is_some_and(Self::is_unseen)
     }
 
-    /// Whether only the kernel's registrations may be in it: it is waited for in a way that cannot be looked into; it is
-    /// in a set that other processes may wait in; or no wait has been seen, and the program may wait by system calls of
-    /// its own. To be asked where a connection has a lane: it may search the program's file.
+    /// Whether only the kernel's registrations may be in it: it is waited for in a way that cannot be looked into; it
+    /// is in a set that other processes may wait in; or no wait has been seen, and the program may wait by system calls
+    /// of its own. To be asked where a connection has a lane: it may search the program's file.
     pub(crate) fn is_kernels(&self) -> bool {
         self.nested.load(Relaxed)
             || self.outer().is_some_and(|outer| outer.inherited.load(Relaxed))
