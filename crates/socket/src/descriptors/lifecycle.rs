@@ -3,7 +3,7 @@
 use crate::agent::{self, policy};
 use crate::conn::{self, Conn, Phase, records};
 use crate::descriptors::table::{self, Entry};
-use crate::epoll::{self, back, shelf};
+use crate::epoll::{self, back, inner, shelf};
 use crate::path::{closing, demote, marks, switch};
 use crate::process::{self, lodgers};
 use crate::search::streams;
@@ -38,6 +38,9 @@ pub fn made_socket(fd: c_int, for_search: bool) {
 
 /// Forgets what `fd` stood for. `stale`: the number already stands for something else.
 fn forget(fd: c_int, stale: bool) {
+    if !stale && let Some(index) = table::epoll_set(fd) {
+        inner::descriptor_goes(index, fd);
+    }
     match table::take(fd) {
         Entry::Connection(conn) => conn.release(fd, stale),
         Entry::Epoll(index) => epoll::release(index, fd),

@@ -24,11 +24,21 @@ fn to_ask(was: bool, only_bytes: bool) -> (u32, u32) {
     }
 }
 
-/// Notes what the kernel has told by a registration of ours, `told` in all; false: it is the program's. What is told of
-/// a member can only be noted where the set is `owned`.
-pub(crate) fn hear(set: &Set, whose: Tagged, told: u32, owned: bool) -> bool {
+/// What an event of the kernel's is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// The program's.
+    Theirs,
+    Ours,
+    /// Ours, and the kernel goes on telling it.
+    Again,
+}
+
+/// Notes what the kernel has told by a registration of ours, `told` in all. What is told of a member can only be noted
+/// where the set is `owned`.
+pub(crate) fn hear(set: &Set, whose: Tagged, told: u32, owned: bool) -> Heard {
     match whose {
-        Tagged::Foreign => return false,
+        Tagged::Foreign => return Heard::Theirs,
         Tagged::Bell => {
             set.rings.fetch_add(1, Relaxed);
         }
@@ -38,11 +48,12 @@ pub(crate) fn hear(set: &Set, whose: Tagged, told: u32, owned: bool) -> bool {
                 bell.heard_outside(told & !libc::EPOLLIN.cast_unsigned() != 0);
             }
         }
-        Tagged::Inner(index) => inner::told(set, index),
+        Tagged::Inner(index) if inner::told(set, index) => {}
+        Tagged::Inner(_) => return Heard::Again,
         Tagged::Member(number) if owned => signalled(set, number, told),
         Tagged::Member(_) => {}
     }
-    true
+    Heard::Ours
 }
 
 /// Notes what the kernel said of a member. The set is owned.

@@ -73,6 +73,7 @@ pub(crate) fn leave(conn: &'static Conn) -> bool {
             unregister(set, member);
         } else {
             hand_back(set, number, member);
+            set.note_foreign(member.events.load(Relaxed));
         }
         remove(set, number);
     });

@@ -49,6 +49,7 @@ pub fn control(asked: Asked, direct: impl Fn() -> i32 + Copy) -> i32 {
     let unseen = || {
         let result = direct();
         if result == 0 && asked.operation != libc::EPOLL_CTL_DEL {
+            set.note_foreign(asked.events);
             demote::ban(conn, Reason::UnseenWait);
         }
         result
@@ -108,8 +109,11 @@ fn control_foreign(asked: Asked, direct: impl Fn() -> i32 + Copy) -> i32 {
     }
     if asked.events & TOLD_ONCE != 0
         && let Some(set) = epoll::set(asked.set)
+        && !set.foreign_edges.load(Relaxed)
     {
-        set.foreign_edges.store(true, Relaxed);
+        // Owned: nobody is taking events from the kernel meanwhile.
+        let _owner = set.own();
+        set.note_foreign(asked.events);
     }
     match table::epoll_set(asked.fd) {
         Some(inner) => inner::control(asked, inner, direct),
@@ -132,7 +136,10 @@ fn registered(set: &'static Set, conn: &'static Conn, known: Option<(u32, &'stat
         (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, _) => {
             match known.or_else(|| epoll::record(set, asked.set, conn, fd)) {
                 Some((number, member)) => epoll::added(set, number, member, conn, events, data),
-                None => demote::ban(conn, Reason::Resources),
+                None => {
+                    set.note_foreign(events);
+                    demote::ban(conn, Reason::Resources);
+                }
             }
         }
         (libc::EPOLL_CTL_DEL, Some((number, member))) => epoll::removed(set, number, member),

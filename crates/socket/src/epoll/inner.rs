@@ -17,125 +17,24 @@
 use crate::conn::records;
 use crate::descriptors::table;
 use crate::epoll::ctl::Asked;
+use crate::epoll::place::index_of;
 use crate::epoll::set::{INNER, PARKED, SET, Set, member, set, set_links, tag};
 use crate::epoll::{arm, back, lone, unregister};
-use crate::lock::Guard;
+use crate::lock::{self, Guard};
 use crate::ready;
 use crate::sys::{self, Errno, Events, raw};
-use core::sync::atomic::Ordering::{AcqRel, Relaxed, SeqCst};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use libc::{EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, EPOLLWAKEUP};
 
 /// What an outer set may not ask for an inner one, if that is to be ours.
 const NOT_OURS: u32 = (EPOLLET | EPOLLEXCLUSIVE | EPOLLWAKEUP).cast_unsigned();
 
-/// What an outer set has of an inner one.
-#[derive(Debug)]
-pub(crate) struct Place {
-    /// The outer set's next inner one: its index, and one more; 0: none.
-    next: AtomicU32,
-    fd: AtomicI32,
-    events: AtomicU32,
-    data: AtomicU64,
-    /// The kernel's registration has a tag of ours.
-    ours: AtomicBool,
-    /// A one-shot registration has fired.
-    fired: AtomicBool,
-    /// The kernel has told of it since it was last looked at.
-    told: AtomicBool,
-}
-
-impl Place {
-    pub(crate) const fn none() -> Self {
-        Self {
-            next: AtomicU32::new(0),
-            fd: AtomicI32::new(0),
-            events: AtomicU32::new(0),
-            data: AtomicU64::new(0),
-            ours: AtomicBool::new(false),
-            fired: AtomicBool::new(false),
-            told: AtomicBool::new(false),
-        }
-    }
-
-    /// What the program registers.
-    fn note(&self, asked: Asked) {
-        self.fd.store(asked.fd, Relaxed);
-        self.events.store(asked.events, Relaxed);
-        self.data.store(asked.data, Relaxed);
-        self.fired.store(false, Relaxed);
-    }
-
-    fn is_oneshot(&self) -> bool {
-        self.events.load(Relaxed) & EPOLLONESHOT.cast_unsigned() != 0
-    }
-}
-
-fn number(set: &Set) -> u32 {
-    let offset = core::ptr::from_ref(set).addr() - SET.as_ptr().addr();
-    u32::try_from(offset / size_of::<Set>() + 1).unwrap_or(0)
-}
-
-fn numbered(number: u32) -> Option<&'static Set> {
-    set((number as usize).checked_sub(1)?)
-}
+/// Owned, before any set, by who puts one into another, and by who forks. So the latter knows which sets are outer ones,
+/// and owns them first.
+static LINKS: AtomicU32 = AtomicU32::new(0);
 
 impl Set {
-    /// A new set, which is in no other.
-    pub(crate) fn begin_outside(&self) {
-        self.watched.store(false, Relaxed);
-        self.outer.store(0, Relaxed);
-        self.first_inner.store(0, Relaxed);
-    }
-
-    /// Whether the kernel may have something to tell of it that is no event of the program's: it has, or has had, a
-    /// member on a lane.
-    pub(crate) fn may_ring(&self) -> bool {
-        self.emulated.load(Relaxed) != 0 || self.bell_number() != 0
-    }
-
-    /// The set that this one is in.
-    #[inline]
-    pub(crate) fn outer(&self) -> Option<&'static Self> {
-        match self.outer.load(Relaxed) {
-            0 => None,
-            number => numbered(number),
-        }
-    }
-
-    fn is_in(&self, outer: &Self) -> bool {
-        self.outer().is_some_and(|of| core::ptr::eq(of, outer))
-    }
-
-    /// The sets in this one. It is owned.
-    fn inner_sets(&self) -> impl Iterator<Item = &'static Self> + use<> {
-        let mut next = self.first_inner.load(Relaxed);
-        core::iter::from_fn(move || {
-            let found = numbered(next)?;
-            next = found.place.next.load(Relaxed);
-            Some(found)
-        })
-    }
-
-    /// Those of which who waits in this one is told by us.
-    pub(crate) fn asked_sets(&self) -> impl Iterator<Item = &'static Self> + use<> {
-        self.inner_sets().filter(|inner| inner.is_asked())
-    }
-
-    /// Whether who waits in the outer set is told of this one, by us.
-    fn is_asked(&self) -> bool {
-        let place = &self.place;
-        let is_asked = place.events.load(Relaxed) & ready::IN != 0;
-        is_asked && place.ours.load(Relaxed) && !place.fired.load(Relaxed)
-    }
-
-    /// Whether threads sleep in the outer set that are to be told of this one.
-    #[inline]
-    pub(crate) fn has_sleepers_outside(&self) -> bool {
-        self.outer()
-            .is_some_and(|outer| self.is_asked() && outer.sleepers.load(SeqCst) > 0)
-    }
-
     /// Whether the descriptor by which the outer set has this one still leads to it.
     fn is_named_outside(&self) -> bool {
         let named = table::epoll_set(self.place.fd.load(Relaxed));
@@ -167,12 +66,13 @@ impl Set {
     /// only the kernel knows whether it has fired. The set is owned.
     pub(crate) fn prepare_outside(&self) {
         if self.watched.load(Relaxed)
-            && !self.place.ours.load(Relaxed)
-            && !self.place.is_oneshot()
             && let Some(outer) = self.outer()
             && !self.is_kernels()
         {
-            self.take_over(outer);
+            self.be_counted(outer);
+            if !self.place.ours.load(Relaxed) && !self.place.is_oneshot() {
+                self.take_over(outer);
+            }
         }
     }
 
@@ -184,29 +84,34 @@ impl Set {
         }
     }
 
+    /// Who waits in the outer set does so by us.
+    fn be_counted(&self, outer: &Self) {
+        if !self.place.counted.swap(true, Relaxed) {
+            outer.note_tags();
+            outer.emulates_one_more();
+        }
+    }
+
     /// Takes the outer set's registration of this one over; false if it cannot be changed. The set is owned.
     fn take_over(&self, outer: &Self) -> bool {
         let place = &self.place;
         place.ours.store(true, Relaxed);
-        outer.note_tags();
-        outer.emulates_one_more();
         let events = place.events.load(Relaxed);
         let taken = self.register_outside(outer, libc::EPOLL_CTL_MOD, events).is_ok();
-        if !taken {
-            self.give_back(outer);
-        }
+        place.ours.store(taken, Relaxed);
         taken
     }
 
-    fn give_back(&self, outer: &Self) {
-        if self.place.ours.swap(false, Relaxed) {
+    fn be_counted_no_more(&self, outer: &Self) {
+        self.place.ours.store(false, Relaxed);
+        if self.place.counted.swap(false, Relaxed) {
             outer.emulated.fetch_sub(1, Relaxed);
         }
     }
 
     /// The outer set is to tell of this one by a tag of ours.
     fn register_outside(&self, outer: &Self, operation: i32, events: u32) -> Result<(), Errno> {
-        let data = tag() | u64::from(INNER | (number(self) - 1));
+        let data = tag() | u64::from(INNER | index_of(self));
         let fd = self.place.fd.load(Relaxed);
         if !self.is_named_outside() {
             return Err(libc::EBADF);
@@ -214,9 +119,12 @@ impl Set {
         raw::epoll_ctl(outer.fd(), operation, fd, events, data)
     }
 
-    /// Who sleeps in the outer set has not armed this one if it was not asked for it then.
-    fn tell_sleepers_outside(&self, owner: &Guard<'_>) {
-        if self.has_sleepers_outside() && arm::arm_for_others(self, owner) {
+    /// Who sleeps in the outer set has not armed this one if it was not asked for it then; who polls that set may do so
+    /// without us.
+    fn tell_sleepers_outside(&self, outer: &Self, owner: &Guard<'_>) {
+        if self.has_sleepers_outside() && arm::arm_for_others(self, owner)
+            || outer.watched.load(Relaxed) && self.may_ring()
+        {
             self.ring();
         }
     }
@@ -224,10 +132,6 @@ impl Set {
 
 /// Tells of inner sets that have something to tell. `outer` is owned.
 pub(crate) fn report(outer: &'static Set, events: &mut Events) {
-    if outer.first_inner.load(Relaxed) == 0 {
-        return;
-    }
-    let mut served = None;
     for inner in outer.asked_sets() {
         if events.room() == 0 {
             break;
@@ -239,20 +143,14 @@ pub(crate) fn report(outer: &'static Set, events: &mut Events) {
         place.told.store(false, Relaxed);
         place.fired.store(place.is_oneshot(), Relaxed);
         events.push(place.events.load(Relaxed) & ready::IN, place.data.load(Relaxed));
-        served = Some(inner);
-    }
-    // Everyone gets a turn, even where the program takes few events at a time.
-    if let Some(served) = served.filter(|_| events.room() == 0) {
-        take_out(outer, served);
-        put_last(outer, served);
+        // Everyone gets a turn, even where the program takes few events at a time.
+        outer.place.turn.store(index_of(inner) + 1, Relaxed);
     }
 }
 
-/// The kernel tells of the inner set with this index.
-pub(crate) fn told(outer: &Set, index: usize) {
-    if let Some(inner) = set(index).filter(|inner| inner.is_in(outer)) {
-        inner.place.told.store(true, Relaxed);
-    }
+/// The kernel tells of the inner set with this index; whether that is news.
+pub(crate) fn told(outer: &Set, index: usize) -> bool {
+    set(index).is_some_and(|inner| inner.is_in(outer) && !inner.place.told.swap(true, Relaxed))
 }
 
 /// A thread has left the set amid what the kernel told. It is owned.
@@ -262,48 +160,43 @@ pub(crate) fn hear_again(outer: &Set) {
         .for_each(|inner| inner.place.told.store(true, Relaxed));
 }
 
-fn take_out(outer: &Set, inner: &Set) {
-    let mut link = &outer.first_inner;
-    while let Some(found) = numbered(link.load(Relaxed)) {
-        if core::ptr::eq(found, inner) {
-            link.store(inner.place.next.load(Relaxed), Relaxed);
-            return;
-        }
-        link = &found.place.next;
+/// The same for threads that have looked into inner sets from outside.
+pub(crate) fn hear_left_again(outer: &Set) {
+    if outer.has_inner_sets() {
+        outer.inner_sets().for_each(Set::hear_again);
     }
-}
-
-fn put_last(outer: &Set, inner: &Set) {
-    let mut link = &outer.first_inner;
-    while let Some(found) = numbered(link.load(Relaxed)) {
-        link = &found.place.next;
-    }
-    inner.place.next.store(0, Relaxed);
-    link.store(number(inner), Relaxed);
 }
 
 /// What the program asks of a set inside another; `direct` is its own call.
 pub(crate) fn control(asked: Asked, index: usize, direct: impl Fn() -> i32) -> i32 {
-    let (outer, inner) = (set(asked.set), set(index));
-    let known =
-        inner.filter(|inner| inner.place.fd.load(Relaxed) == asked.fd && outer.is_some_and(|outer| inner.is_in(outer)));
-    let ours = match (asked.operation, outer, inner) {
-        (libc::EPOLL_CTL_ADD, Some(outer), Some(inner)) => {
-            watch(index);
-            put_into(outer, inner, asked, &direct)
+    let (Some(outer), Some(inner)) = (set(asked.set), set(index)) else {
+        let result = direct();
+        if result == 0 && asked.operation == libc::EPOLL_CTL_ADD {
+            back::nest(index);
         }
-        (libc::EPOLL_CTL_MOD, Some(outer), Some(inner)) if known.is_some() => change(outer, inner, asked, &direct),
+        return result;
+    };
+    let generations = [outer, inner].map(|set| set.generation.load(Relaxed));
+    let is_known = inner.place.fd.load(Relaxed) == asked.fd && inner.is_in(outer);
+    let ours = match asked.operation {
+        libc::EPOLL_CTL_ADD => {
+            watch(index);
+            put_into([outer, inner], generations, asked, &direct)
+        }
+        libc::EPOLL_CTL_MOD if is_known => change(outer, inner, asked, &direct),
         _ => None,
     };
     if let Some(result) = ours {
         return result;
     }
     let result = direct();
-    if result == 0 && asked.operation == libc::EPOLL_CTL_DEL {
-        known.inspect(|_| leave(index, false));
-    } else if result == 0 {
-        known.inspect(|inner| inner.place.note(asked));
+    if result == 0 && asked.operation != libc::EPOLL_CTL_DEL {
+        if is_known {
+            inner.place.note(asked);
+        }
         back::nest(index);
+    } else if result == 0 && is_known {
+        leave(index, false);
     }
     result
 }
@@ -330,8 +223,12 @@ fn change(outer: &'static Set, inner: &'static Set, asked: Asked, direct: impl F
         return Some(result);
     }
     place.note(asked);
-    if inner.may_ring() && (place.ours.load(Relaxed) || inner.take_over(outer)) {
-        inner.tell_sleepers_outside(&owner);
+    if inner.may_ring() && !inner.is_kernels() {
+        inner.be_counted(outer);
+        if !place.ours.load(Relaxed) {
+            inner.take_over(outer);
+        }
+        inner.tell_sleepers_outside(outer, &owner);
     }
     Some(0)
 }
@@ -339,7 +236,9 @@ fn change(outer: &'static Set, inner: &'static Set, asked: Asked, direct: impl F
 /// The set is looked at from outside: the kernel's registrations are as the program made them, and all members of it
 /// are known.
 pub(crate) fn watch(index: usize) {
-    let Some(set) = set(index) else { return };
+    let Some(set) = set(index).filter(|set| !set.watched.load(Relaxed)) else {
+        return;
+    };
     // A handler that has interrupted a call on the set leaves it to the next one that asks.
     let Some(owner) = set.own() else { return };
     if set.watched.swap(true, AcqRel) {
@@ -358,43 +257,75 @@ pub(crate) fn watch(index: usize) {
     }
 }
 
-/// The program puts a set into another; `None`: it is to be the kernel's.
-fn put_into(outer: &'static Set, inner: &'static Set, asked: Asked, direct: impl Fn() -> i32) -> Option<i32> {
+/// The program puts a set into another; `None`: it is to be the kernel's. `generations`: what they were when it asked.
+fn put_into(
+    [outer, inner]: [&'static Set; 2],
+    generations: [u32; 2],
+    asked: Asked,
+    direct: impl Fn() -> i32,
+) -> Option<i32> {
+    let _links = lock::acquire_local(&LINKS)?;
+    let is_simple = inner.outer().is_none()
+        && !inner.has_inner_sets()
+        && outer.outer().is_none()
+        && !core::ptr::eq(outer, inner)
+        && asked.events & NOT_OURS == 0;
+    if !is_simple {
+        return None;
+    }
     let _outer = outer.own()?;
     let owner = inner.own()?;
+    let is_open = |(set, generation): (&Set, u32)| {
+        set.references.load(Relaxed) != 0 && set.generation.load(Relaxed) == generation
+    };
+    if ![outer, inner].into_iter().zip(generations).all(is_open) {
+        // Another thread has closed it meanwhile, and its place may be another's.
+        return Some(direct());
+    }
     let is_kernels = |set: &Set| set.nested.load(Relaxed) || set.is_inherited();
-    let is_simple = inner.outer.load(Relaxed) == 0
-        && inner.first_inner.load(Relaxed) == 0
-        && outer.outer.load(Relaxed) == 0
-        && asked.events & NOT_OURS == 0;
-    if !is_simple || is_kernels(outer) || is_kernels(inner) {
+    if is_kernels(outer) || is_kernels(inner) {
         return None;
     }
     let place = &inner.place;
     place.note(asked);
     place.told.store(false, Relaxed);
-    inner.outer.store(number(outer), Relaxed);
+    place.generation.store(outer.generation.load(Relaxed), Relaxed);
+    inner.outer.store(index_of(outer) + 1, Relaxed);
     let is_ours = inner.may_ring();
     if is_ours && inner.is_kernels() {
         inner.outer.store(0, Relaxed);
         return None;
     }
+    let (index, others) = (index_of(inner), outer.inner_sets.load(Relaxed) != 0);
+    let least = if others { outer.place.least.load(Relaxed) } else { index };
+    let greatest = if others {
+        outer.place.greatest.load(Relaxed)
+    } else {
+        index
+    };
+    outer.place.least.store(least.min(index), Relaxed);
+    outer.place.greatest.store(greatest.max(index), Relaxed);
+    outer.inner_sets.fetch_add(1, Relaxed);
     place.ours.store(is_ours, Relaxed);
     let result = if is_ours {
-        outer.note_tags();
-        outer.emulates_one_more();
+        inner.be_counted(outer);
         answer(inner.register_outside(outer, libc::EPOLL_CTL_ADD, asked.events))
     } else {
         direct()
     };
     if result == 0 {
-        put_last(outer, inner);
-        inner.tell_sleepers_outside(&owner);
+        inner.tell_sleepers_outside(outer, &owner);
     } else {
-        inner.give_back(outer);
-        inner.outer.store(0, Relaxed);
+        take_out(outer, inner);
     }
     Some(result)
+}
+
+/// Both are owned.
+fn take_out(outer: &Set, inner: &Set) {
+    inner.be_counted_no_more(outer);
+    inner.outer.store(0, Relaxed);
+    outer.inner_sets.fetch_sub(1, Relaxed);
 }
 
 /// The set is in its outer set no more, or only for the kernel: then, to `hand_back`, that has the program's
@@ -409,7 +340,11 @@ pub(crate) fn leave(index: usize, hand_back: bool) {
         return;
     }
     let place = &inner.place;
-    if hand_back && place.ours.load(Relaxed) && inner.is_named_outside() {
+    if hand_back && place.ours.load(Relaxed) {
+        if !inner.is_named_outside() {
+            // The descriptor was closed unseen, and the kernel keeps the registration, with our tag.
+            return;
+        }
         let events = if place.fired.load(Relaxed) {
             EPOLLONESHOT.cast_unsigned()
         } else {
@@ -418,20 +353,34 @@ pub(crate) fn leave(index: usize, hand_back: bool) {
         let (fd, data) = (place.fd.load(Relaxed), place.data.load(Relaxed));
         let _ = raw::epoll_ctl(outer.fd(), libc::EPOLL_CTL_MOD, fd, events, data);
     }
-    inner.give_back(outer);
     take_out(outer, inner);
-    inner.outer.store(0, Relaxed);
+}
+
+/// One of several descriptors of the set is about to be closed: what an outer set has by it nobody can name any more.
+pub(crate) fn descriptor_goes(index: usize, fd: i32) {
+    let concerns = |set: &&Set| set.place.fd.load(Relaxed) == fd && set.references.load(Relaxed) > 1;
+    if set(index).filter(concerns).and_then(Set::outer).is_some() {
+        back::nest(index);
+    }
 }
 
 /// The same for all sets in the one with this index; `each` is done with them then.
 pub(crate) fn empty(index: usize, hand_back: bool, each: impl Fn(usize)) {
-    let first = || (set(index)?.first_inner.load(Relaxed) as usize).checked_sub(1);
-    while let Some(inner) = first() {
-        leave(inner, hand_back);
-        each(inner);
-        if first() == Some(inner) {
-            // A handler has interrupted a call on it.
-            return;
-        }
+    let Some(outer) = set(index) else { return };
+    for inner in outer.inner_sets() {
+        let index = index_of(inner) as usize;
+        leave(index, hand_back);
+        each(index);
     }
+}
+
+/// Before a fork: sets are not put into one another until [`after_fork`]. False: this very thread was about to.
+pub(crate) fn keep_links() -> bool {
+    lock::acquire_local(&LINKS).map(Guard::keep).is_some()
+}
+
+/// In both processes, where the links were kept.
+pub(crate) fn release_links() {
+    // Release pairs with the acquire of the next owner.
+    LINKS.store(0, Release);
 }

@@ -1,6 +1,7 @@
 //! What a set has to tell, and sleeping until it has, for who waits in it, in its outer set, or polls it.
 
 use crate::conn::pace::Bound;
+use crate::epoll::arm::Heard;
 use crate::epoll::set::Set;
 use crate::epoll::{EMULATED, PARKED, TOLD_ONCE, arm, member, set_links, whose};
 use crate::lock::Guard;
@@ -13,6 +14,8 @@ use core::sync::atomic::Ordering::Relaxed;
 const TAKEN: usize = 16;
 /// How often at most, one after the other.
 const TAKES: usize = 256;
+/// Members that are looked at, to find out whether they can be taken.
+const FEW: u32 = 256;
 
 impl Set {
     /// Whether there is something to report of a hot member, or of an inner set.
@@ -30,7 +33,22 @@ impl Set {
     /// Whether there is something to report of a member, or of what is no connection, the kernel having told of the
     /// set. It is owned.
     pub(crate) fn is_ready(&'static self, owner: &Guard<'_>) -> bool {
-        self.is_due(owner) || self.has_foreign_tidings() || self.is_due(owner)
+        if self.is_due(owner) {
+            return true;
+        }
+        let is_foreign = self.has_foreign_tidings();
+        // What has rung for others is heard now.
+        if self.has_sleepers() && arm::arm_for_others(self, owner) {
+            self.ring();
+        }
+        is_foreign || self.is_due(owner)
+    }
+
+    /// The kernel has a registration that is not ours, for these events, of what is no member.
+    pub(crate) fn note_foreign(&self, events: u32) {
+        if events & TOLD_ONCE != 0 {
+            self.foreign_edges.store(true, Relaxed);
+        }
     }
 
     /// Whether the kernel has something to tell by a registration of the program's; notes what it tells by ours. The
@@ -49,7 +67,7 @@ impl Set {
             let count = raw::epoll_now(self.fd(), &mut events).unwrap_or(0);
             let mut is_foreign = false;
             for event in events.iter().take(count) {
-                is_foreign |= !arm::hear(self, whose(event.u64), event.events, true);
+                is_foreign |= arm::hear(self, whose(event.u64), event.events, true) == Heard::Theirs;
             }
             self.has_heard();
             if is_foreign || count < TAKEN {
@@ -63,6 +81,7 @@ impl Set {
     fn tells_again(&self) -> bool {
         let members = || self.members.iter(set_links).filter_map(member);
         !self.foreign_edges.load(Relaxed)
+            && self.members.len() <= FEW
             && members().all(|member| member.has(EMULATED | PARKED) || member.events.load(Relaxed) & TOLD_ONCE == 0)
     }
 
@@ -87,8 +106,16 @@ impl Set {
         if arm::arm(self, owner, bound) {
             return true;
         }
-        self.asked_sets().any(|inner| match inner.own() {
-            Some(owner) => inner.has_been_told_of() || arm::arm(inner, &owner, bound),
+        self.armed_sets().any(|inner| match inner.own() {
+            Some(_) if inner.has_been_left() => true,
+            Some(owner) if inner.is_asked() => inner.has_been_told_of() || arm::arm(inner, &owner, bound),
+            Some(owner) => {
+                if arm::arm(inner, &owner, bound) {
+                    // The kernel knows whether it is to be told of.
+                    inner.ring();
+                }
+                false
+            }
             // A handler has interrupted a call on it.
             None => {
                 *bound = (*bound).max(Bound::UnrungRoom);
@@ -102,7 +129,7 @@ impl Set {
     pub(crate) fn arm_all_for_others(&self, owner: &Guard<'_>) -> bool {
         arm::arm_for_others(self, owner)
             || self
-                .asked_sets()
+                .armed_sets()
                 .any(|inner| inner.own().is_none_or(|owner| arm::arm_for_others(inner, &owner)))
     }
 
@@ -110,7 +137,7 @@ impl Set {
     /// something has ended it, or the set's bell has been heard. The set is owned.
     pub(crate) fn disarm_all(&self, owner: &Guard<'_>, bound: Bound, rang: bool) {
         self.disarm(owner, bound, rang);
-        for inner in self.asked_sets() {
+        for inner in self.armed_sets() {
             if let Some(owner) = inner.own() {
                 inner.disarm(&owner, bound, rang);
             }

@@ -19,6 +19,7 @@ pub(crate) mod inside;
 mod list;
 pub(crate) mod lone;
 mod look;
+mod place;
 pub(crate) mod polled;
 pub(crate) mod set;
 pub(crate) mod share;

@@ -2,8 +2,8 @@
 
 use crate::conn::{Conn, SHUT_READ, records};
 use crate::descriptors::table;
-use crate::epoll::inner::Place;
 use crate::epoll::list::{Links, List};
+use crate::epoll::place::Place;
 use crate::lock::turns::Turns;
 use crate::lock::{self, Guard};
 use crate::process::own_waits;
@@ -91,8 +91,8 @@ pub(crate) struct Set {
     pub(crate) waits: AtomicU32,
     /// The set that it is in: its index, and one more; 0: none.
     pub(crate) outer: AtomicU32,
-    /// Likewise, the first set in it.
-    pub(crate) first_inner: AtomicU32,
+    /// How many sets are in it.
+    pub(crate) inner_sets: AtomicU32,
     /// By a call that was seen.
     pub(crate) waited: AtomicBool,
     /// Polled, or in another set.
@@ -117,7 +117,7 @@ pub(crate) struct Set {
     pub(crate) hot: List,
     /// How often its bell has been heard, by whichever thread.
     pub(crate) rings: AtomicU32,
-    /// What the set that it is in has of it.
+    /// What the set that it is in has of it, and where those in it are.
     pub(crate) place: Place,
     /// See [`crate::epoll::sharers`].
     pub(crate) sharers: AtomicU32,
@@ -140,7 +140,7 @@ pub(crate) static SET: [Set; SETS] = [const {
         emulated: AtomicU32::new(0),
         sleepers: AtomicU32::new(0),
         outer: AtomicU32::new(0),
-        first_inner: AtomicU32::new(0),
+        inner_sets: AtomicU32::new(0),
         watched: AtomicBool::new(false),
         waited: AtomicBool::new(false),
         nested: AtomicBool::new(false),
@@ -216,7 +216,7 @@ pub(crate) fn whose(data: u64) -> Tagged {
         (false, _) => Tagged::Foreign,
         (true, 0) => Tagged::Bell,
         (true, OUTER) => Tagged::OuterBell,
-        (true, number) if number & INNER != 0 => Tagged::Inner((number & !INNER) as usize),
+        (true, number) if number & INNER != 0 && number != u32::MAX => Tagged::Inner((number & !INNER) as usize),
         (true, number) => Tagged::Member(number),
     }
 }

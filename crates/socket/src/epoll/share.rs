@@ -3,8 +3,18 @@
 //! Their registrations are the kernel's, and so common to all; our records are each process's own.
 
 use crate::epoll::set::{PARKED, Set, member, set_links, tag};
-use crate::epoll::{places, unregister};
+use crate::epoll::{inner, places, unregister};
+use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{Relaxed, Release};
+
+/// By this fork.
+static LINKS_KEPT: AtomicBool = AtomicBool::new(false);
+
+fn release_links() {
+    if LINKS_KEPT.swap(false, Relaxed) {
+        inner::release_links();
+    }
+}
 
 pub(super) fn all_sets() -> impl Iterator<Item = &'static Set> {
     places().iter().filter(|set| set.used.load(Relaxed))
@@ -35,7 +45,10 @@ fn share(set: &Set) {
 pub(crate) fn before_fork() {
     // Both processes are to know each other's tags.
     tag();
-    for set in all_sets() {
+    LINKS_KEPT.store(inner::keep_links(), Relaxed);
+    // Outer sets first, as by who looks into them.
+    let outer = all_sets().filter(|set| set.has_inner_sets());
+    for set in outer.chain(all_sets().filter(|set| !set.has_inner_sets())) {
         let Some(owner) = set.own() else {
             // This very thread uses it, or forks within a fork.
             set.strays();
@@ -53,6 +66,7 @@ pub(crate) fn before_fork() {
 
 /// In a process that has forked.
 pub(crate) fn after_fork_in_parent() {
+    release_links();
     // Also one that has come or gone meanwhile.
     for set in places().iter().filter(|set| set.forks.load(Relaxed)) {
         set.forks.store(false, Relaxed);
@@ -65,6 +79,7 @@ pub(crate) fn after_fork_in_parent() {
 
 /// In a forked child: the sets are shared with the parent, the bells are not.
 pub(crate) fn after_fork(parent: u32) {
+    release_links();
     for set in places() {
         // Also of one that has come or gone meanwhile: nothing is written where there has been none.
         if set.owner.load(Relaxed) != 0 || set.forks.load(Relaxed) {

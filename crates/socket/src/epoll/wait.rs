@@ -1,6 +1,7 @@
 //! Waiting in an epoll set.
 
 use crate::conn::pace::{Bound, Naps};
+use crate::epoll::arm::Heard;
 use crate::epoll::{self, Set, Tagged, arm, inner, shelf};
 use crate::lock::Guard;
 use crate::path::recall;
@@ -91,7 +92,8 @@ impl PlainWait {
         let mut only_ours = false;
         if let Ok(count @ 1..) = usize::try_from(result) {
             events.filled_by_kernel(count);
-            only_ours = translate(set, None, events, 0) && events.used() == 0;
+            translate(set, None, events, 0);
+            only_ours = events.used() == 0;
         }
         if !alone {
             set.has_heard();
@@ -136,6 +138,7 @@ fn emulated(set: &'static Set, events: &mut Events, timeout: Timeout, mask: *con
     let mut slept = true;
     loop {
         set.hear_again();
+        inner::hear_left_again(set);
         // A sleep that comes at once asks the kernel by itself.
         let off = timeout.ns != Some(0) && slept && spin::is_off() && !set.has_events();
         let spinner = off.then(Spinner::new);
@@ -196,11 +199,14 @@ fn collect(set: &'static Set, events: &mut Events, ask: bool) {
     let now = sys::ticks();
     let turn = set.waits.fetch_add(1, Relaxed).is_multiple_of(KERNEL_LOOK_WAITS);
     let asks = ask || turn || now.wrapping_sub(set.kernel_looked.load(Relaxed)) > KERNEL_LOOK_US * sys::ticks_per_us();
+    if let Some(owner) = owner.as_ref().filter(|_| set.has_inner_sets()) {
+        if asks {
+            set.kernel_looked.store(now, Relaxed);
+        }
+        return take_turns(set, owner, events, asks);
+    }
     let lanes_turn = set.crowded.swap(false, Relaxed);
     let lanes_first = !asks || lanes_turn;
-    if lanes_turn && owner.is_some() {
-        inner::report(set, events);
-    }
     if lanes_first && let Some(owner) = &owner {
         from_lanes(set, owner, events);
     }
@@ -211,9 +217,28 @@ fn collect(set: &'static Set, events: &mut Events, ask: bool) {
     if !lanes_first && let Some(owner) = &owner {
         put_lanes_first(set, owner, events);
     }
-    // What the kernel has told of them may be all there is.
-    if (!lanes_turn || events.used() == 0) && owner.is_some() {
+}
+
+/// The same of kernel, lanes and inner sets.
+fn take_turns(set: &'static Set, owner: &Guard<'_>, events: &mut Events, asks: bool) {
+    let kernel_first = asks && !set.crowded.swap(false, Relaxed);
+    if kernel_first {
+        from_kernel(set, Some(owner), events);
+        set.crowded.store(events.room() == 0, Relaxed);
+    }
+    if set.place.inner_sets_first() {
         inner::report(set, events);
+        from_lanes(set, owner, events);
+    } else {
+        from_lanes(set, owner, events);
+        inner::report(set, events);
+    }
+    if asks && !kernel_first {
+        from_kernel(set, Some(owner), events);
+        if events.used() == 0 {
+            // Perhaps of what it has told just now.
+            inner::report(set, events);
+        }
     }
 }
 
@@ -328,8 +353,8 @@ fn has_rung(set: &Set, ended: bool, rings: u32) -> bool {
     ended || set.rings.load(Relaxed) != rings
 }
 
-/// Takes our own registrations' events out of what the kernel wrote from `from` on; true if there were any. `owned`:
-/// the caller owns the set.
+/// Takes our own registrations' events out of what the kernel wrote from `from` on; true if there were any that it does
+/// not go on telling. `owned`: the caller owns the set.
 fn translate(set: &'static Set, owned: Option<&Guard<'_>>, events: &mut Events, from: usize) -> bool {
     let mut ours = false;
     let mut owner = None;
@@ -338,9 +363,9 @@ fn translate(set: &'static Set, owned: Option<&Guard<'_>>, events: &mut Events, 
         if owned.is_none() && owner.is_none() && matches!(whose, Tagged::Member(_)) {
             owner = set.own();
         }
-        let is_ours = arm::hear(set, whose, told, owned.is_some() || owner.is_some());
-        ours |= is_ours;
-        !is_ours
+        let heard = arm::hear(set, whose, told, owned.is_some() || owner.is_some());
+        ours |= heard == Heard::Ours;
+        heard == Heard::Theirs
     });
     ours
 }

@@ -26,8 +26,8 @@ enum Place {
     Name(&'static AtomicU32),
     /// With the others that there was no room for, at a connection that had this number.
     Count(&'static Conn, u64),
-    /// With all who sleep in an epoll set, or poll it.
-    Set(&'static Set),
+    /// With all who sleep in an epoll set, or poll it, which had this generation.
+    Set(&'static Set, u32),
 }
 
 thread_local! {
@@ -46,14 +46,20 @@ pub(crate) fn fall_asleep(conns: impl Iterator<Item = &'static Conn>) {
 /// Answers whether all sets know.
 pub(crate) fn fall_asleep_polling(
     conns: impl Iterator<Item = &'static Conn>,
-    mut sets: impl Iterator<Item = &'static Set>,
+    sets: impl Iterator<Item = &'static Set>,
 ) -> bool {
     wake_up();
     let mut noted = [None; MOST];
     let mut places = noted.iter_mut();
-    for (place, set) in places.by_ref().zip(sets.by_ref()) {
-        set.sleepers.fetch_add(1, SeqCst);
-        *place = Some(Place::Set(set));
+    let mut all_known = true;
+    for set in sets {
+        match places.next() {
+            Some(place) => {
+                *place = Some(Place::Set(set, set.generation.load(SeqCst)));
+                set.sleepers.fetch_add(1, SeqCst);
+            }
+            None => all_known = false,
+        }
     }
     for (place, conn) in places.zip(conns) {
         let id = conn.id();
@@ -64,7 +70,7 @@ pub(crate) fn fall_asleep_polling(
         FRAME.set(sys::stack_pointer());
         NOTED.set(noted);
     }
-    sets.next().is_none()
+    all_known
 }
 
 fn note(conn: &'static Conn, id: u64, locks: &'static Locks) -> Place {
@@ -94,7 +100,8 @@ pub(crate) fn wake_up() {
                 }
             }
             Place::Count(..) => {}
-            Place::Set(set) => set.one_sleeper_less(),
+            Place::Set(set, generation) if set.generation.load(SeqCst) == generation => set.one_sleeper_less(),
+            Place::Set(..) => {}
         }
     }
 }

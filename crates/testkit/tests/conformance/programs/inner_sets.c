@@ -107,14 +107,91 @@ static void taken_out(void)
 
 static void closed(void)
 {
-    int copy = -1;
-
     FAR(make(EPOLLIN, EPOLLIN));
     NEAR(R(send(s, "a", 1, 0)));
     FAR(once(outer, 1000); R(close(outer)); once(inner, 1000); outer = epoll_create1(0);
-        R(watch(outer, inner, EPOLLIN));
-        once(outer, 1000); copy = dup(inner); R(close(inner)); once(outer, 1000); once(copy, 0); R(close(copy));
-        once(outer, 5); GET(s, 1, 0));
+        R(watch(outer, inner, EPOLLIN)); once(outer, 1000); R(close(inner)); once(outer, 5); inner = epoll_create1(0);
+        R(watch(inner, s, EPOLLIN)); once(outer, 5); R(watch(outer, inner, EPOLLIN)); once(outer, 1000); GET(s, 1, 0));
+    prove(s);
+}
+
+/* The kernel keeps what nobody can name any more. */
+static void closed_but_for_a_copy(void)
+{
+    int copy = -1;
+
+    FAR(make(EPOLLIN, EPOLLIN); copy = dup(inner); R(close(inner)));
+    for (int round = 0; round < 2; round++) {
+        NEAR(R(send(s, "a", 1, 0)));
+        FAR(once(outer, 1000); once(copy, 0); GET(s, 1, 0); once(outer, 5));
+    }
+    FAR(R(close(copy)));
+    NEAR(R(send(s, "b", 1, 0)));
+    FAR(arrive(s, POLLIN); once(outer, 5); GET(s, 1, 0));
+}
+
+/* Who looks in between takes no news from who waits. */
+static void looked_into_beside_a_waiter(void)
+{
+    struct epoll_event event;
+    struct pollfd look;
+    pthread_t thread = 0;
+
+    FAR(make(EPOLLIN, EPOLLIN); look = (struct pollfd){inner, POLLIN, 0});
+    for (int round = 0; round < 20; round++) {
+        if (!is_near) {
+            thread = in_thread(wait_in, &outer);
+            tell(0);
+            for (double until = now() + 0.02; now() < until;)
+                if (poll(&look, 1, 0) < 0 || epoll_wait(outer, &event, 0, 0) > 0)
+                    return;
+            void *result;
+            pthread_join(thread, &result);
+            if ((intptr_t)result != 1)
+                say("round %d: told %ld", round, (long)(intptr_t)result);
+            recv(s, &(char){0}, 1, 0);
+        } else {
+            ask();
+            sleep_ms(5);
+            send(s, "a", 1, 0);
+        }
+        step();
+    }
+    prove(s);
+}
+
+/* The outer set has everything else, too, and events are taken one at a time. */
+static void none_is_starved(void)
+{
+    int other = join(), ends[2];
+    unsigned long told[3] = {0};
+    struct epoll_event event = {.events = EPOLLIN};
+
+    if (!is_near) {
+        pipe(ends);
+        inner = epoll_create1(0);
+        outer = epoll_create1(0);
+        R(watch(inner, s, EPOLLIN));
+        int members[] = {inner, other, ends[0]};
+        for (unsigned index = 0; index < 3; index++) {
+            event.data.u32 = index;
+            R(epoll_ctl(outer, EPOLL_CTL_ADD, members[index], &event));
+        }
+        R(write(ends[1], "p", 1));
+    }
+    step();
+    NEAR(R(send(s, "a", 1, 0)); R(send(other, "a", 1, 0)));
+    if (!is_near) {
+        arrive(s, POLLIN);
+        arrive(other, POLLIN);
+        for (int wait = 0; wait < 300; wait++)
+            if (epoll_wait(outer, &event, 1, 1000) == 1)
+                told[event.data.u32]++;
+        say("told %d %d %d", told[0] > 4, told[1] > 4, told[2] > 4);
+        GET(s, 1, 0);
+        GET(other, 1, 0);
+    }
+    step();
     prove(s);
 }
 
@@ -327,6 +404,7 @@ static void moved(void)
 }
 
 MAIN(JOINED(one_shots_in_a_one_shot), JOINED(by_level), JOINED(by_edge_in_a_level), JOINED(changes_while_waited_for),
-     JOINED(taken_out), JOINED(closed), JOINED(several_in_one), JOINED(beside_another), JOINED(room), JOINED(end),
+     JOINED(taken_out), JOINED(closed), JOINED(closed_but_for_a_copy), JOINED(looked_into_beside_a_waiter),
+     JOINED(none_is_starved), JOINED(several_in_one), JOINED(beside_another), JOINED(room), JOINED(end),
      JOINED(polled), JOINED(selected), JOINED(polled_together), JOINED(three_deep), JOINED(in_two),
      JOINED(by_edge_at_last), JOINED(shared_with_a_child), JOINED(moved))
