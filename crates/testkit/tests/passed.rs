@@ -1,4 +1,4 @@
-//! Connections that one process opens or accepts and another goes on with, and epoll sets likewise.
+//! Connections that one process opens or accepts and another goes on with.
 
 use nix::sys::signal::Signal;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use viaduct_control::Reason;
 use viaduct_testkit::processes::{free_port, wait_until};
 use viaduct_testkit::status::Row;
-use viaduct_testkit::{Instance, Launch, Mode, Program, binaries, can_run};
+use viaduct_testkit::{Instance, Launch, Mode, Program, can_run};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -159,70 +159,4 @@ fn a_connection_that_is_passed_on_stays_on_tcp_without_the_kernels_word() {
     let played = Played::start(Mode::Accelerated(&instance), "closing", "itself");
     played.check("same user");
     played.expect("same user", &instance, |rows| are_on_tcp(rows, Reason::PassedOn));
-}
-
-/// `inheritor.c`, which says what the words mean, against a client that checks what comes back.
-fn play_inheritor(mode: Mode<'_>, program: &Path, words: &[&str]) -> Played {
-    let port = free_port();
-    let number = port.to_string();
-    let server = Launch::new(mode, program, [&[&*number], words].concat()).options("--offer auto");
-    let server = server.spawn().listening(port);
-    let client = start(mode, "ask", port, "itself");
-    Played { server, client }
-}
-
-/// A daemon makes its epoll set before it goes into the background: it has lanes once nobody else has the set.
-#[test]
-fn connections_in_a_set_from_before_a_fork_come_to_lanes_once_nobody_else_has_it() {
-    if !can_run(true, &["python3", "cc"]) {
-        return;
-    }
-    let scratch = Instance::start();
-    let program = binaries::compile("passed", &["inheritor"], scratch.scratch("inheritor"));
-    for words in [
-        &["ends"][..],
-        &["ends", "edges"],
-        &["daemon"],
-        &["daemon", "edges"],
-        &["calling"],
-        &["closing"],
-    ] {
-        let what = words.join(" ");
-        play_inheritor(Mode::Native, &program, words).check(&what);
-        let instance = Instance::start();
-        let played = play_inheritor(Mode::Accelerated(&instance), &program, words);
-        played.check(&what);
-        played.expect(&what, &instance, are_on_lanes);
-    }
-}
-
-/// Whoever may wait in it would be told of what it knows nothing of.
-#[test]
-fn connections_in_a_set_from_before_a_fork_stay_on_tcp_as_long_as_others_may_have_it() {
-    if !can_run(true, &["python3", "cc"]) {
-        return;
-    }
-    let scratch = Instance::start();
-    let program = binaries::compile("passed", &["inheritor"], scratch.scratch("inheritor"));
-    for (words, ends) in [
-        (&["killed"][..], true),
-        (&["killed", "edges"], true),
-        (&["waiting"], true),
-        (&["sibling"], true),
-        (&["working"], true),
-        (&["copying"], false),
-        (&["becoming"], false),
-        (&["passing"], false),
-    ] {
-        let what = words.join(" ");
-        play_inheritor(Mode::Native, &program, words).check(&what);
-        let instance = Instance::start();
-        let played = play_inheritor(Mode::Accelerated(&instance), &program, words);
-        played.check(&what);
-        played.expect(&what, &instance, |rows| are_on_tcp(rows, Reason::UnseenWait));
-        if ends {
-            played.server.signal(Signal::SIGUSR1);
-            played.expect(&what, &instance, are_on_lanes);
-        }
-    }
 }

@@ -2,7 +2,7 @@
 
 use crate::agent::{self, counters, policy, worth};
 use crate::conn::{ACTIVE, BANNED, CAME, Conn, EARLY, HELD_BACK, PEER_FIN, Phase, READY_OWED, SHUT_WRITE};
-use crate::epoll::{lone, sharers};
+use crate::epoll::lone;
 use crate::lock::Guard;
 use crate::process::{own_waits, unseen};
 use crate::sys::{self, raw};
@@ -26,9 +26,6 @@ pub(crate) enum Way {
 
 /// The longest that a connection which somebody else holds is not offered again.
 const LONGEST_PAUSE_NS: u64 = 60_000_000_000;
-
-/// Between two offers of a connection in a set that other processes may have from before a fork.
-const SHARED_PAUSE_NS: u64 = 100_000_000;
 
 /// How long a connection of that age is not. Who passes one on mostly closes it at once, and else goes on with it: it
 /// is asked ever more seldom.
@@ -135,11 +132,6 @@ impl Conn {
         if self.is_banned() {
             // By a process that has let go of it since.
             return self.set_flag(BANNED, true);
-        }
-        if sharers::hold_back(self) {
-            // Its parent may be about to end.
-            self.retry_at_ns.store(now + SHARED_PAUSE_NS, Relaxed);
-            return self.set_reason(Reason::UnseenWait);
         }
         if self.is_held_back() {
             // Not for a second: the first wait is often about to come.

@@ -3,7 +3,7 @@
 use crate::conn::{self, Conn, Phase, records};
 use crate::descriptors::lifecycle::{begin_early, is_tcp, to_background};
 use crate::descriptors::table::{self, Entry};
-use crate::epoll::{back, sharers, shelf};
+use crate::epoll::{back, shelf};
 use crate::path::{demote, recall};
 use crate::process::{self, lodgers, unseen};
 use crate::sys::{self, raw};
@@ -21,7 +21,6 @@ pub fn executing() {
         return hand_over_many(Reason::ForeignProcess, true, is_standard);
     }
     shelf::empty();
-    sharers::executing();
     await_parent();
     hand_over_many(Reason::ForeignProcess, true, is_for_successor);
     // Any of them may be read in the program to come.
@@ -131,7 +130,6 @@ fn withdraw_hand_over(conn: &'static Conn) {
 /// The process is about to make one that becomes another program before anything is seen of it.
 pub fn spawning() {
     if !lodgers::is_one() {
-        sharers::spawning(false);
         let is_meant = |fd, conn: &'static Conn| conn.has_lane() && conn.is_meant_for_successors() && is_kept(fd);
         hand_over_many(Reason::ForeignProcess, true, is_meant);
     }
@@ -144,7 +142,6 @@ fn is_kept(fd: c_int) -> bool {
 
 /// The process did not become another program.
 pub fn executing_failed() {
-    sharers::executing_failed();
     for conn in records::all() {
         conn.stay();
         withdraw_hand_over(conn);

@@ -13,7 +13,6 @@ use viaduct_control::Reason;
 /// ring, in another process that was passed it): its members, and those of sets in it, stay on TCP.
 pub(crate) fn nest(index: usize) {
     let Some(set) = set(index) else { return };
-    set.strays();
     inner::watch(index);
     // A handler that has interrupted a call on the set leaves it to the next one that asks, whole.
     let Some(owner) = set.own() else { return };

@@ -173,7 +173,7 @@ fn without_kernel(
     if operation != libc::EPOLL_CTL_ADD
         || conn.phase() != Phase::Attached
         || refused
-        || set.is_inherited()
+        || set.inherited.load(Relaxed)
         || set.is_kernels()
     {
         return None;

@@ -87,7 +87,6 @@ impl Set {
     /// Who waits in the outer set does so by us.
     fn be_counted(&self, outer: &Self) {
         if !self.place.counted.swap(true, Relaxed) {
-            outer.note_tags();
             outer.emulates_one_more();
         }
     }
@@ -282,7 +281,7 @@ fn put_into(
         // Another thread has closed it meanwhile, and its place may be another's.
         return Some(direct());
     }
-    let is_kernels = |set: &Set| set.nested.load(Relaxed) || set.is_inherited();
+    let is_kernels = |set: &Set| set.nested.load(Relaxed) || set.inherited.load(Relaxed);
     if is_kernels(outer) || is_kernels(inner) {
         return None;
     }

@@ -23,7 +23,6 @@ mod place;
 pub(crate) mod polled;
 pub(crate) mod set;
 pub(crate) mod share;
-pub(crate) mod sharers;
 pub(crate) mod shelf;
 pub mod wait;
 
@@ -31,8 +30,8 @@ use crate::conn::{self, Conn, Phase};
 use crate::descriptors::table;
 pub(crate) use crate::epoll::inside::{jumping, wake_elsewhere};
 pub(crate) use crate::epoll::set::{
-    BYTES, EDGE, EMULATED, FIRED, FRESH, GUEST, KERNEL, MEMBER, MEMBER_TURNS, MEMBERS, Member, PARKED, ROOM, SET, Set,
-    Tagged, UNSEEN, member, set, set_links, tag, whose,
+    BYTES, EDGE, EMULATED, FIRED, FRESH, KERNEL, MEMBER, MEMBER_TURNS, MEMBERS, Member, PARKED, ROOM, SET, Set, Tagged,
+    UNSEEN, member, set, set_links, tag, whose,
 };
 use crate::extent::Extent;
 use crate::path::demote;
@@ -88,7 +87,8 @@ pub fn created(fd: i32) {
         set.foreign_edges.store(false, Relaxed);
         set.waited.store(false, Relaxed);
         set.nested.store(false, Relaxed);
-        set.begin_alone();
+        set.shared.store(false, Relaxed);
+        set.inherited.store(false, Relaxed);
         set.crowded.store(false, Relaxed);
         set.unheard.store(false, Relaxed);
         set.kernel_looked.store(0, Relaxed);
@@ -128,7 +128,6 @@ pub(crate) fn release(index: usize, fd: i32) {
             bell.abandon();
         }
     }
-    set.leave_sharers();
     set.end(owner);
 }
 
@@ -255,12 +254,10 @@ pub(crate) fn added(
 ) {
     begin(set, number, member, events, data);
     let attached = conn.phase() == Phase::Attached;
-    if set.nested.load(Relaxed) || attached && (set.is_inherited() || set.is_kernels()) {
+    if set.nested.load(Relaxed) || set.inherited.load(Relaxed) || attached && set.is_kernels() {
         demote::ban(conn, Reason::UnseenWait);
     } else if attached {
         emulate(set, number, member);
-    } else if set.inherited.load(Relaxed) {
-        member.change(0, GUEST);
     }
 }
 
@@ -372,7 +369,7 @@ pub(crate) fn attached(conn: &'static Conn) {
         if conn.phase() != Phase::Attached || member.has(PARKED) {
             return;
         }
-        if member.has(GUEST) && set.is_inherited() || set.is_kernels() {
+        if set.is_kernels() {
             demote::ban(conn, Reason::UnseenWait);
         } else if !oneshot {
             emulate(set, number, member);

@@ -47,9 +47,6 @@ pub(crate) const UNSEEN: u32 = 1 << 7;
 /// [`Member::flags`]: the program knows that there was no room, so an edge is due when there is.
 pub(crate) const ROOM: u32 = 1 << 8;
 
-/// [`Member::flags`]: registered in a set that other processes had from before a fork.
-pub(crate) const GUEST: u32 = 1 << 10;
-
 /// [`Member::flags`]: the ends of directions, and the error, that have been told of; such an event's bits so far up.
 const ENDS: u32 = 16;
 /// Among them, for the end of the peer's direction. No event of a socket's.
@@ -101,8 +98,8 @@ pub(crate) struct Set {
     pub(crate) nested: AtomicBool,
     /// Another process has the set too, and must not find registrations in it that no program made.
     pub(crate) shared: AtomicBool,
-    /// Shared with the parent since a fork, as far as is known: [`Set::is_inherited`]. The parent would not know what
-    /// to make of a registration that this process takes over.
+    /// Shared with the parent since a fork. The parent would not know what to make of a registration that this process
+    /// takes over.
     pub(crate) inherited: AtomicBool,
     /// Owned by a thread that forks.
     pub(crate) forks: AtomicBool,
@@ -119,12 +116,6 @@ pub(crate) struct Set {
     pub(crate) rings: AtomicU32,
     /// What the set that it is in has of it, and where those in it are.
     pub(crate) place: Place,
-    /// See [`crate::epoll::sharers`].
-    pub(crate) sharers: AtomicU32,
-    /// There have been registrations of ours in it.
-    pub(crate) tagged: AtomicBool,
-    /// When it was last asked who else has it.
-    pub(crate) asked_ns: AtomicU64,
 }
 
 pub(crate) static SET: [Set; SETS] = [const {
@@ -154,9 +145,6 @@ pub(crate) static SET: [Set; SETS] = [const {
         waits: AtomicU32::new(0),
         rings: AtomicU32::new(0),
         place: Place::none(),
-        sharers: AtomicU32::new(0),
-        tagged: AtomicBool::new(false),
-        asked_ns: AtomicU64::new(0),
     }
 }; SETS];
 
@@ -267,7 +255,6 @@ impl Set {
             return None;
         }
         self.prepare_outside();
-        self.note_tags();
         let Some(bell) = bell::claim() else {
             // While there may be a descriptor for it.
             let _ = bell::common();

@@ -7,7 +7,7 @@ use crate::epoll::{inner, places, unregister};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
-/// By this fork.
+/// Whether they are kept through a fork.
 static LINKS_KEPT: AtomicBool = AtomicBool::new(false);
 
 fn release_links() {
@@ -16,18 +16,8 @@ fn release_links() {
     }
 }
 
-pub(super) fn all_sets() -> impl Iterator<Item = &'static Set> {
+fn all_sets() -> impl Iterator<Item = &'static Set> {
     places().iter().filter(|set| set.used.load(Relaxed))
-}
-
-impl Set {
-    /// A new set, which no other process has.
-    pub(crate) fn begin_alone(&self) {
-        self.shared.store(false, Relaxed);
-        self.inherited.store(false, Relaxed);
-        self.sharers.store(0, Relaxed);
-        self.tagged.store(false, Relaxed);
-    }
 }
 
 /// Takes parked registrations out of the kernel's set, which goes to another process. The set is owned.
@@ -45,18 +35,16 @@ fn share(set: &Set) {
 pub(crate) fn before_fork() {
     // Both processes are to know each other's tags.
     tag();
-    LINKS_KEPT.store(inner::keep_links(), Relaxed);
+    if inner::keep_links() {
+        LINKS_KEPT.store(true, Relaxed);
+    }
     // Outer sets first, as by who looks into them.
     let outer = all_sets().filter(|set| set.has_inner_sets());
     for set in outer.chain(all_sets().filter(|set| !set.has_inner_sets())) {
-        let Some(owner) = set.own() else {
-            // This very thread uses it, or forks within a fork.
-            set.strays();
-            continue;
-        };
-        // It may have been closed meanwhile.
-        if set.used.load(Relaxed) {
-            set.expect_sharer();
+        if let Some(owner) = set.own()
+            // It may have been closed meanwhile.
+            && set.used.load(Relaxed)
+        {
             share(set);
             set.forks.store(true, Relaxed);
             owner.keep();
@@ -73,12 +61,10 @@ pub(crate) fn after_fork_in_parent() {
         // Release pairs with the acquire of the next owner.
         set.owner.store(0, Release);
     }
-    // The child may have one that another thread has made meanwhile.
-    all_sets().filter(|set| !set.shared.load(Relaxed)).for_each(Set::strays);
 }
 
 /// In a forked child: the sets are shared with the parent, the bells are not.
-pub(crate) fn after_fork(parent: u32) {
+pub(crate) fn after_fork() {
     release_links();
     for set in places() {
         // Also of one that has come or gone meanwhile: nothing is written where there has been none.
@@ -90,6 +76,6 @@ pub(crate) fn after_fork(parent: u32) {
     for set in all_sets() {
         set.bell.store(0, Relaxed);
         set.sleepers.store(0, Relaxed);
-        set.arrive(parent);
+        set.inherited.store(true, Relaxed);
     }
 }

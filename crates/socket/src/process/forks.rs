@@ -7,7 +7,7 @@
 use crate::conn::records::{self, RECORDS, all};
 use crate::conn::{ASKED, BANNED, Conn, FORKED, LEFT, Phase, READY_OWED};
 use crate::descriptors::table;
-use crate::epoll::{lone, share, sharers};
+use crate::epoll::{lone, share};
 use crate::lock::Locks;
 use crate::lock::jump::Jump;
 use crate::process::{self, owns_records, thread};
@@ -180,7 +180,6 @@ pub(crate) fn before_fork() {
 
 /// There is no child after all.
 pub(crate) fn failed() {
-    sharers::fork_failed();
     for (_, locks) in counted() {
         locks.holders.fetch_sub(1, AcqRel);
     }

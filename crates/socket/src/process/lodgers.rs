@@ -4,7 +4,6 @@
 //! They find its records and must leave them alone: what such a child closes, copies or opens in a table of descriptors
 //! of its own changes nothing for its parent.
 
-use crate::epoll::sharers;
 use crate::process;
 use crate::sys::threads;
 use core::sync::atomic::AtomicU32;
@@ -26,7 +25,6 @@ pub fn expect(flags: u64) {
     if has(libc::CLONE_VM) && !has(libc::CLONE_THREAD) {
         // So that who the records belong to is known, and forked children begin without.
         process::start_with_sockets();
-        sharers::spawning(!has(libc::CLONE_VFORK));
         LODGERS.fetch_or(if has(libc::CLONE_FILES) { ANY } else { ANY | OWN_TABLE }, Relaxed);
     }
 }

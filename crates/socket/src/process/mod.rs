@@ -155,7 +155,7 @@ pub(crate) fn after_fork_in_child() {
     asleep::after_fork();
     agent::after_fork();
     bell::after_fork();
-    share::after_fork(parent);
+    share::after_fork();
     counters::after_fork();
     forks::after_fork_in_child();
 }
