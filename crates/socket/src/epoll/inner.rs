@@ -30,8 +30,8 @@ use libc::{EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, EPOLLWAKEUP};
 /// What an outer set may not ask for an inner one, if that is to be ours.
 const NOT_OURS: u32 = (EPOLLET | EPOLLEXCLUSIVE | EPOLLWAKEUP).cast_unsigned();
 
-/// Owned, before any set, by who puts one into another, and by who forks. So the latter knows which sets are outer ones,
-/// and owns them first.
+/// Owned, before any set, by who puts one into another, and by who forks. So the latter knows which sets are outer
+/// ones, and owns them first.
 static LINKS: AtomicU32 = AtomicU32::new(0);
 
 impl Set {
