@@ -1,6 +1,6 @@
 //! Asking viaductd how it is, and starting one.
 
-use crate::{limits, locate};
+use crate::{inherit, limits, locate};
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -133,6 +133,7 @@ pub(crate) fn ensure(dir: &Path, config: Option<&Path>) -> Result<()> {
     if let Some(config) = config {
         launcher.arg("--config").arg(std::path::absolute(config)?);
     }
+    inherit::about_to_fork();
     let output = launcher
         .arg("--")
         .arg(&daemon)

@@ -894,6 +894,52 @@ fn the_program_finds_signals_as_the_user_left_them() {
     }
 }
 
+/// A program may have had children before it turned into `viaduct run`.
+#[test]
+fn the_program_finds_its_own_children_and_their_signal() {
+    // Ends the child while viaductd is being started, and waits until it has.
+    const ENDS: &str = "#!/bin/sh\nread child <\"$2/child\"\nkill -KILL $child\n\
+        while [ -e /proc/$child ] && ! grep -q '^State:.Z' /proc/$child/status; do sleep 0.01; done\n";
+    const PROGRAM: &str = "import os, signal, sys\nfrom os import WEXITED, WNOHANG, WNOWAIT\n\
+        def look():\n    try:\n        return os.waitid(os.P_ALL, 0, WEXITED | WNOHANG | WNOWAIT) is not None\n    \
+        except ChildProcessError:\n        return False\n\
+        print(signal.SIGCHLD in signal.sigpending(), look())\n";
+    // Turns into `viaduct run` with a child that ends before, or during, its start.
+    const FIRST: &str = "import os, signal, sys, time\n\
+        kind, path, *words = sys.argv[1:]\n\
+        if kind == 'blocked':\n    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])\n\
+        if kind == 'ignored':\n    signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n\
+        child = os.fork()\n\
+        if child == 0:\n    os._exit(0) if kind == 'earlier' else signal.pause()\n\
+        if kind == 'earlier':\n    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)\n    \
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n    child = 1 << 22\n\
+        open(path, 'w').write(f'{child}\\n')\n\
+        os.execv(words[0], words)\n";
+    let dir = Dir::new();
+    let daemon = executable(&dir, "viaductd", ENDS.as_bytes());
+    for (kind, found) in [
+        ("blocked", "True True\n"),
+        ("ignored", "False False\n"),
+        ("earlier", "False True\n"),
+    ] {
+        let own = viaduct(&dir.path);
+        let mut first = Command::new("python3");
+        for (name, value) in own.get_envs() {
+            match value {
+                Some(value) => first.env(name, value),
+                None => first.env_remove(name),
+            };
+        }
+        first.env("VIADUCT_DAEMON", &daemon);
+        first.args(["-c", FIRST, kind]).arg(dir.path.join("child"));
+        first
+            .arg(own.get_program())
+            .args(["run", "--", "python3", "-c", PROGRAM]);
+        let output = first.output().unwrap();
+        assert_eq!(stdout(&output), found, "{kind}: {}", stderr(&output));
+    }
+}
+
 #[test]
 fn a_standard_descriptor_that_is_closed_stays_so() {
     let dir = Dir::new();
