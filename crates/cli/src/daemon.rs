@@ -128,7 +128,7 @@ pub(crate) fn ensure(dir: &Path, config: Option<&Path>) -> Result<()> {
     })?;
     // Started from a process of its own that ends at once: viaductd becomes nobody's child, so that the program, into
     // which this process is about to turn, never reaps a stranger; and it inherits none of the descriptors open here.
-    let mut launcher = Command::new(std::env::current_exe()?);
+    let mut launcher = Command::new(locate::OWN);
     launcher.arg("launch-daemon").arg("--dir").arg(dir);
     if let Some(config) = config {
         launcher.arg("--config").arg(std::path::absolute(config)?);

@@ -27,6 +27,16 @@ fn run(arguments: &[&str]) -> Output {
     viaduct(&home.path).arg("run").args(arguments).output().unwrap()
 }
 
+/// Has `to` start with the variables that `from` would.
+fn pass_environment(from: &Command, to: &mut Command) {
+    for (name, value) in from.get_envs() {
+        match value {
+            Some(value) => to.env(name, value),
+            None => to.env_remove(name),
+        };
+    }
+}
+
 fn executable(dir: &Dir, name: &str, contents: &[u8]) -> PathBuf {
     let path = dir.path.join(name);
     fs::write(&path, contents).unwrap();
@@ -197,6 +207,30 @@ fn without_viaductd_the_program_runs_and_it_is_said() {
         stderr(&output),
         format!("viaduct: sh runs as plain TCP until a viaductd answers in {dir}: {why}\n")
     );
+}
+
+#[test]
+fn an_install_meanwhile_does_not_keep_viaductd_from_being_started() {
+    let dir = Dir::new();
+    let own = viaduct(&dir.path);
+    let copy = dir.path.join("viaduct");
+    fs::copy(own.get_program(), &copy).unwrap();
+    let mut command = Command::new(&copy);
+    pass_environment(&own, &mut command);
+    let rules = dir.path.join("rules");
+    succeed(Command::new("mkfifo").arg(&rules));
+    command
+        .args(["run", "--rules"])
+        .arg(&rules)
+        .args(["sh", "-c", "exit 3"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // It runs once it reads its rules.
+    let mut written = fs::File::options().write(true).open(&rules).unwrap();
+    fs::remove_file(&copy).unwrap();
+    written.write_all(b"\n").unwrap();
+    drop(written);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(3), ""));
 }
 
 #[test]
@@ -527,12 +561,7 @@ fn run_after(dir: &Dir, first: &str, viaductd: &str, arguments: &[&str]) -> Outp
     let daemon = executable(dir, "viaductd", viaductd.as_bytes());
     let own = viaduct(&dir.path);
     let mut shell = Command::new("bash");
-    for (name, value) in own.get_envs() {
-        match value {
-            Some(value) => shell.env(name, value),
-            None => shell.env_remove(name),
-        };
-    }
+    pass_environment(&own, &mut shell);
     shell.env("VIADUCT_DAEMON", daemon);
     shell.args(["-c", &format!("{first}; exec \"$0\" run \"$@\"")]);
     shell.arg(own.get_program()).args(arguments).output().unwrap()
@@ -882,12 +911,7 @@ fn the_program_finds_signals_as_the_user_left_them() {
         let plain = succeed(plain.args(options).args(program));
         let own = viaduct(&dir.path);
         let mut under = std::process::Command::new("env");
-        for (name, value) in own.get_envs() {
-            match value {
-                Some(value) => under.env(name, value),
-                None => under.env_remove(name),
-            };
-        }
+        pass_environment(&own, &mut under);
         under.args(options).arg(own.get_program());
         let under = succeed(under.args(["run", "--"]).args(program));
         assert_eq!(under, plain, "{options:?}");
@@ -924,12 +948,7 @@ fn the_program_finds_its_own_children_and_their_signal() {
     ] {
         let own = viaduct(&dir.path);
         let mut first = Command::new("python3");
-        for (name, value) in own.get_envs() {
-            match value {
-                Some(value) => first.env(name, value),
-                None => first.env_remove(name),
-            };
-        }
+        pass_environment(&own, &mut first);
         first.env("VIADUCT_DAEMON", &daemon);
         first.args(["-c", FIRST, kind]).arg(dir.path.join("child"));
         first
