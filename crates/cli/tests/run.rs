@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Dir, some_library, stderr, stdout, succeed, viaduct};
+use common::{Dir, pass_environment, some_library, stderr, stdout, succeed, viaduct};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
 use rustix::net::{
@@ -25,16 +25,6 @@ use viaduct_control::runtime::socket_path;
 fn run(arguments: &[&str]) -> Output {
     let home = Dir::new();
     viaduct(&home.path).arg("run").args(arguments).output().unwrap()
-}
-
-/// Has `to` start with the variables that `from` would.
-fn pass_environment(from: &Command, to: &mut Command) {
-    for (name, value) in from.get_envs() {
-        match value {
-            Some(value) => to.env(name, value),
-            None => to.env_remove(name),
-        };
-    }
 }
 
 fn executable(dir: &Dir, name: &str, contents: &[u8]) -> PathBuf {
