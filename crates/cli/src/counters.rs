@@ -151,8 +151,8 @@ impl Process {
 pub(crate) struct Found {
     /// Those whose counters are understood.
     pub(crate) processes: Vec<Process>,
-    /// Numbers of those with the library of a version that lays its counters out otherwise: together those that hold the
-    /// same, being forked from each other.
+    /// Numbers of those with the library of a version that lays its counters out otherwise. Those that hold the same
+    /// are together, being forked from each other.
     pub(crate) strangers: Vec<BTreeSet<u32>>,
 }
 

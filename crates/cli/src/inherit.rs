@@ -71,7 +71,7 @@ fn has_news_of_children() -> bool {
     let kinds = libc::WEXITED | libc::WSTOPPED | libc::WCONTINUED;
     // SAFETY: asks only, and has room for the answer.
     let known = unsafe { libc::waitid(libc::P_ALL, 0, news.as_mut_ptr(), kinds | libc::WNOHANG | libc::WNOWAIT) } == 0;
-    // SAFETY: all zero is a valid value, whether or not the call has filled it, and what it fills it with is about a child.
+    // SAFETY: all zero is a valid value, whether or not the call has filled it, and it fills it for a child.
     known && unsafe { news.assume_init().si_pid() } != 0
 }
 
