@@ -95,16 +95,17 @@ generate: $(if $(filter 4,$(words $(BUILT))),$(if $(CAN_BUILD),build),build)
 	$(RELEASE)/viaduct generate completions $(GENERATED)/completions
 	scripts/changelog >$(GENERATED)/CHANGELOG.md
 
-# A program that starts meanwhile maps the old file or the new one: by half a library it would be killed.
-put = install -m 755 $(1) $(2).new && mv -f $(2).new $(2)
+# A program that starts meanwhile maps the old file or the new one: by half a library it would be killed. Another `make install` may be at work, too.
+new = $(dir $(1)).$(notdir $(1)).new.
+put = new=$(call new,$(2))$$$$; install -m 755 $(1) $$new && mv -f $$new $(2) || { rm -f $$new; exit 1; }
 
 install: generate ## install under PREFIX (default /usr/local), staged under DESTDIR
 	install -d $(BINDIR) $(LIBDIR) $(INCLUDEDIR) $(PKGCONFIGDIR) $(MANDIR)/man1 $(MANDIR)/man3 $(MANDIR)/man8
 	install -d $(BASHDIR) $(ZSHDIR) $(FISHDIR) $(UNITDIR) $(DOCDIR)/docs $(DOCDIR)/examples/seek
-	$(call put,$(STRIPPED)/viaduct,$(BINDIR)/viaduct)
-	$(call put,$(STRIPPED)/viaductd,$(BINDIR)/viaductd)
 	$(call put,$(STRIPPED)/libviaduct_preload.so,$(LIBDIR)/libviaduct_preload.so)
 	$(call put,$(STRIPPED)/libviaduct.so,$(DESTDIR)$(PREFIX)/lib/libviaduct.so.$(VERSION))
+	$(call put,$(STRIPPED)/viaductd,$(BINDIR)/viaductd)
+	$(call put,$(STRIPPED)/viaduct,$(BINDIR)/viaduct)
 	ln -sf libviaduct.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/$(LIBRARY)
 	ln -sf $(LIBRARY) $(DESTDIR)$(PREFIX)/lib/libviaduct.so
 	rm -f $(filter-out %/libviaduct.so.$(VERSION),$(wildcard $(DESTDIR)$(PREFIX)/lib/$(LIBRARY).*))
@@ -128,6 +129,7 @@ uninstall: ## remove what install put there
 	rm -f $(BASHDIR)/viaduct $(ZSHDIR)/_viaduct $(FISHDIR)/viaduct.fish $(UNITDIR)/viaductd.service
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/lib/,libviaduct.so libviaduct.so.[0-9]*) $(INCLUDEDIR)/viaduct.h $(PKGCONFIGDIR)/viaduct.pc
 	rm -f $(patsubst docs/man/%,$(MANDIR)/man3/%,$(wildcard docs/man/*.3))
+	rm -f $(addsuffix *,$(foreach file,$(BINDIR)/viaduct $(BINDIR)/viaductd $(DESTDIR)$(PREFIX)/lib/libviaduct.so.$(VERSION),$(call new,$(file))))
 	rm -rf $(LIBDIR) $(DOCDIR)
 
 clean: ## remove what was built

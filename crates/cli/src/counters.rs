@@ -8,7 +8,7 @@ use crate::proc::{self, Descriptors, Memfd, Memfds, printable};
 use crate::tcp_tables::{Ends, TcpTables};
 use rustix::fd::OwnedFd;
 use rustix::io::pread;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::{Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 use viaduct_control::Reason;
@@ -151,8 +151,9 @@ impl Process {
 pub(crate) struct Found {
     /// Those whose counters are understood.
     pub(crate) processes: Vec<Process>,
-    /// Numbers of those with the library of a version that lays its counters out otherwise.
-    pub(crate) strangers: Vec<u32>,
+    /// Numbers of those with the library of a version that lays its counters out otherwise. Those that hold the same
+    /// are together, being forked from each other.
+    pub(crate) strangers: Vec<BTreeSet<u32>>,
 }
 
 /// Every process whose counters may be read and which belongs to `instance`, if one is given.
@@ -175,13 +176,20 @@ pub(crate) fn read_some(pids: &[u32], instance: Option<u64>) -> std::io::Result<
     let mut tables = TcpTables::default();
     let is_asked_for = |region: &Region| instance.is_none_or(|instance| region.header[INSTANCE] == instance);
     let (regions, others) = owned_regions(pids)?;
-    let mut strangers: Vec<u32> = others
-        .iter()
-        .filter(|other| is_asked_for(other))
-        .map(|other| other.pid)
-        .collect();
-    strangers.dedup();
-    strangers.retain(|pid| regions.iter().all(|region| region.pid != *pid));
+    let mut holders: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
+    for other in others.iter().filter(|other| is_asked_for(other)) {
+        if regions.iter().all(|region| region.pid != other.pid) {
+            holders.entry(other.memfd.inode).or_default().insert(other.pid);
+        }
+    }
+    let mut strangers: Vec<BTreeSet<u32>> = Vec::new();
+    for mut family in holders.into_values() {
+        let (kin, apart) = strangers.into_iter().partition(|known| !known.is_disjoint(&family));
+        strangers = apart;
+        family.extend(Vec::into_iter(kin).flatten());
+        strangers.push(family);
+    }
+    strangers.sort();
     let mut children: HashMap<u64, u64> = HashMap::new();
     for region in &regions {
         *children.entry(region.header[FOREBEAR]).or_default() += 1;

@@ -1,6 +1,6 @@
 //! Asking viaductd how it is, and starting one.
 
-use crate::{limits, locate};
+use crate::{inherit, limits, locate};
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -128,11 +128,12 @@ pub(crate) fn ensure(dir: &Path, config: Option<&Path>) -> Result<()> {
     })?;
     // Started from a process of its own that ends at once: viaductd becomes nobody's child, so that the program, into
     // which this process is about to turn, never reaps a stranger; and it inherits none of the descriptors open here.
-    let mut launcher = Command::new(std::env::current_exe()?);
+    let mut launcher = Command::new(locate::OWN);
     launcher.arg("launch-daemon").arg("--dir").arg(dir);
     if let Some(config) = config {
         launcher.arg("--config").arg(std::path::absolute(config)?);
     }
+    inherit::about_to_fork();
     let output = launcher
         .arg("--")
         .arg(&daemon)

@@ -353,9 +353,11 @@ fn preload() -> Check {
     }
     // The loader complains on standard error about a library that it cannot load, and goes on.
     let entry = locate::preload_entry(&library);
-    let trial =
-        std::env::current_exe().and_then(|own| Command::new(own).arg("--version").env("LD_PRELOAD", entry).output());
-    match trial {
+    match Command::new(locate::OWN)
+        .arg("--version")
+        .env("LD_PRELOAD", entry)
+        .output()
+    {
         Ok(output) if output.status.success() && output.stderr.is_empty() => Check::ok(NAME, format!("{shown} loads")),
         Ok(output) => Check::new(
             NAME,

@@ -10,7 +10,7 @@ use crate::terminal::{self, Style, bytes, duration, styled};
 use crate::{config, doctor};
 use anyhow::{Result, bail};
 use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -77,7 +77,7 @@ struct PlainEnd {
 struct View {
     processes: Vec<Process>,
     /// Processes with the library of another version, of whose counters nothing is known.
-    strangers: Vec<u32>,
+    strangers: Vec<BTreeSet<u32>>,
     plain: Vec<PlainEnd>,
     /// Sockets that have an address and no other end, most of which listen.
     unconnected: Vec<PlainEnd>,
@@ -160,7 +160,7 @@ impl View {
                     writeln!(text, "It has no TCP connection now.")?;
                 }
             }
-            None if self.strangers.contains(&pid) => {
+            None if self.strangers.iter().any(|family| family.contains(&pid)) => {
                 writeln!(
                     text,
                     "{name} ({pid}) runs under Viaduct with the library of another version, whose counters this `viaduct` \

@@ -18,6 +18,9 @@ use std::{io, iter};
 static SIGPIPE_IGNORED: AtomicBool = AtomicBool::new(false);
 static SIGCHLD_IGNORED: AtomicBool = AtomicBool::new(false);
 static SIGCHLD_PENDING: AtomicBool = AtomicBool::new(false);
+/// Whether children wait to be reaped that whoever was this process before has left.
+static HAS_ENDED_CHILDREN: AtomicBool = AtomicBool::new(false);
+static HAS_FORKED: AtomicBool = AtomicBool::new(false);
 /// A bit for each standard descriptor.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
@@ -33,6 +36,7 @@ extern "C" fn note() {
     SIGCHLD_PENDING.store(is_pending(libc::SIGCHLD), Ordering::Relaxed);
     if is_ignored(libc::SIGCHLD) {
         SIGCHLD_IGNORED.store(true, Ordering::Relaxed);
+        HAS_ENDED_CHILDREN.store(has_news_of_children(), Ordering::Relaxed);
         // While it is ignored nobody learns how a child has ended, neither viaductd's nor the one on trial.
         // SAFETY: no handler is installed.
         unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
@@ -61,21 +65,49 @@ fn is_pending(signal: libc::c_int) -> bool {
     unsafe { libc::sigismember(pending.as_ptr(), signal) == 1 }
 }
 
-/// Leaves the program nothing of the children of this process.
+/// Whether a child has ended, stopped or gone on, and nobody has asked for its status yet.
+fn has_news_of_children() -> bool {
+    let mut news = MaybeUninit::<libc::siginfo_t>::zeroed();
+    let kinds = libc::WEXITED | libc::WSTOPPED | libc::WCONTINUED;
+    // SAFETY: asks only, and has room for the answer.
+    let known = unsafe { libc::waitid(libc::P_ALL, 0, news.as_mut_ptr(), kinds | libc::WNOHANG | libc::WNOWAIT) } == 0;
+    // SAFETY: all zero is a valid value, whether or not the call has filled it, and it fills it for a child.
+    known && unsafe { news.assume_init().si_pid() } != 0
+}
+
+/// To be called before this process makes a child, which it reaps itself.
+pub(crate) fn about_to_fork() {
+    HAS_FORKED.store(true, Ordering::Relaxed);
+}
+
+/// Leaves the program nothing of the children of this process, and all of those that it has had itself: before it
+/// turned into this one.
 fn forget_children() {
     if SIGCHLD_IGNORED.load(Ordering::Relaxed) {
         // SAFETY: no handler is installed.
         unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
-        // Those of whoever was this process before, which nobody is going to wait for.
-        // SAFETY: asks for no status.
-        while unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
-    } else if !SIGCHLD_PENDING.load(Ordering::Relaxed) && is_pending(libc::SIGCHLD) {
+        // Those that have ended meanwhile: the kernel would not have kept them. Those from before cannot be told from
+        // them, and are the program's to reap.
+        if !HAS_ENDED_CHILDREN.load(Ordering::Relaxed) {
+            // SAFETY: asks for no status.
+            while unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
+        }
+        return;
+    }
+    let may_be_ours = HAS_FORKED.load(Ordering::Relaxed) && !SIGCHLD_PENDING.load(Ordering::Relaxed);
+    // One that is pending stands for all children since.
+    if may_be_ours && is_pending(libc::SIGCHLD) && !has_news_of_children() {
         let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
         // SAFETY: a set, of which all zero is the empty one.
         unsafe { libc::sigaddset(set.as_mut_ptr(), libc::SIGCHLD) };
         let mut signal = 0;
         // SAFETY: it is pending, so there is nothing to wait for.
         unsafe { libc::sigwait(set.as_ptr(), &raw mut signal) };
+        // It may have come to stand for another child after the look.
+        if has_news_of_children() {
+            // SAFETY: tells this process alone, which has it blocked.
+            unsafe { libc::kill(libc::getpid(), libc::SIGCHLD) };
+        }
     }
 }
 

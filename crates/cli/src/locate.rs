@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 pub(crate) const PRELOAD_VARIABLE: &str = "VIADUCT_PRELOAD";
 /// Names the viaductd to start instead of the installed one.
 pub(crate) const DAEMON_VARIABLE: &str = "VIADUCT_DAEMON";
+/// This program, to be started again: also where another has been installed in its place since, or none.
+pub(crate) const OWN: &str = "/proc/self/exe";
 /// File name of the preload library.
 pub(crate) const PRELOAD_NAME: &str = "libviaduct_preload.so";
 

@@ -143,7 +143,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     if subjects.is_empty() {
         if let Meant::Descriptor(pid, _) = target
-            && strangers.contains(&pid)
+            && strangers.iter().any(|family| family.contains(&pid))
         {
             bail!(
                 "process {pid} has the library of another version: use the `viaduct` of that one, or restart the program"

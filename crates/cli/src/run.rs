@@ -79,7 +79,8 @@ CONFIGURATION
 
         [[rules]]                    # the first rule that matches decides
         action = "never"             # start it without the library
-        program = "ssh*"             # a trailing * matches any rest
+        program = "ssh*"             # a trailing * matches any rest; of a
+                                     # path only the program's name counts
 
         [[rules]]
         action = "now"               # offer at the first byte; or auto,

@@ -4,6 +4,7 @@ use crate::counters::{self, End, Found, Process};
 use crate::{config, proc, terminal};
 use anyhow::{Result, bail};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
@@ -123,7 +124,9 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
             true => processes.is_empty(),
             false => processes.iter().all(|process| process.ends.is_empty()),
         };
-        if is_empty && !args.json && terminal::is_terminal() {
+        // What those have had that are in no table is not known.
+        let is_known = !processes.is_empty() || told_of.is_empty();
+        if is_empty && is_known && !args.json && terminal::is_terminal() {
             terminal::say(nothing(&processes, dir.as_deref()));
         }
         if !args.watch {
@@ -134,14 +137,24 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
 }
 
 /// Processes that are in no table, since their counters are laid out in another way.
-fn tell_of(strangers: &[u32]) {
-    for pid in strangers {
-        terminal::say(format_args!(
-            "viaduct: {} ({pid}) has the library of another version and is not shown; restart it",
-            proc::name(*pid).unwrap_or_default()
-        ));
+fn tell_of(strangers: &[BTreeSet<u32>]) {
+    for family in strangers {
+        let Some(pid) = family.first() else { continue };
+        let name = proc::name(*pid).unwrap_or_default();
+        let (others, has) = match family.len() - 1 {
+            0 => (
+                String::new(),
+                "has the library of another version and is not shown; restart it",
+            ),
+            1 => (" and a process of its family".to_owned(), MANY),
+            some => (format!(" and {some} processes of its family"), MANY),
+        };
+        terminal::say(format_args!("viaduct: {name} ({pid}){others} {has}"));
     }
 }
+
+/// Of more than one process.
+const MANY: &str = "have the library of another version and are not shown; restart them";
 
 /// What an empty table means.
 fn nothing(processes: &[Process], dir: Option<&Path>) -> String {

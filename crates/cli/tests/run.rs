@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Dir, some_library, stderr, stdout, succeed, viaduct};
+use common::{Dir, pass_environment, some_library, stderr, stdout, succeed, viaduct};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
 use rustix::net::{
@@ -197,6 +197,30 @@ fn without_viaductd_the_program_runs_and_it_is_said() {
         stderr(&output),
         format!("viaduct: sh runs as plain TCP until a viaductd answers in {dir}: {why}\n")
     );
+}
+
+#[test]
+fn an_install_meanwhile_does_not_keep_viaductd_from_being_started() {
+    let dir = Dir::new();
+    let own = viaduct(&dir.path);
+    let copy = dir.path.join("viaduct");
+    fs::copy(own.get_program(), &copy).unwrap();
+    let mut command = Command::new(&copy);
+    pass_environment(&own, &mut command);
+    let rules = dir.path.join("rules");
+    succeed(Command::new("mkfifo").arg(&rules));
+    command
+        .args(["run", "--rules"])
+        .arg(&rules)
+        .args(["sh", "-c", "exit 3"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // It runs once it reads its rules.
+    let mut written = fs::File::options().write(true).open(&rules).unwrap();
+    fs::remove_file(&copy).unwrap();
+    written.write_all(b"\n").unwrap();
+    drop(written);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(3), ""));
 }
 
 #[test]
@@ -527,12 +551,7 @@ fn run_after(dir: &Dir, first: &str, viaductd: &str, arguments: &[&str]) -> Outp
     let daemon = executable(dir, "viaductd", viaductd.as_bytes());
     let own = viaduct(&dir.path);
     let mut shell = Command::new("bash");
-    for (name, value) in own.get_envs() {
-        match value {
-            Some(value) => shell.env(name, value),
-            None => shell.env_remove(name),
-        };
-    }
+    pass_environment(&own, &mut shell);
     shell.env("VIADUCT_DAEMON", daemon);
     shell.args(["-c", &format!("{first}; exec \"$0\" run \"$@\"")]);
     shell.arg(own.get_program()).args(arguments).output().unwrap()
@@ -882,15 +901,51 @@ fn the_program_finds_signals_as_the_user_left_them() {
         let plain = succeed(plain.args(options).args(program));
         let own = viaduct(&dir.path);
         let mut under = std::process::Command::new("env");
-        for (name, value) in own.get_envs() {
-            match value {
-                Some(value) => under.env(name, value),
-                None => under.env_remove(name),
-            };
-        }
+        pass_environment(&own, &mut under);
         under.args(options).arg(own.get_program());
         let under = succeed(under.args(["run", "--"]).args(program));
         assert_eq!(under, plain, "{options:?}");
+    }
+}
+
+/// A program may have had children before it turned into `viaduct run`.
+#[test]
+fn the_program_finds_its_own_children_and_their_signal() {
+    // Ends the child while viaductd is being started, and waits until it has.
+    const ENDS: &str = "#!/bin/sh\nread child <\"$2/child\"\nkill -KILL $child\n\
+        while [ -e /proc/$child ] && ! grep -q '^State:.Z' /proc/$child/status; do sleep 0.01; done\n";
+    const PROGRAM: &str = "import os, signal, sys\nfrom os import WEXITED, WNOHANG, WNOWAIT\n\
+        def look():\n    try:\n        return os.waitid(os.P_ALL, 0, WEXITED | WNOHANG | WNOWAIT) is not None\n    \
+        except ChildProcessError:\n        return False\n\
+        print(signal.SIGCHLD in signal.sigpending(), look())\n";
+    // Turns into `viaduct run` with a child that ends before, or during, its start.
+    const FIRST: &str = "import os, signal, sys, time\n\
+        kind, path, *words = sys.argv[1:]\n\
+        if kind == 'blocked':\n    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])\n\
+        if kind == 'ignored':\n    signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n\
+        child = os.fork()\n\
+        if child == 0:\n    os._exit(0) if kind == 'earlier' else signal.pause()\n\
+        if kind == 'earlier':\n    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)\n    \
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n    child = 1 << 22\n\
+        open(path, 'w').write(f'{child}\\n')\n\
+        os.execv(words[0], words)\n";
+    let dir = Dir::new();
+    let daemon = executable(&dir, "viaductd", ENDS.as_bytes());
+    for (kind, found) in [
+        ("blocked", "True True\n"),
+        ("ignored", "False False\n"),
+        ("earlier", "False True\n"),
+    ] {
+        let own = viaduct(&dir.path);
+        let mut first = Command::new("python3");
+        pass_environment(&own, &mut first);
+        first.env("VIADUCT_DAEMON", &daemon);
+        first.args(["-c", FIRST, kind]).arg(dir.path.join("child"));
+        first
+            .arg(own.get_program())
+            .args(["run", "--", "python3", "-c", PROGRAM]);
+        let output = first.output().unwrap();
+        assert_eq!(stdout(&output), found, "{kind}: {}", stderr(&output));
     }
 }
 

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Dir, Guest, connection, stderr, stdout, succeed, viaduct};
+use common::{Dir, Guest, connection, pass_environment, stderr, stdout, succeed, viaduct};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
@@ -387,6 +387,33 @@ fn there_may_be_more_programs_than_descriptors() {
     let pids: BTreeSet<_> = shown.iter().map(|sum| sum["pid"].as_u64().unwrap()).collect();
     let expected: BTreeSet<_> = programs.iter().map(|program| u64::from(program.id())).collect();
     assert_eq!(pids, expected, "{}", stderr(&output));
+}
+
+#[test]
+fn programs_of_another_version_are_told_once_and_not_said_to_have_had_no_connection() {
+    let guest = Guest::new();
+    guest.set(counters::MAGIC_WORD, counters::MAGIC + 1);
+    // This process itself is of this version.
+    let _own = Guest::new();
+    let mut family = [(); 3].map(|()| guest.child());
+    let first = family.iter().map(|child| child.id()).min().unwrap();
+    let own = viaduct(&guest.dir.path);
+    let mut terminal = Command::new("script");
+    pass_environment(&own, &mut terminal);
+    let command = format!("exec {} status", own.get_program().display());
+    terminal.args(["-qec", &command, "/dev/null"]);
+    let output = terminal.stdin(Stdio::null()).output().unwrap();
+    for child in &mut family {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    let shown = stdout(&output);
+    let lines: Vec<_> = shown.lines().map(str::trim).collect();
+    let told = format!(
+        "viaduct: sleep ({first}) and 2 processes of its family have the library of another version and are not shown; \
+         restart them"
+    );
+    assert_eq!(lines[1..], [told], "{shown}");
 }
 
 #[test]

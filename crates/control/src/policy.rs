@@ -8,8 +8,9 @@
 //! | `VIADUCT_RULES` | rules separated by `;`, the first that matches decides |
 //!
 //! A rule is an action (`never`, `tcp`, `auto`, `now`, `wait`) and conditions, all of which must hold, separated by
-//! commas: `program=NAME` (a trailing `*` matches any rest), `addr=ADDRESS[/BITS]` (either end), `port=LOW[-HIGH]`
-//! (either end). Example: `never,program=ssh*;now,addr=10.0.0.0/8,port=6379`.
+//! commas: `program=NAME` (a trailing `*` matches any rest; of a path the name behind its last `/` counts),
+//! `addr=ADDRESS[/BITS]` (either end), `port=LOW[-HIGH]` (either end). Example:
+//! `never,program=ssh*;now,addr=10.0.0.0/8,port=6379`.
 //!
 //! `never` keeps a connection on TCP as `tcp` does. Where it holds for every connection of a program, having neither
 //! address nor port and no rule before it that could accelerate one, `viaduct run` also starts the program without the
@@ -280,7 +281,7 @@ fn parse_rule<'a>(program: &str, text: &'a str) -> Result<Option<Rule>, PolicyEr
         match word.split_once('=') {
             Some(("program", pattern)) => {
                 applies &= program_matches(pattern, program)
-                    .ok_or_else(|| error(RULES_VARIABLE, "program=NAME or program=PREFIX*, no path", word))?;
+                    .ok_or_else(|| error(RULES_VARIABLE, "program=NAME or program=PREFIX*", word))?;
             }
             Some(("addr", value)) => {
                 (rule.network, rule.bits) = parse_network(value)
@@ -296,14 +297,21 @@ fn parse_rule<'a>(program: &str, text: &'a str) -> Result<Option<Rule>, PolicyEr
     Ok(applies.then_some(rule))
 }
 
-/// `None`: the pattern matches nothing, being empty, a path, or having a `*` that is not its last character.
+/// `None`: the pattern makes no sense: it is empty, means all of a directory, or has a `*` that is not its last
+/// character.
 fn program_matches(pattern: &str, program: &str) -> Option<bool> {
+    // Programs are known by their names alone.
+    let (is_path, pattern) = match pattern.rsplit_once('/') {
+        Some((_, name)) => (true, name),
+        None => (false, pattern),
+    };
     let (name, is_prefix) = match pattern.strip_suffix('*') {
         Some(prefix) => (prefix, true),
         None => (pattern, false),
     };
     let matches = program == name || is_prefix && program.starts_with(name);
-    (!pattern.is_empty() && !name.contains(['*', '/'])).then_some(matches)
+    let is_whole_directory = is_path && name.is_empty();
+    (!pattern.is_empty() && !is_whole_directory && !name.contains('*')).then_some(matches)
 }
 
 fn parse_network(text: &str) -> Option<([u8; 16], u8)> {
@@ -365,6 +373,18 @@ mod tests {
     }
 
     #[test]
+    fn of_a_path_the_name_of_the_program_counts() {
+        for (rules, applies) in [
+            ("tcp,program=/usr/sbin/sshd", true),
+            ("tcp,program=sbin/ssh*", true),
+            ("tcp,program=/usr/sbin/ssh", false),
+            ("tcp,program=/sshd/redis-server", false),
+        ] {
+            assert_eq!(policy("sshd", rules).unwrap().has_rules(), applies, "{rules}");
+        }
+    }
+
+    #[test]
     fn never_is_for_a_program_of_which_no_connection_may_be_accelerated() {
         for (rules, is_never) in [
             ("never", true),
@@ -407,7 +427,11 @@ mod tests {
             ("tcp,addr=x", "addr=x"),
             ("tcp,program=*sql", "program=*sql"),
             ("tcp,program=a**", "program=a**"),
-            ("tcp,program=/bin/a", "program=/bin/a"),
+            ("tcp,program=", "program="),
+            // No program is known by its directory, and a rule for one is not to be one for all.
+            ("tcp,program=/bin/", "program=/bin/"),
+            ("tcp,program=/bin/*", "program=/bin/*"),
+            ("tcp,program=/bin/*/a*b", "program=/bin/*/a*b"),
         ] {
             let error = policy("p", rules).unwrap_err();
             assert_eq!((error.variable, error.found), (RULES_VARIABLE, found), "{rules}");

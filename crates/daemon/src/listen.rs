@@ -1,6 +1,7 @@
 //! The runtime directory: one viaductd in it, its socket, and word that it is ready.
 
 use anyhow::{Context, bail};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock, open};
 use rustix::io::Errno;
 use rustix::net::{
@@ -11,7 +12,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -75,18 +76,47 @@ pub(crate) fn take(dir: &Path, uid: u32) -> anyhow::Result<Taken> {
 }
 
 impl Turn {
-    /// Waits until the other viaductd has ended, however it does, and makes `dir` ours.
-    pub(crate) fn wait(self, dir: &Path, uid: u32) -> anyhow::Result<(Place, OwnedFd)> {
-        flock(&self.lock, FlockOperation::LockExclusive).with_context(|| self.path.display().to_string())?;
-        // A directory that was made anew has another lock, which somebody else may hold.
-        let of = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
-        let lock = File::from(self.lock);
-        let named = std::fs::metadata(&self.path).with_context(|| self.path.display().to_string())?;
-        if of(named) != of(lock.metadata()?) {
-            bail!("{}: was made anew meanwhile", dir.display());
+    /// Waits until the other viaductd has ended, however it does, and makes `dir` ours. `None`: `stop` became readable.
+    pub(crate) fn wait(self, dir: &Path, uid: u32, stop: impl AsFd) -> anyhow::Result<Option<(Place, OwnedFd)>> {
+        let mut turn = self;
+        loop {
+            let Some(lock) = locked_unless(turn.lock.into(), &stop).with_context(|| turn.path.display().to_string())?
+            else {
+                return Ok(None);
+            };
+            // A directory that was moved, or made anew, has another lock, which somebody else may hold.
+            let of = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+            let held = of(lock.metadata()?);
+            if std::fs::metadata(&turn.path).is_ok_and(|named| of(named) == held) {
+                return settle(dir, uid, lock.into()).map(Some);
+            }
+            drop(lock);
+            turn = match take(dir, uid)? {
+                Taken::Ours(place, socket) => return Ok(Some((place, socket))),
+                Taken::Served(turn) => turn,
+            };
         }
-        settle(dir, uid, lock.into())
     }
+}
+
+/// The lock, once it is ours, or nothing once `stop` is readable. A thread waits for the lock, as no `poll` can; it has
+/// ended when this process has it.
+fn locked_unless(lock: File, stop: impl AsFd) -> std::io::Result<Option<File>> {
+    let (locked, end) = std::io::pipe()?;
+    let waiter = std::thread::Builder::new().spawn(move || {
+        let _end = end;
+        rustix::io::retry_on_intr(|| flock(&lock, FlockOperation::LockExclusive)).map(|()| lock)
+    })?;
+    let mut ready = [PollFd::new(&stop, PollFlags::IN), PollFd::new(&locked, PollFlags::IN)];
+    rustix::io::retry_on_intr(|| poll(&mut ready, None))?;
+    let [stopped, _] = &ready;
+    if !stopped.revents().is_empty() {
+        return Ok(None);
+    }
+    let waited = waiter
+        .join()
+        .map_err(|_| std::io::Error::other("the thread that waited for it has died"))?;
+    Ok(Some(waited?))
 }
 
 /// Binds the socket in `dir`, of which this process holds the lock.
@@ -262,14 +292,20 @@ impl Announcement {
         announcement
     }
 
-    pub(crate) fn send(self) {
+    /// `status` is what `systemctl status` shows.
+    pub(crate) fn send(self, status: &str) {
         if let Some(mut pipe) = self.pipe
             && let Err(error) = pipe.write_all(b"1")
         {
             tracing::warn!("--ready-fd: {error}");
         }
         if let Some((socket, address)) = self.notify
-            && let Err(error) = sendto(&socket, b"READY=1", SendFlags::NOSIGNAL, &address)
+            && let Err(error) = sendto(
+                &socket,
+                format!("READY=1\nSTATUS={status}").as_bytes(),
+                SendFlags::NOSIGNAL,
+                &address,
+            )
         {
             tracing::warn!("NOTIFY_SOCKET: {error}");
         }

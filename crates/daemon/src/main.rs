@@ -62,16 +62,29 @@ fn run(args: &args::Args) -> anyhow::Result<()> {
     let dir = decided
         .dir
         .unwrap_or_else(|| runtime::default_dir(uid, |name| std::env::var_os(name)));
+    let mut stop = None;
+    let mut ready_fd = args.ready_fd;
     let (place, socket) = match listen::take(&dir, uid)? {
         listen::Taken::Ours(place, socket) => (place, socket),
         listen::Taken::Served(turn) => {
             tracing::warn!("{}: another viaductd serves it already", dir.display());
-            listen::Announcement::open(args.ready_fd).send();
+            let announcement = listen::Announcement::open(ready_fd.take());
             if !args.stand_by {
+                announcement.send("another viaductd serves");
                 return Ok(());
             }
-            turn.wait(&dir, uid)?
+            let stop = stop.insert(stop_signals()?);
+            announcement.send("standing by: another viaductd serves");
+            match turn.wait(&dir, uid, stop)? {
+                Some(taken) => taken,
+                None => return Ok(()),
+            }
         }
+    };
+    let stood_by = stop.is_some();
+    let stop = match stop {
+        Some(stop) => stop,
+        None => stop_signals()?,
     };
     let descriptors = limits::raise()?;
     let tickets = if decided.same_user {
@@ -92,15 +105,8 @@ fn run(args: &args::Args) -> anyhow::Result<()> {
     };
     let closing = closing::Closing::new()?;
     listen::let_in(&socket)?;
-    let mut server = server::Server::new(
-        settings,
-        socket,
-        stop_signals()?.into(),
-        tickets,
-        random_u64()?,
-        closing,
-    )?;
-    let announcement = listen::Announcement::open(args.ready_fd);
+    let mut server = server::Server::new(settings, socket, stop.into(), tickets, random_u64()?, closing)?;
+    let announcement = listen::Announcement::open(ready_fd);
     match isolate::isolate(server.tickets.as_mut().ok()) {
         Ok(()) => {}
         Err(error) if uid == 0 => {
@@ -109,8 +115,14 @@ fn run(args: &args::Args) -> anyhow::Result<()> {
         // It has no rights but its user's.
         Err(error) => tracing::warn!("serving with all rights of user {uid}: {error:#}"),
     }
-    announcement.send();
-    tracing::info!("serving {}", dir.display());
+    announcement.send("serving");
+    match stood_by {
+        true => tracing::warn!(
+            "{}: the other viaductd has ended, and this one serves it",
+            dir.display()
+        ),
+        false => tracing::info!("serving {}", dir.display()),
+    }
     server.run(|| place.has_programs()).context("epoll")
 }
 

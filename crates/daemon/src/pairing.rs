@@ -174,7 +174,7 @@ impl Server {
         let segment = match Segment::create(matched.segment, Geometry::DEFAULT) {
             Ok(segment) => Rc::new(segment),
             Err(error) => {
-                if self.unmade.is_due() {
+                if self.unmade.is_due(error.raw_os_error()) {
                     tracing::warn!("segment: {error}");
                 }
                 let reason = match Errno::from_io_error(&error) {

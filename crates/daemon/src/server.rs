@@ -188,7 +188,7 @@ impl Server {
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(error) => {
-                    if self.untaken.is_due() {
+                    if self.untaken.is_due(Some(error.raw_os_error())) {
                         tracing::warn!("accept: {error}");
                     }
                     self.watch_listener(EventFlags::empty());

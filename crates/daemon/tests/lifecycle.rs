@@ -119,6 +119,75 @@ fn what_stands_by_takes_the_place_of_one_that_ends() {
     }
 }
 
+/// One that stands by in the directory of `daemon`, started by `words`, and where it tells how it is.
+fn standing_by(daemon: &Daemon, words: &[&str]) -> (Running, UnixDatagram) {
+    let notified = UnixDatagram::bind(daemon.dir().join("notify")).unwrap();
+    let own = command(daemon.dir(), &["--same-user", "--stand-by"]);
+    let mut viaductd = std::process::Command::new("env");
+    viaductd.args(words).arg(own.get_program()).args(own.get_args());
+    viaductd.env("XDG_CONFIG_HOME", daemon.dir());
+    viaductd.env("NOTIFY_SOCKET", daemon.dir().join("notify"));
+    let waiting = Running(viaductd.stderr(Stdio::piped()).spawn().unwrap());
+    assert_eq!(
+        notification(&notified),
+        "READY=1\nSTATUS=standing by: another viaductd serves"
+    );
+    (waiting, notified)
+}
+
+fn notification(notified: &UnixDatagram) -> String {
+    let mut bytes = [0; 100];
+    let len = notified.recv(&mut bytes).unwrap();
+    String::from_utf8_lossy(&bytes[..len]).into_owned()
+}
+
+#[test]
+fn what_stands_by_tells_how_it_is() {
+    let daemon = Daemon::start(&["--same-user"]);
+    let (mut waiting, notified) = standing_by(&daemon, &[]);
+    stop(&daemon.child);
+    assert_eq!(notification(&notified), "READY=1\nSTATUS=serving");
+    until("it serves", || connect(daemon.dir()).is_ok());
+    stop(&waiting.0);
+    let mut log = String::new();
+    waiting.0.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+    let turn = "the other viaductd has ended, and this one serves it";
+    assert!(
+        log.lines().any(|line| line.contains("WARN") && line.contains(turn)),
+        "{log}"
+    );
+}
+
+#[test]
+fn what_stands_by_stops_though_signals_are_blocked_and_ignored() {
+    for signal in ["TERM", "INT"] {
+        let mut daemon = Daemon::start(&["--same-user"]);
+        let (mut waiting, _notified) = standing_by(&daemon, &["--block-signal=TERM", "--ignore-signal=INT"]);
+        run("kill", &[&format!("-{signal}"), &waiting.0.id().to_string()]);
+        until("it ends", || waiting.0.try_wait().unwrap().is_some());
+        assert!(waiting.0.wait().unwrap().success(), "{signal}");
+        assert_eq!(daemon.stats().pid, daemon.child.id());
+        assert!(daemon.child.try_wait().unwrap().is_none());
+    }
+}
+
+#[test]
+fn what_stands_by_serves_the_directory_that_has_the_name() {
+    for is_made_anew in [true, false] {
+        let outer = tempfile::tempdir().unwrap();
+        let mut daemon = Daemon::start(&["--same-user"]);
+        let (waiting, _notified) = standing_by(&daemon, &[]);
+        std::fs::rename(daemon.dir(), outer.path().join("moved")).unwrap();
+        if is_made_anew {
+            std::fs::create_dir(daemon.dir()).unwrap();
+        }
+        daemon.child.kill().unwrap();
+        daemon.exit_status();
+        until("the other serves", || connect(daemon.dir()).is_ok());
+        assert_eq!(daemon.stats().pid, waiting.0.id());
+    }
+}
+
 #[test]
 fn a_log_that_cannot_be_written_does_not_end_it() {
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
@@ -209,9 +278,7 @@ fn readiness_is_told_to_whoever_asks() {
     ready.read_exact(&mut word).unwrap();
     assert_eq!(&word, b"1");
     connect(dir.path()).expect("ready, but not listening");
-    let mut word = [0; 20];
-    let len = notified.recv(&mut word).unwrap();
-    assert_eq!(&word[..len], b"READY=1");
+    assert_eq!(notification(&notified), "READY=1\nSTATUS=serving");
 }
 
 #[test]

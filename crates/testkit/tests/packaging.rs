@@ -212,51 +212,59 @@ fn what_is_installed_is_enough_for_c_and_cpp() {
     }
     make("install", &stage);
     assert_eq!((earlier.exists(), other.exists()), (false, true));
+    // As does what an install that was killed has left.
+    for name in ["bin/.viaduct.new.1", "bin/.viaductd.new.1"] {
+        std::fs::write(root.join(name), "").unwrap();
+    }
     make("uninstall", &stage);
     assert_eq!(files(&root), BTreeSet::new());
 }
 
-/// `install` as it is where the disk is full: what was there is gone, and half of the new file is.
+/// `install` as it is where the disk is full when one file's turn comes: what was there is gone, and half of the new
+/// file is.
 const FULL: &str = r#"#!/bin/sh
-for last; do :; done
-case "$*" in
-*libviaduct*.so*)
-    [ -d "$last" ] && last=$last/libviaduct_preload.so
+for last; do source=$file; file=$last; done
+if [ "${source##*/}" = "$TOO_LARGE" ]; then
     rm -f "$last"
     printf half >"$last"
+    echo "no room for $TOO_LARGE"
     exit 1
-esac
+fi
 exec "$REAL_INSTALL" "$@"
 "#;
 
 /// Programs start while Viaduct is installed anew, and half a library would kill them.
 #[test]
-fn a_library_is_replaced_when_the_new_one_is_whole() {
+fn what_is_installed_is_replaced_when_the_new_one_is_whole() {
     if !can_run(false, &["make", "install"]) {
         return;
     }
     let scratch = tempfile::tempdir().unwrap();
     let stage = scratch.path().join("stage");
     make("install", &stage);
-    let libraries = || {
-        let library = stage.join(PREFIX).join("lib");
-        let names = [Path::new(LIBRARY), Path::new("viaduct/libviaduct_preload.so")];
-        names.map(|name| std::fs::read(library.join(name)).unwrap())
+    let installed = || {
+        let contents = |file: PathBuf| (std::fs::read(&file).unwrap(), file);
+        files(&stage).into_iter().map(contents).collect::<BTreeSet<_>>()
     };
-    let before = libraries();
+    let before = installed();
     let tools = scratch.path().join("tools");
     std::fs::create_dir(&tools).unwrap();
     let install = tools.join("install");
     std::fs::write(&install, FULL).unwrap();
     std::fs::set_permissions(&install, std::fs::Permissions::from_mode(0o755)).unwrap();
     let path = std::env::var("PATH").unwrap();
-    let output = make_command("install", &stage)
-        .env("REAL_INSTALL", find("install").unwrap())
-        .env("PATH", format!("{}:{path}", tools.display()))
-        .output()
-        .unwrap();
-    assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-    assert!(libraries() == before);
+    for name in ["viaduct", "viaductd", "libviaduct_preload.so", "libviaduct.so"] {
+        let output = make_command("install", &stage)
+            .env("TOO_LARGE", name)
+            .env("REAL_INSTALL", find("install").unwrap())
+            .env("PATH", format!("{}:{path}", tools.display()))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(said.trim(), format!("no room for {name}"));
+        assert!(!output.status.success(), "{name}");
+        assert!(installed() == before, "{name}");
+    }
 }
 
 /// Names of the sections of a binary.

@@ -8,7 +8,7 @@ use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output};
 use tempfile::TempDir;
 use viaduct_control::counters::{self, SLOT_WORDS, State, slot, slot_base};
 use viaduct_control::message::Address;
@@ -51,6 +51,16 @@ pub(crate) fn viaduct(home: &Path) -> Command {
         .env("VIADUCT_PRELOAD", some_library())
         .env("VIADUCT_DAEMON", stand_in());
     command
+}
+
+/// Has `to` start with the variables that `from` would.
+pub(crate) fn pass_environment(from: &Command, to: &mut Command) {
+    for (name, value) in from.get_envs() {
+        match value {
+            Some(value) => to.env(name, value),
+            None => to.env_remove(name),
+        };
+    }
 }
 
 /// A viaductd that is ready at once and does nothing.
@@ -100,6 +110,12 @@ impl Guest {
     /// A guest whose children hold its counters, too.
     pub(crate) fn inherited() -> Self {
         Self::with_flags(MemfdFlags::empty())
+    }
+
+    /// A process that holds these counters, too. Children that other tests start meanwhile do not.
+    pub(crate) fn child(&self) -> Child {
+        let counters = self.memfd.try_clone().unwrap();
+        Command::new("sleep").arg("60").stdin(counters).spawn().unwrap()
     }
 
     fn with_flags(flags: MemfdFlags) -> Self {
