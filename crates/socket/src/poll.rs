@@ -243,6 +243,7 @@ fn look_and_sleep(entries: &mut [pollfd], shadow: &mut [pollfd], how: Wait) -> R
     let mut recalled = false;
     loop {
         let by_mark = |conn: &&'static Conn| wait::may_be_marked(conn, wait::bit_for(conn));
+        sets(entries).for_each(polled::hear_again);
         let conns = receivers(entries).map(|(conn, _)| conn).filter(by_mark);
         let all_known = asleep::fall_asleep_polling(conns, sets(entries));
         let bound = arm(entries).map(|bound| if all_known { bound } else { bound.max(Bound::UnrungRoom) });

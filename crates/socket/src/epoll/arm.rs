@@ -113,12 +113,16 @@ pub(crate) fn arm(set: &Set, owner: &Guard<'_>, bound: &mut Bound) -> bool {
 /// kernel wake one of them. True if one of them is to look again. The set is owned.
 pub(crate) fn arm_for_others(set: &Set, owner: &Guard<'_>) -> bool {
     let mut bound = Bound::Program;
-    let due = set.hot_members().any(|(_, member)| {
+    are_due_for_others(set, owner, &mut bound) || bound != Bound::Program
+}
+
+/// The same; true if there is something to report. `bound` is raised to what their sleep must not exceed.
+pub(crate) fn are_due_for_others(set: &Set, owner: &Guard<'_>, bound: &mut Bound) -> bool {
+    set.hot_members().any(|(_, member)| {
         member
             .conn()
-            .is_some_and(|conn| ready::arm(set, owner, member, conn, &mut bound) || ready::is_due(owner, member, conn))
-    });
-    due || bound != Bound::Program
+            .is_some_and(|conn| ready::arm(set, owner, member, conn, bound) || ready::is_due(owner, member, conn))
+    })
 }
 
 /// The program has changed a member's interest: armed on behalf of others who sleep in the set, who look again only if

@@ -48,7 +48,7 @@ impl Set {
 
     /// Whether who waits in the outer set is to be told of this one. That set is owned.
     pub(crate) fn is_ready_inside(&'static self, outer: &Self) -> bool {
-        let Some(owner) = self.own() else { return true };
+        let Some(owner) = self.own_inside() else { return false };
         let place = &self.place;
         if !self.has_been_told_of() {
             return self.is_due(&owner);
@@ -104,7 +104,8 @@ impl Set {
     fn be_counted_no_more(&self, outer: &Self) {
         self.place.ours.store(false, Relaxed);
         if self.place.counted.swap(false, Relaxed) {
-            outer.emulated.fetch_sub(1, Relaxed);
+            let one_less = |count: u32| count.checked_sub(1);
+            let _ = outer.emulated.fetch_update(Relaxed, Relaxed, one_less);
         }
     }
 
@@ -208,7 +209,7 @@ fn answer(result: Result<(), Errno>) -> i32 {
 /// The program registers an inner set anew; `None`: it is to be the kernel's.
 fn change(outer: &'static Set, inner: &'static Set, asked: Asked, direct: impl Fn() -> i32) -> Option<i32> {
     let _outer = outer.own()?;
-    let owner = inner.own()?;
+    let owner = inner.own_inside()?;
     let place = &inner.place;
     if asked.events & NOT_OURS != 0 || !inner.is_in(outer) {
         return None;
@@ -273,7 +274,7 @@ fn put_into(
         return None;
     }
     let _outer = outer.own()?;
-    let owner = inner.own()?;
+    let owner = inner.own_inside()?;
     let is_open = |(set, generation): (&Set, u32)| {
         set.references.load(Relaxed) != 0 && set.generation.load(Relaxed) == generation
     };
@@ -287,7 +288,9 @@ fn put_into(
     }
     let place = &inner.place;
     place.note(asked);
-    place.told.store(false, Relaxed);
+    [&place.told, &place.counted, &place.ours]
+        .into_iter()
+        .for_each(|flag| flag.store(false, Relaxed));
     place.generation.store(outer.generation.load(Relaxed), Relaxed);
     inner.outer.store(index_of(outer) + 1, Relaxed);
     let is_ours = inner.may_ring();
@@ -332,12 +335,10 @@ fn take_out(outer: &Set, inner: &Set) {
 pub(crate) fn leave(index: usize, hand_back: bool) {
     let Some(inner) = set(index) else { return };
     let Some(outer) = inner.outer() else { return };
-    let (Some(_outer), Some(_inner)) = (outer.own(), inner.own()) else {
+    let Some(_outer) = outer.own() else { return };
+    let Some(_inner) = inner.own_inside().filter(|_| inner.is_in(outer)) else {
         return;
     };
-    if !inner.is_in(outer) {
-        return;
-    }
     let place = &inner.place;
     if hand_back && place.ours.load(Relaxed) {
         if !inner.is_named_outside() {
@@ -355,11 +356,16 @@ pub(crate) fn leave(index: usize, hand_back: bool) {
     take_out(outer, inner);
 }
 
-/// One of several descriptors of the set is about to be closed: what an outer set has by it nobody can name any more.
+/// A descriptor of the set is about to be closed: what an outer set has by it nobody can name any more, though the
+/// kernel keeps it as long as there is another.
 pub(crate) fn descriptor_goes(index: usize, fd: i32) {
-    let concerns = |set: &&Set| set.place.fd.load(Relaxed) == fd && set.references.load(Relaxed) > 1;
-    if set(index).filter(concerns).and_then(Set::outer).is_some() {
+    let Some(inner) = set(index).filter(|inner| inner.place.fd.load(Relaxed) == fd && inner.outer().is_some()) else {
+        return;
+    };
+    if inner.references.load(Relaxed) > 1 {
         back::nest(index);
+    } else if inner.shared.load(Relaxed) {
+        leave(index, true);
     }
 }
 
@@ -373,12 +379,12 @@ pub(crate) fn empty(index: usize, hand_back: bool, each: impl Fn(usize)) {
     }
 }
 
-/// Before a fork: sets are not put into one another until [`after_fork`]. False: this very thread was about to.
+/// Before a fork: sets are not put into one another until [`release_links`]. False: this very thread was about to, or
+/// forks already.
 pub(crate) fn keep_links() -> bool {
     lock::acquire_local(&LINKS).map(Guard::keep).is_some()
 }
 
-/// In both processes, where the links were kept.
 pub(crate) fn release_links() {
     // Release pairs with the acquire of the next owner.
     LINKS.store(0, Release);

@@ -38,7 +38,7 @@ impl Set {
         }
         let is_foreign = self.has_foreign_tidings();
         // What has rung for others is heard now.
-        if self.has_sleepers() && arm::arm_for_others(self, owner) {
+        if self.has_sleepers() && arm::are_due_for_others(self, owner, &mut Bound::Program) {
             self.ring();
         }
         is_foreign || self.is_due(owner)
@@ -62,15 +62,20 @@ impl Set {
             return self.has_tidings();
         }
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; TAKEN];
+        // One after the other they tell of all inner sets, again and again.
+        let mut again = self.inner_sets.load(Relaxed) as usize / TAKEN + 1;
         for _ in 0..TAKES {
             self.begin_to_hear();
             let count = raw::epoll_now(self.fd(), &mut events).unwrap_or(0);
-            let mut is_foreign = false;
+            let (mut is_foreign, mut is_news) = (false, false);
             for event in events.iter().take(count) {
-                is_foreign |= arm::hear(self, whose(event.u64), event.events, true) == Heard::Theirs;
+                let heard = arm::hear(self, whose(event.u64), event.events, true);
+                is_foreign |= heard == Heard::Theirs;
+                is_news |= heard == Heard::Ours;
             }
             self.has_heard();
-            if is_foreign || count < TAKEN {
+            again -= usize::from(!is_news);
+            if is_foreign || count < TAKEN || again == 0 {
                 return is_foreign;
             }
         }
@@ -96,7 +101,7 @@ impl Set {
         stirs(self, &owner)
             || self
                 .asked_sets()
-                .any(|inner| inner.own().is_none_or(|owner| stirs(inner, &owner)))
+                .any(|inner| inner.own_inside().is_some_and(|owner| stirs(inner, &owner)))
     }
 
     /// Arms every hot member, here and in inner sets, for a sleep; answers whether one is ready after all. `bound` is
@@ -106,7 +111,7 @@ impl Set {
         if arm::arm(self, owner, bound) {
             return true;
         }
-        self.armed_sets().any(|inner| match inner.own() {
+        self.armed_sets().any(|inner| match inner.own_inside() {
             Some(_) if inner.has_been_left() => true,
             Some(owner) if inner.is_asked() => inner.has_been_told_of() || arm::arm(inner, &owner, bound),
             Some(owner) => {
@@ -116,7 +121,7 @@ impl Set {
                 }
                 false
             }
-            // A handler has interrupted a call on it.
+            // It is looked at again soon.
             None => {
                 *bound = (*bound).max(Bound::UnrungRoom);
                 false
@@ -128,9 +133,11 @@ impl Set {
     /// to look again. The set is owned.
     pub(crate) fn arm_all_for_others(&self, owner: &Guard<'_>) -> bool {
         arm::arm_for_others(self, owner)
-            || self
-                .armed_sets()
-                .any(|inner| inner.own().is_none_or(|owner| arm::arm_for_others(inner, &owner)))
+            || self.armed_sets().any(|inner| {
+                inner
+                    .own_inside()
+                    .is_none_or(|owner| arm::arm_for_others(inner, &owner))
+            })
     }
 
     /// After a sleep that was not to exceed `bound`: what it armed is disarmed where nobody else sleeps. `rang`:
@@ -138,7 +145,7 @@ impl Set {
     pub(crate) fn disarm_all(&self, owner: &Guard<'_>, bound: Bound, rang: bool) {
         self.disarm(owner, bound, rang);
         for inner in self.armed_sets() {
-            if let Some(owner) = inner.own() {
+            if let Some(owner) = inner.own_inside() {
                 inner.disarm(&owner, bound, rang);
             }
         }

@@ -2,10 +2,17 @@
 
 use crate::epoll::ctl::Asked;
 use crate::epoll::set::{SET, Set, set};
+use crate::lock::{self, Guard};
 use crate::ready;
+use crate::sys::raw;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use libc::EPOLLONESHOT;
+
+/// How often an inner set is looked at that another thread owns, before it is left alone, and how often at first
+/// without giving the processor away.
+const GLANCES: u32 = 2048;
+const GLANCES_WITHOUT_YIELDING: u32 = 128;
 
 /// What an outer set has of an inner one, and where its inner ones are.
 #[derive(Debug)]
@@ -49,9 +56,14 @@ impl Place {
         }
     }
 
-    /// Whether inner sets come before lanes, which they do every other time.
-    pub(super) fn inner_sets_first(&self) -> bool {
-        self.inner_first.fetch_not(Relaxed)
+    /// Whether inner sets come before lanes.
+    pub(super) fn are_inner_sets_first(&self) -> bool {
+        self.inner_first.load(Relaxed)
+    }
+
+    /// It is the others' turn.
+    pub(super) fn take_turn(&self) {
+        self.inner_first.fetch_not(Relaxed);
     }
 
     /// What the program registers.
@@ -110,7 +122,8 @@ impl Set {
     pub(super) fn inner_sets(&self) -> impl Iterator<Item = &'static Self> {
         let place = &self.place;
         let [least, greatest, turn] = [&place.least, &place.greatest, &place.turn].map(|index| index.load(Relaxed));
-        let turn = turn.clamp(least, greatest);
+        // Who puts a set there may be changing them just now.
+        let turn = turn.max(least).min(greatest);
         let all = (turn..=greatest).chain(least..turn);
         all.take(if self.has_inner_sets() { usize::MAX } else { 0 })
             .filter_map(|index| set(index as usize))
@@ -137,6 +150,22 @@ impl Set {
     fn is_armed(&self) -> bool {
         let place = &self.place;
         place.counted.load(Relaxed) && (!place.ours.load(Relaxed) || self.is_asked())
+    }
+
+    /// Owns it, for who owns the outer set; not waited for without end: whoever owns it may have been interrupted by a
+    /// handler that forks, and so waits for the outer one.
+    pub(super) fn own_inside(&'static self) -> Option<Guard<'static>> {
+        for glance in 0..GLANCES {
+            if let Some(owner) = lock::try_acquire(&self.owner) {
+                return Some(owner);
+            }
+            if glance < GLANCES_WITHOUT_YIELDING {
+                core::hint::spin_loop();
+            } else {
+                raw::sched_yield();
+            }
+        }
+        None
     }
 
     /// Whether threads sleep in the outer set that are to be told of this one.

@@ -38,6 +38,12 @@ pub(crate) fn answer(fd: i32, events: i16, said: i16) -> i16 {
     }
 }
 
+/// Has the kernel asked again where a thread has left the set, or one in it, amid what it was told.
+pub(crate) fn hear_again(set: &'static Set) {
+    set.hear_again();
+    inner::hear_left_again(set);
+}
+
 /// Arms the set for a sleep of who polls it, and is counted already; answers whether it is ready after all. `bound` is
 /// raised to what the sleep must not exceed.
 pub(crate) fn arm(set: &'static Set, bound: &mut Bound) -> bool {

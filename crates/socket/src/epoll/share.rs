@@ -4,17 +4,11 @@
 
 use crate::epoll::set::{PARKED, Set, member, set_links, tag};
 use crate::epoll::{inner, places, unregister};
-use core::sync::atomic::AtomicBool;
+use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
-/// Whether they are kept through a fork.
-static LINKS_KEPT: AtomicBool = AtomicBool::new(false);
-
-fn release_links() {
-    if LINKS_KEPT.swap(false, Relaxed) {
-        inner::release_links();
-    }
-}
+/// By how many forks, one amid the other, links are kept.
+static LINKS_KEPT: AtomicU32 = AtomicU32::new(0);
 
 fn all_sets() -> impl Iterator<Item = &'static Set> {
     places().iter().filter(|set| set.used.load(Relaxed))
@@ -35,8 +29,8 @@ fn share(set: &Set) {
 pub(crate) fn before_fork() {
     // Both processes are to know each other's tags.
     tag();
-    if inner::keep_links() {
-        LINKS_KEPT.store(true, Relaxed);
+    if inner::keep_links() || LINKS_KEPT.load(Relaxed) != 0 {
+        LINKS_KEPT.fetch_add(1, Relaxed);
     }
     // Outer sets first, as by who looks into them.
     let outer = all_sets().filter(|set| set.has_inner_sets());
@@ -54,7 +48,9 @@ pub(crate) fn before_fork() {
 
 /// In a process that has forked.
 pub(crate) fn after_fork_in_parent() {
-    release_links();
+    if LINKS_KEPT.load(Relaxed) != 0 && LINKS_KEPT.fetch_sub(1, Relaxed) == 1 {
+        inner::release_links();
+    }
     // Also one that has come or gone meanwhile.
     for set in places().iter().filter(|set| set.forks.load(Relaxed)) {
         set.forks.store(false, Relaxed);
@@ -65,7 +61,9 @@ pub(crate) fn after_fork_in_parent() {
 
 /// In a forked child: the sets are shared with the parent, the bells are not.
 pub(crate) fn after_fork() {
-    release_links();
+    // Whoever owned them, by whatever it was interrupted.
+    LINKS_KEPT.store(0, Relaxed);
+    inner::release_links();
     for set in places() {
         // Also of one that has come or gone meanwhile: nothing is written where there has been none.
         if set.owner.load(Relaxed) != 0 || set.forks.load(Relaxed) {

@@ -226,12 +226,16 @@ fn take_turns(set: &'static Set, owner: &Guard<'_>, events: &mut Events, asks: b
         from_kernel(set, Some(owner), events);
         set.crowded.store(events.room() == 0, Relaxed);
     }
-    if set.place.inner_sets_first() {
+    let room = events.room();
+    if set.place.are_inner_sets_first() {
         inner::report(set, events);
         from_lanes(set, owner, events);
     } else {
         from_lanes(set, owner, events);
         inner::report(set, events);
+    }
+    if room > 0 && events.room() == 0 {
+        set.place.take_turn();
     }
     if asks && !kernel_first {
         from_kernel(set, Some(owner), events);
