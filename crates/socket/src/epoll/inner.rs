@@ -357,15 +357,12 @@ pub(crate) fn leave(index: usize, hand_back: bool) {
 }
 
 /// A descriptor of the set is about to be closed: what an outer set has by it nobody can name any more, though the
-/// kernel keeps it as long as there is another.
+/// kernel keeps it as long as this process, or another, has the set by another one.
 pub(crate) fn descriptor_goes(index: usize, fd: i32) {
-    let Some(inner) = set(index).filter(|inner| inner.place.fd.load(Relaxed) == fd && inner.outer().is_some()) else {
-        return;
-    };
-    if inner.references.load(Relaxed) > 1 {
+    let stays = |set: &&Set| set.references.load(Relaxed) > 1 || set.shared.load(Relaxed);
+    let named = set(index).filter(|set| set.place.fd.load(Relaxed) == fd);
+    if named.filter(stays).and_then(Set::outer).is_some() {
         back::nest(index);
-    } else if inner.shared.load(Relaxed) {
-        leave(index, true);
     }
 }
 
