@@ -11,8 +11,8 @@
 //! kernel knows whether it has fired.
 //!
 //! A set has one outer set at most, and no set in the middle: what goes beyond that is the kernel's (`back`). What is
-//! noted of an inner set is changed by who owns it, and an outer set's list by who owns that; order: outer before
-//! inner.
+//! noted of an inner set is changed by who owns it, and which sets are in an outer one by who owns both; order: outer
+//! before inner.
 
 use crate::conn::records;
 use crate::descriptors::table;
@@ -366,7 +366,7 @@ pub(crate) fn descriptor_goes(index: usize, fd: i32) {
     }
 }
 
-/// The same for all sets in the one with this index; `each` is done with them then.
+/// All sets in the one with this index [`leave`] it; `each` is done with them then.
 pub(crate) fn empty(index: usize, hand_back: bool, each: impl Fn(usize)) {
     let Some(outer) = set(index) else { return };
     for inner in outer.inner_sets() {
@@ -382,6 +382,7 @@ pub(crate) fn keep_links() -> bool {
     lock::acquire_local(&LINKS).map(Guard::keep).is_some()
 }
 
+/// After it, or in the child.
 pub(crate) fn release_links() {
     // Release pairs with the acquire of the next owner.
     LINKS.store(0, Release);
