@@ -273,7 +273,7 @@ fn put_into(
     if !is_simple {
         return None;
     }
-    let _outer = outer.own()?;
+    let _outer = outer.own_inside()?;
     let owner = inner.own_inside()?;
     let is_open = |(set, generation): (&Set, u32)| {
         set.references.load(Relaxed) != 0 && set.generation.load(Relaxed) == generation
@@ -334,11 +334,21 @@ fn take_out(outer: &Set, inner: &Set) {
 /// registration again.
 pub(crate) fn leave(index: usize, hand_back: bool) {
     let Some(inner) = set(index) else { return };
-    let Some(outer) = inner.outer() else { return };
-    let Some(_outer) = outer.own() else { return };
-    let Some(_inner) = inner.own_inside().filter(|_| inner.is_in(outer)) else {
-        return;
+    let (outer, _owned) = loop {
+        let Some(outer) = inner.outer() else { return };
+        let Some(owner) = outer.own() else { return };
+        if let Some(owner_inside) = inner.own_inside() {
+            break (outer, (owner, owner_inside));
+        }
+        // Waited for while nothing is owned.
+        drop(owner);
+        if inner.own().is_none() {
+            return;
+        }
     };
+    if !inner.is_in(outer) {
+        return;
+    }
     let place = &inner.place;
     if hand_back && place.ours.load(Relaxed) {
         if !inner.is_named_outside() {
@@ -360,8 +370,9 @@ pub(crate) fn leave(index: usize, hand_back: bool) {
 /// kernel keeps it as long as this process, or another, has the set by another one.
 pub(crate) fn descriptor_goes(index: usize, fd: i32) {
     let stays = |set: &&Set| set.references.load(Relaxed) > 1 || set.shared.load(Relaxed);
-    let named = set(index).filter(|set| set.place.fd.load(Relaxed) == fd);
-    if named.filter(stays).and_then(Set::outer).is_some() {
+    // What a child has from before its fork is its parent's.
+    let named = |set: &&Set| set.place.fd.load(Relaxed) == fd && !set.inherited.load(Relaxed);
+    if set(index).filter(named).filter(stays).and_then(Set::outer).is_some() {
         back::nest(index);
     }
 }

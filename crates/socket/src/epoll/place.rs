@@ -159,13 +159,18 @@ impl Set {
             if let Some(owner) = lock::try_acquire(&self.owner) {
                 return Some(owner);
             }
+            if lock::owner(self.owner.load(Relaxed)) == lock::name() {
+                // By what a handler has interrupted.
+                return None;
+            }
             if glance < GLANCES_WITHOUT_YIELDING {
                 core::hint::spin_loop();
             } else {
                 raw::sched_yield();
             }
         }
-        None
+        // Its owner may be no more.
+        lock::take_over(&self.owner)
     }
 
     /// Whether threads sleep in the outer set that are to be told of this one.

@@ -48,7 +48,7 @@ pub(crate) fn hear_again(set: &'static Set) {
 /// raised to what the sleep must not exceed.
 pub(crate) fn arm(set: &'static Set, bound: &mut Bound) -> bool {
     match set.own() {
-        Some(owner) => set.arm_all(&owner, bound),
+        Some(owner) => set.arm_all(&owner, bound) || set.has_been_left(),
         // A handler has interrupted a call on it.
         None => {
             *bound = (*bound).max(Bound::UnrungRoom);
