@@ -323,7 +323,8 @@ fn whoever_goes_on_with_a_connection_is_shown() {
     }
 }
 
-/// Two questions at once for each answer, which repeats the second; behind a greeting where there is one.
+/// Two questions at once for each answer, which repeats the second; behind a greeting where there is one. Slowly enough
+/// for a viaductd that is held up to pair them meanwhile.
 const ASK_TWICE: &str = "import socket, sys, time
 s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
 stream = bytes((n * 31 + n // 256) % 256 for n in range(200))
@@ -333,6 +334,7 @@ for n in range(0, 200, 2):
     s.sendall(stream[n:n + 2])
     answer = s.recv(1)
     assert answer == stream[n + 1:n + 2], (n, answer)
+    time.sleep(0.002)
 s.settimeout(0.01)
 try:
     raise SystemExit('more than was asked for: %r' % s.recv(1))
