@@ -99,3 +99,16 @@ pub(crate) fn leave_behind() -> Result<()> {
         _ => Ok(()),
     }
 }
+
+/// As many descriptors as this process may have, a right that programs inherit. The usual soft limit is for programs
+/// that use `select`.
+pub(crate) fn raise_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            ..limit
+        },
+    );
+}

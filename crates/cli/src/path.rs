@@ -2,13 +2,12 @@
 
 use crate::counters::{self, End, Found, Process, is_on, read_words};
 use crate::target::Target;
-use crate::{config, proc, terminal};
+use crate::{config, limits, proc, terminal};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 use rustix::fd::OwnedFd;
 use rustix::io::pwrite;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -113,15 +112,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             return Ok(NOT_UNDERSTOOD.into());
         }
     };
-    // One for each process that has such a connection; the usual soft limit is for programs that use `select`.
-    let limit = getrlimit(Resource::Nofile);
-    let _ = setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: limit.maximum,
-            ..limit
-        },
-    );
+    // One for each process that has such a connection.
+    limits::raise_descriptors();
     let Found { processes, strangers } = candidates(target, args.dir.clone())?;
     let mut subjects = Vec::new();
     for process in &processes {

@@ -16,7 +16,7 @@ use libc::{POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM
 use viaduct_stream::Outgoing;
 
 /// Both names of what there is to receive, and of room to send.
-const IN: i16 = POLLIN | POLLRDNORM;
+pub(crate) const IN: i16 = POLLIN | POLLRDNORM;
 const OUT: i16 = POLLOUT | POLLWRNORM;
 /// Entries handled without the heap.
 pub const ENTRIES: usize = 128;

@@ -119,10 +119,13 @@ pub(crate) fn arm_for_others(set: &Set, owner: &Guard<'_>) -> bool {
 /// The same; true if there is something to report. `bound` is raised to what their sleep must not exceed.
 pub(crate) fn are_due_for_others(set: &Set, owner: &Guard<'_>, bound: &mut Bound) -> bool {
     set.hot_members().any(|(_, member)| {
-        member
-            .conn()
-            .is_some_and(|conn| ready::arm(set, owner, member, conn, bound) || ready::is_due(owner, member, conn))
+        let conn = member.conn();
+        conn.is_some_and(|conn| is_due_for_others(set, owner, member, conn, bound))
     })
+}
+
+fn is_due_for_others(set: &Set, owner: &Guard<'_>, member: &Member, conn: &'static Conn, bound: &mut Bound) -> bool {
+    ready::arm(set, owner, member, conn, bound) || ready::is_due(owner, member, conn)
 }
 
 /// The program has changed a member's interest: armed on behalf of others who sleep in the set, who look again only if
@@ -132,8 +135,7 @@ pub(crate) fn tell_others(set: &Set, owner: &Guard<'_>, member: &Member, conn: &
         return;
     }
     let mut bound = Bound::Program;
-    let is_ready = ready::arm(set, owner, member, conn, &mut bound) || ready::is_due(owner, member, conn);
-    if is_ready || bound != Bound::Program {
+    if is_due_for_others(set, owner, member, conn, &mut bound) || bound != Bound::Program {
         set.nudge();
     }
 }

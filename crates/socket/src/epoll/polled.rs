@@ -4,10 +4,8 @@ use crate::conn::pace::Bound;
 use crate::descriptors::table;
 use crate::epoll::inner;
 use crate::epoll::set::{Set, set};
+use crate::poll::IN;
 use core::sync::atomic::Ordering::Relaxed;
-use libc::{POLLIN, POLLRDNORM};
-
-const IN: i16 = POLLIN | POLLRDNORM;
 
 /// Before the set with this index is polled: whether it has something to tell of which only we know.
 pub(crate) fn is_ours(index: usize) -> bool {

@@ -14,10 +14,9 @@ use crate::bench::program::{How, find};
 use crate::bench::progress::Progress;
 use crate::bench::sockmap::Sockmap;
 use crate::bench::{Findings, Plan};
-use crate::terminal;
+use crate::{limits, terminal};
 use anyhow::{Context, Result, bail};
 use row::{Row, Runs};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -51,7 +50,8 @@ pub(crate) fn run(plan: Plan<'_>) -> Result<Found> {
         let names: Vec<&str> = EXPERIMENTS.iter().map(|experiment| experiment.name).collect();
         bail!("no such experiment; there are {}", names.join(", "));
     }
-    raise_descriptor_limit();
+    // Ten thousand connections need as many.
+    limits::raise_descriptors();
     let instance = Instance::start()?;
     let mut left_out = Vec::new();
     let mut sockmap = None;
@@ -77,18 +77,6 @@ pub(crate) fn run(plan: Plan<'_>) -> Result<Found> {
         progress.done();
     }
     Ok(Found { rows, left_out })
-}
-
-/// Ten thousand connections need as many descriptors, which programs inherit the right to.
-fn raise_descriptor_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    let _ = setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: limit.maximum,
-            ..limit
-        },
-    );
 }
 
 fn measure(
