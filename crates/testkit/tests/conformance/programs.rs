@@ -9,7 +9,7 @@ use std::time::Duration;
 use viaduct_control::counters::{self, Wanted, slot};
 use viaduct_testkit::{Instance, Launch, Mode};
 
-/// A case ends itself after 8 seconds, so only a hang of the harness lasts as long.
+/// A case ends itself after 16 seconds, so only a hang of the harness lasts as long.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A program of cases.

@@ -54,7 +54,7 @@ static int is_seen_whole(int room, size_t length, int by, int peeks)
     struct pair p = make_pair();
     struct message sent = {p.near, by, length, malloc(length)};
     unsigned char *bytes = malloc(length);
-    double until = now() + (room < (int)length ? 0.3 : 5);
+    double until = now() + (room < (int)length ? 0.1 : 5);
     ssize_t seen = 0;
     void *all;
     for (size_t at = 0; at < length; at++)

@@ -12,7 +12,7 @@
 #include <sys/uio.h>
 
 /* A case that takes longer hangs. */
-enum { PATIENCE_S = 8 };
+enum { PATIENCE_S = 16 };
 
 /* Which end this process plays, and its end of the connection that a JOINED case begins with. */
 extern bool is_near;
