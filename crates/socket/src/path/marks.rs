@@ -103,22 +103,25 @@ fn look(conn: &Conn, incoming: &Incoming<'_>, lane: &Receiver<'_>, leave: Leave,
                     Leave::Bells => all_seen && marks.iter().all(|mark| *mark == MARK_BELL),
                     Leave::All => true,
                 };
+                let has_bytes = || lane.published() != lane.head();
                 // A bell is put after its bytes, so none of these is for bytes that come after this look at the lane.
-                if stay && lane.published() != lane.head() {
+                if stay && has_bytes() {
                     return Ok(Marks::Changed);
+                }
+                let for_others = conn.has_sleepers_beside(sleeper) || set_may_miss_edge(conn);
+                if for_others {
+                    // The mark may have been for another, whose wait bit went with it. Armed before it is taken: of
+                    // bytes that come in between nobody else would be told.
+                    lane.arm(bell::BY_SOCKET);
+                    if stay && has_bytes() {
+                        return Ok(Marks::Changed);
+                    }
                 }
                 if let Err(errno) = take_seen(conn, incoming, marks) {
                     return last_bytes_first(conn, lane, Err(errno));
                 }
-                if incoming.source() != Source::Lane {
+                if incoming.source() != Source::Lane || for_others && has_bytes() {
                     return Ok(Marks::Changed);
-                }
-                if conn.has_sleepers_beside(sleeper) || set_may_miss_edge(conn) {
-                    // The mark may have been for another, whose wait bit went with it.
-                    lane.arm(bell::BY_SOCKET);
-                    if lane.published() != lane.head() {
-                        return Ok(Marks::Changed);
-                    }
                 }
             }
             Err(libc::EAGAIN | libc::EINTR) => {
@@ -447,6 +450,9 @@ mod tests {
     use crate::conn::Phase;
     use crate::conn::records;
     use crate::lock::COUNTS;
+    use crate::wait::asleep;
+    use core::sync::atomic::AtomicU32;
+    use core::sync::atomic::Ordering::{Acquire, Release};
     use std::io::Write;
     use std::net::Shutdown;
 
@@ -523,5 +529,57 @@ mod tests {
         assert_eq!((received, &bytes), (6, b"lane\x01\x00\x09\x09"));
         assert!(out.may_promote());
         drop(own);
+    }
+
+    /// They come at any moment of the look that takes the mark which was to wake it.
+    #[test]
+    fn who_sleeps_is_told_of_bytes_that_come_while_another_takes_a_mark() {
+        const ROUNDS: u32 = 1_000;
+        let (conn, [_own, peer]) = records::on_the_heap();
+        conn.set_phase(Phase::Attached);
+        let segment = conn.segment(&conn).unwrap();
+        let (sender, lane) = (segment.sender(conn.side().other()), segment.receiver(conn.side()));
+        let incoming = Incoming::new(lane);
+        records::receive_on_the_lane(conn);
+        asleep::fall_asleep([conn].into_iter());
+        let put_mark = || (&peer).write_all(&[MARK_BELL]).unwrap();
+        let is_told = || raw::poll_now(conn.fd(), libc::POLLIN) != 0;
+        let (begun, sent) = (AtomicU32::new(0), AtomicU32::new(0));
+        let told = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=ROUNDS {
+                    while begun.load(Relaxed) < round {
+                        core::hint::spin_loop();
+                    }
+                    for _ in 0..round % 256 {
+                        core::hint::spin_loop();
+                    }
+                    sender.append(b"a".as_slice().into()).unwrap();
+                    if sender.take_wait() != 0 {
+                        put_mark();
+                    }
+                    sent.store(round, Release);
+                }
+            });
+            let tells = |round: &u32| {
+                // For bytes that have been received.
+                put_mark();
+                while !is_told() {}
+                begun.store(*round, Relaxed);
+                look_past_bells(conn, &incoming, &lane).unwrap();
+                while sent.load(Acquire) < *round {
+                    std::thread::yield_now();
+                }
+                let told = is_told();
+                let _ = raw::recv(conn.fd(), &mut [0; 8], libc::MSG_DONTWAIT);
+                lane.consume(lane.readable().unwrap());
+                // As by what comes next.
+                let _ = sender.take_wait();
+                told
+            };
+            (1..=ROUNDS).filter(tells).count()
+        });
+        asleep::wake_up();
+        assert_eq!(told, ROUNDS as usize);
     }
 }
