@@ -113,27 +113,57 @@ fn patiently(mut done: impl FnMut() -> bool) -> bool {
     true
 }
 
+/// How long whoever gives the core up between its looks waits for a peer.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    begun: u64,
+    /// What the thread had run then.
+    run: u64,
+}
+
+impl Patience {
+    fn begin() -> Self {
+        Self {
+            begun: sys::now_ns(),
+            run: sys::thread_ns(),
+        }
+    }
+
+    /// So many nanoseconds have passed.
+    fn late(self) -> u64 {
+        sys::now_ns().saturating_sub(self.begun)
+    }
+
+    /// Where the caller has hardly run itself others use the processors, and the peer may not have run at all: it has
+    /// longer.
+    fn is_over(self) -> bool {
+        let late = self.late();
+        let ran = || sys::thread_ns().saturating_sub(self.run);
+        late > ANSWERED_NS || late > PATIENCE_NS && ran() > PATIENCE_NS / 2
+    }
+}
+
 /// Gives both directions to the kernel connection, with all that is unread, for somebody who does not know of lanes.
 /// Waits for the peer, which has a part in it; false if it did not do it in time. Where this end goes on then (not
 /// `leaves`), all is as it was, but on its way to TCP.
 pub(crate) fn hand_over(conn: &'static Conn, reason: Reason, leaves: bool) -> bool {
     begin_hand_over(conn, reason);
-    let begun = sys::now_ns();
-    let mut rung = begun;
+    let patience = Patience::begin();
+    let mut rung = patience.begun;
     loop {
         let progress = go_on_handing_over(conn);
         if progress == Progress::Over {
             return true;
         }
         let id = conn.id();
-        let late = sys::now_ns().saturating_sub(begun);
+        let late = patience.late();
         if rings_again(&mut rung) {
             conn.ring_peer();
         }
         if progress == Progress::Sending && late > PATIENCE_NS {
             return true;
         }
-        if progress == Progress::Stuck || late > PATIENCE_NS {
+        if progress == Progress::Stuck || patience.is_over() {
             if !leaves && recall::withdraw(conn, id) {
                 return false;
             }
@@ -209,10 +239,9 @@ where
     all().for_each(|conn| begin_hand_over(conn, reason));
     // Each has its turn again and again, so that those that do not answer keep nobody from the others. The time runs
     // anew with each that is done.
-    let last = sys::now_ns() + ANSWERED_NS;
-    let soon = || (sys::now_ns() + PATIENCE_NS).min(last);
-    let (mut until, mut most) = (soon(), 0);
-    let mut rung = sys::now_ns();
+    let all_of_it = Patience::begin();
+    let (mut patience, mut most) = (all_of_it, 0);
+    let mut rung = all_of_it.begun;
     loop {
         let (mut done, mut going) = (0, 0);
         let rings = rings_again(&mut rung);
@@ -229,9 +258,9 @@ where
             }
         }
         if done > most {
-            (until, most) = (soon(), done);
+            (patience, most) = (Patience::begin(), done);
         }
-        if going == 0 || sys::now_ns() > until {
+        if going == 0 || patience.is_over() || all_of_it.late() > ANSWERED_NS {
             break;
         }
         raw::sched_yield();
@@ -338,4 +367,25 @@ fn bring_back(conn: &'static Conn, reason: Reason, flags: c_int) -> Result<(), E
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::time::Duration;
+
+    #[test]
+    fn a_peer_has_longer_where_this_end_does_not_run_either() {
+        let patience = Patience::begin();
+        std::thread::sleep(Duration::from_nanos(PATIENCE_NS + PATIENCE_NS / 4));
+        // Unless the machine stood still.
+        assert!(!patience.is_over() || patience.late() > ANSWERED_NS);
+        while sys::thread_ns() - patience.run <= PATIENCE_NS / 2 {
+            core::hint::spin_loop();
+        }
+        assert!(patience.is_over());
+        let patience = Patience::begin();
+        std::thread::sleep(Duration::from_nanos(ANSWERED_NS + PATIENCE_NS));
+        assert!(patience.is_over(), "not for ever");
+    }
 }

@@ -21,6 +21,11 @@ pub(crate) fn coarse_now_ns() -> u64 {
     read_clock(libc::CLOCK_MONOTONIC_COARSE)
 }
 
+/// Nanoseconds that the calling thread has run.
+pub(crate) fn thread_ns() -> u64 {
+    read_clock(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
 fn read_clock(clock: clockid_t) -> u64 {
     let function = OWN.load(Relaxed);
     let mut time = timespec { tv_sec: 0, tv_nsec: 0 };

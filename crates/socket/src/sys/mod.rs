@@ -58,7 +58,7 @@ mod rest;
 mod stack;
 pub(crate) mod threads;
 
-pub(crate) use clock::coarse_now_ns;
+pub(crate) use clock::{coarse_now_ns, thread_ns};
 pub use clock::{find_clock, now_ns, ticks, ticks_per_us};
 pub use events::Events;
 pub(crate) use packet::{
