@@ -403,7 +403,7 @@ fn explain_daemon(text: &mut String, dir: &Path) -> Result<()> {
              `viaduct run`.",
             dir.display()
         )?,
-        Answer::Failed(error) => writeln!(text, "viaductd in {}: {error}", dir.display())?,
+        Answer::Closed(error) | Answer::Failed(error) => writeln!(text, "viaductd in {}: {error}", dir.display())?,
     }
     Ok(())
 }

@@ -30,6 +30,16 @@ pub fn socket_path(dir: &Path) -> PathBuf {
     dir.join(SOCKET_NAME)
 }
 
+/// What is wrong with `dir` where a socket in it has a longer path than the kernel takes.
+pub fn too_long(dir: &Path) -> Option<String> {
+    /// Bytes of a socket's path, without its final zero.
+    const LONGEST: usize = 107;
+    let longest = LONGEST - "/".len() - SOCKET_NAME.len();
+    let len = dir.as_os_str().len();
+    (len > longest)
+        .then(|| format!("its path has {len} bytes, and for a socket in it the kernel takes {longest} at most"))
+}
+
 /// A number that stands for the directory in a process's counters (64-bit FNV-1a of its path).
 pub fn instance_id(dir: &[u8]) -> u64 {
     dir.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {

@@ -157,6 +157,9 @@ impl Drop for Place {
 
 /// Creates the directory, or checks that an existing one is safe to use.
 fn prepare(dir: &Path, uid: u32) -> anyhow::Result<()> {
+    if let Some(error) = runtime::too_long(dir) {
+        bail!("{}: {error}; choose another directory", dir.display());
+    }
     let mode = if uid == 0 { 0o755 } else { 0o700 };
     let mut builder = std::fs::DirBuilder::new();
     match builder.mode(mode).create(dir) {
