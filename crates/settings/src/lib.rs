@@ -18,8 +18,10 @@ pub const SYSTEM_FILE: &str = "/etc/viaduct.toml";
 
 /// Bytes that a file may have: some ten thousand rules.
 const LONGEST: u64 = 1 << 20;
-/// Seconds within which somebody must have opened a FIFO to write to it,
-const WRITER_S: i64 = 1;
+/// Looks within which somebody must have opened a FIFO to write to it, a second of them: time in which the machine
+/// stands still counts for one,
+const LOOKS: u32 = 20;
+const LOOK_NS: i64 = 50_000_000;
 /// and time within which a pipe must have come to its end.
 const END: Duration = Duration::from_secs(10);
 
@@ -85,17 +87,19 @@ fn open(path: &Path) -> io::Result<File> {
 
 fn read(file: File) -> io::Result<String> {
     let begun = Instant::now();
-    let wait = Timespec {
-        tv_sec: WRITER_S,
-        tv_nsec: 0,
+    let look = Timespec {
+        tv_sec: 0,
+        tv_nsec: LOOK_NS,
     };
+    let mut in_vain = 0;
     let mut bytes = Vec::new();
     loop {
         let mut ready = [PollFd::new(&file, PollFlags::IN)];
         // A FIFO to which nobody has ever written looks to a read as if it had come to its end.
-        let is_ready = rustix::io::retry_on_intr(|| poll(&mut ready, Some(&wait)))? > 0;
+        let is_ready = rustix::io::retry_on_intr(|| poll(&mut ready, Some(&look)))? > 0;
         let room = (LONGEST + 1).saturating_sub(bytes.len() as u64);
         match (&file).take(room).read_to_end(&mut bytes) {
+            Ok(_) if !is_ready && bytes.is_empty() && in_vain < LOOKS => in_vain += 1,
             Ok(_) if !is_ready && bytes.is_empty() => {
                 let told = "it is a FIFO that nobody writes to: name a file, or start first what writes to it";
                 return Err(io::Error::other(told));
