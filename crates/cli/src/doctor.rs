@@ -411,6 +411,14 @@ fn runtime_directory(dir: &Path) -> Vec<Check> {
             format!("others may write to {}", dir.display()),
             "No viaductd listens there. Choose another directory, or take the right to write from group and others.",
         ),
+        Ok(metadata) if metadata.uid() == own && access(dir, Access::WRITE_OK | Access::EXEC_OK).is_err() => {
+            Check::new(
+                NAME,
+                Level::Fail,
+                format!("nothing can be written to {}", dir.display()),
+                "No viaductd can be started there. Choose another directory, or see its mode and how its file system is mounted.",
+            )
+        }
         Ok(metadata) if metadata.uid() == own || metadata.uid() == 0 => Check::ok(NAME, dir.display().to_string()),
         Ok(metadata) => Check::new(
             NAME,

@@ -514,6 +514,36 @@ fn doctor_finds_directories_in_which_no_viaductd_can_listen() {
     assert!(stderr(&run).contains("takes 93 at most"), "{}", stderr(&run));
 }
 
+#[test]
+fn doctor_finds_a_directory_that_cannot_be_written_to() {
+    const READ_ONLY: &str = r#"mount -t tmpfs viaduct "$1" && mkdir -m 755 "$1/d" && mount -o remount,ro "$1" || exit 9
+exec "$0" doctor --json --dir "$1/d""#;
+    let home = Dir::new();
+    let place = home.path.join("place");
+    fs::create_dir(&place).unwrap();
+    let own = viaduct(&home.path);
+    let mut command = Command::new("unshare");
+    pass_environment(&own, &mut command);
+    command.args(["--mount", "sh", "-c", READ_ONLY]).arg(own.get_program());
+    let output = command.arg(&place).output().unwrap();
+    if output.stdout.is_empty() {
+        eprintln!("skipped: {}", stderr(&output));
+        return;
+    }
+    let checks: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let found = checks
+        .iter()
+        .find(|check| check["check"] == "runtime directory")
+        .unwrap();
+    assert!(
+        found["finding"]
+            .as_str()
+            .unwrap()
+            .starts_with("nothing can be written to"),
+        "{found}"
+    );
+}
+
 /// The clock that counters are read by may be another than that of their program.
 #[test]
 fn ages_are_right_from_another_time_namespace() {

@@ -192,7 +192,8 @@ fn prepare(dir: &Path, uid: u32) -> anyhow::Result<()> {
     }
     // A directory that holds other things keeps the mode its owner gave it.
     if std::fs::read_dir(dir)?.all(|entry| entry.is_ok_and(|entry| is_ours(&entry.file_name()))) {
-        held.set_permissions(std::fs::Permissions::from_mode(mode))?;
+        held.set_permissions(std::fs::Permissions::from_mode(mode))
+            .with_context(|| dir.display().to_string())?;
     }
     Ok(())
 }

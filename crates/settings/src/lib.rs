@@ -25,10 +25,12 @@ const LOOK_NS: i64 = 50_000_000;
 /// and time within which a pipe must have come to its end.
 const END: Duration = Duration::from_secs(10);
 
-/// The user's configuration file; `variable` looks one of the environment up.
+/// The user's configuration file; `variable` looks one of the environment up. A relative `XDG_CONFIG_HOME` counts for
+/// nothing, as its specification has it.
 pub fn user_file(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let base = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")))?;
+    let base = set("XDG_CONFIG_HOME").filter(|dir| dir.is_absolute());
+    let base = base.or_else(|| Some(set("HOME")?.join(".config")))?;
     Some(base.join("viaduct.toml"))
 }
 
@@ -215,6 +217,10 @@ mod tests {
         assert_eq!(file(&[home, xdg]), Some(PathBuf::from("/x/viaduct.toml")));
         assert_eq!(
             file(&[home, ("XDG_CONFIG_HOME", "")]),
+            Some(PathBuf::from("/h/.config/viaduct.toml"))
+        );
+        assert_eq!(
+            file(&[home, ("XDG_CONFIG_HOME", "x")]),
             Some(PathBuf::from("/h/.config/viaduct.toml"))
         );
         assert_eq!(file(&[]), None);
