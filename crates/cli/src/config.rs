@@ -9,17 +9,12 @@ use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use std::env;
 use std::fmt;
-use std::fs;
-use std::io::ErrorKind;
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 use viaduct_control::policy::{self, Policy};
 use viaduct_control::runtime;
-
-/// The machine's configuration file.
-pub(crate) const SYSTEM_FILE: &str = "/etc/viaduct.toml";
+use viaduct_settings::SYSTEM_FILE;
 
 macro_rules! choice {
     ($(#[$meta:meta])* $name:ident { $($(#[$variant_meta:meta])* $variant:ident = $text:literal),* $(,)? }) => {
@@ -110,7 +105,16 @@ pub(crate) struct Settings {
     /// Rules as the preload reads them, separated by `;`.
     pub(crate) rules: String,
     /// The file given with `--config`.
-    pub(crate) config: Option<PathBuf>,
+    pub(crate) config: Option<Named>,
+}
+
+/// A configuration file that has been named and read.
+#[derive(Debug)]
+pub(crate) struct Named {
+    /// Where it is.
+    pub(crate) path: PathBuf,
+    /// What it held, of a pipe, which nobody can read again.
+    pub(crate) text: Option<String>,
 }
 
 impl Settings {
@@ -120,11 +124,17 @@ impl Settings {
     /// The first source that does not make sense.
     pub(crate) fn resolve(flags: Layer, config: Option<PathBuf>) -> Result<Self> {
         let mut layers = vec![flags, environment()?];
-        if let Some(path) = &config {
-            layers.push(read(path)?.ok_or_else(|| anyhow!("{}: no such file", path.display()))?);
-        }
-        // After `sudo -u` or `su` the home directory may be somebody else's; then so are the settings in it.
-        if let Some(path) = user_file().filter(|path| !is_hidden(path)) {
+        let config = match config {
+            None => None,
+            Some(path) => {
+                let text = text_of(&path)?.ok_or_else(|| anyhow!("{}: no such file", path.display()))?;
+                layers.push(parse(&path, &text)?);
+                let text = viaduct_settings::is_pipe(&path).then_some(text);
+                Some(Named { path, text })
+            }
+        };
+        let user_file = viaduct_settings::user_file(|name| env::var_os(name));
+        if let Some(path) = user_file.filter(|path| !viaduct_settings::is_closed(path)) {
             layers.extend(read(&path)?);
         }
         layers.extend(read(Path::new(SYSTEM_FILE))?);
@@ -272,33 +282,31 @@ enum Ports {
 
 /// `Ok(None)`: there is no such file.
 fn text_of(path: &Path) -> Result<Option<String>> {
-    match fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("{}", path.display())),
-    }
+    viaduct_settings::text(path).with_context(|| path.display().to_string())
 }
 
 /// `Ok(None)`: there is no such file.
 fn read(path: &Path) -> Result<Option<Layer>> {
-    let Some(text) = text_of(path)? else {
-        return Ok(None);
-    };
-    let file: File = toml::from_str(&text).map_err(|error| located(path, &text, &error))?;
+    text_of(path)?.map(|text| parse(path, &text)).transpose()
+}
+
+/// What the file at `path`, which holds `text`, says.
+fn parse(path: &Path, text: &str) -> Result<Layer> {
+    let file: File = toml::from_str(text).map_err(|error| located(path, text, &error))?;
     let dir = match file.dir {
         Some(dir) if !dir.get_ref().is_absolute() => {
-            let line = line_of(&text, &dir.span());
+            let line = line_of(text, &dir.span());
             bail!("{}:{line}: dir: expected an absolute path", path.display());
         }
         dir => dir.map(Spanned::into_inner),
     };
-    Ok(Some(Layer {
+    Ok(Layer {
         path: file.path,
         spin: file.spin,
         offer: file.offer,
         dir,
-        rules: rule_texts(path, &text, file.rules)?,
-    }))
+        rules: rule_texts(path, text, file.rules)?,
+    })
 }
 
 fn rule_texts(path: &Path, text: &str, tables: RuleTables) -> Result<Vec<String>> {
@@ -397,24 +405,6 @@ fn variable(name: &str) -> Result<Option<String>> {
         Ok(value) => Ok(Some(value)),
         Err(env::VarError::NotPresent) => Ok(None),
         Err(error) => Err(error).with_context(|| name.to_owned()),
-    }
-}
-
-fn user_file() -> Option<PathBuf> {
-    let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let base = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")))?;
-    Some(base.join("viaduct.toml"))
-}
-
-/// Whether the file is closed to this user and another one's: the environment still names that one's home directory.
-fn is_hidden(path: &Path) -> bool {
-    let denied = |error: &std::io::Error| error.kind() == ErrorKind::PermissionDenied;
-    match fs::metadata(path) {
-        Err(error) => denied(&error),
-        Ok(metadata) => {
-            let own = metadata.uid() == rustix::process::geteuid().as_raw();
-            !own && fs::File::open(path).is_err_and(|error| denied(&error))
-        }
     }
 }
 

@@ -278,10 +278,11 @@ impl Region {
     fn into_process(mut self, tables: &mut TcpTables, living: u64) -> Option<Process> {
         let netns = proc::network_namespace(self.pid);
         let slots = self.consistent_slots(&self.memfd.open(false).ok()?);
+        let now_ns = proc::monotonic_ns(self.pid);
         let ends = slots
             .iter()
             .filter_map(|(slot, words)| {
-                let end = parse_slot(*slot, words)?;
+                let end = parse_slot(*slot, words, now_ns)?;
                 self.confirm(end, netns, tables)
             })
             .collect();
@@ -397,7 +398,8 @@ impl End {
     }
 }
 
-fn parse_slot(slot: usize, words: &[u64; SLOT_WORDS]) -> Option<End> {
+/// `now_ns`: by the clock of the process.
+fn parse_slot(slot: usize, words: &[u64; SLOT_WORDS], now_ns: i128) -> Option<End> {
     let known = |word: u64| (word != 0).then_some(word);
     Some(End {
         slot,
@@ -415,7 +417,7 @@ fn parse_slot(slot: usize, words: &[u64; SLOT_WORDS]) -> Option<End> {
         switches: words[slot::SWITCHES],
         sleeps: words[slot::SLEEPS],
         peer_pid: known(words[slot::PEER_PID]),
-        age_s: age_s(words[slot::CREATED_NS]),
+        age_s: age_s(words[slot::CREATED_NS], now_ns),
     })
 }
 
@@ -428,12 +430,10 @@ fn address([high, low, port]: [u64; 3]) -> SocketAddr {
     SocketAddr::new(Ipv6Addr::from(bytes).to_canonical(), port)
 }
 
-fn age_s(created_ns: u64) -> f64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let now_ms = u64::try_from(now.tv_sec * 1000 + now.tv_nsec / 1_000_000).unwrap_or(0);
+fn age_s(created_ns: u64, now_ns: i128) -> f64 {
     match created_ns {
         0 => 0.0,
-        created => now_ms.saturating_sub(created / 1_000_000) as f64 / 1000.0,
+        created => ((now_ns - i128::from(created)) / 1_000_000).max(0) as f64 / 1000.0,
     }
 }
 

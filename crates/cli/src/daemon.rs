@@ -1,20 +1,24 @@
 //! Asking viaductd how it is, and starting one.
 
+use crate::config::Named;
 use crate::{inherit, limits, locate};
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
 };
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use viaduct_control::PROTOCOL_VERSION;
 use viaduct_control::message::{MAX_PACKET, Packet, Query, Stats, decode};
-use viaduct_control::runtime::socket_path;
+use viaduct_control::runtime::{socket_path, too_long};
 
 /// A viaductd started on demand exits after this many seconds without a guest.
 const IDLE_EXIT_S: u32 = 60;
@@ -40,6 +44,8 @@ pub(crate) enum Answer {
     Stats(Stats),
     /// Nobody listens: no socket, or nobody behind it.
     Absent,
+    /// Nobody can listen there, or whoever does is not for this process.
+    Closed(String),
     /// Somebody may listen, but did not answer sensibly.
     Failed(String),
 }
@@ -47,15 +53,23 @@ pub(crate) enum Answer {
 /// Asks the viaductd of `dir` how it is. One that hangs up has ended, which shows when it is asked again, or turns this
 /// process away.
 pub(crate) fn query(dir: &Path) -> Answer {
+    if let Some(error) = too_long(dir) {
+        return Answer::Closed(error);
+    }
     for _ in 0..ASKED_MOST {
         match try_query(dir) {
             Ok(answer) => return answer,
             Err(Errno::NOENT | Errno::CONNREFUSED | Errno::NOTDIR) => return Answer::Absent,
             Err(Errno::CONNRESET | Errno::PIPE) => std::thread::sleep(UNTIL_GONE),
+            Err(Errno::ACCESS) => return Answer::Closed("this user may not connect to it".to_owned()),
+            Err(Errno::AGAIN) => return Answer::Failed("too many programs wait for it".to_owned()),
             Err(error) => return Answer::Failed(std::io::Error::from(error).to_string()),
         }
     }
-    Answer::Failed("it turned this process away: it is another user's, or has as many programs as it may".to_owned())
+    Answer::Closed(
+        "it turned this process away: it is another user's, or has as many programs as it may (`processes_per_user`)"
+            .to_owned(),
+    )
 }
 
 fn try_query(dir: &Path) -> Result<Answer, Errno> {
@@ -110,7 +124,7 @@ fn comes(file: impl AsFd, seconds: u32) -> Result<bool, Errno> {
 ///
 /// # Errors
 /// None could be started, it did not become ready in time, or the one that answers is of another version.
-pub(crate) fn ensure(dir: &Path, config: Option<&Path>) -> Result<()> {
+pub(crate) fn ensure(dir: &Path, config: Option<&Named>) -> Result<()> {
     match query(dir) {
         Answer::Stats(stats) => match other_version(&stats) {
             None => return Ok(()),
@@ -119,7 +133,7 @@ pub(crate) fn ensure(dir: &Path, config: Option<&Path>) -> Result<()> {
                 stats.pid
             ),
         },
-        Answer::Failed(error) => bail!("viaductd in {}: {error}", dir.display()),
+        Answer::Closed(error) | Answer::Failed(error) => bail!("viaductd in {}: {error}", dir.display()),
         Answer::Absent => {}
     }
     let daemon = locate::daemon().with_context(|| {
@@ -130,14 +144,20 @@ pub(crate) fn ensure(dir: &Path, config: Option<&Path>) -> Result<()> {
     // which this process is about to turn, never reaps a stranger; and it inherits none of the descriptors open here.
     let mut launcher = Command::new(locate::OWN);
     launcher.arg("launch-daemon").arg("--dir").arg(dir);
-    if let Some(config) = config {
-        launcher.arg("--config").arg(std::path::absolute(config)?);
+    launcher.stdin(Stdio::null());
+    match config {
+        None => {}
+        Some(Named { path, text: None }) => {
+            launcher.arg("--config").arg(std::path::absolute(path)?);
+        }
+        Some(Named { text: Some(text), .. }) => {
+            launcher.args(["--config", "/dev/stdin"]).stdin(in_memory(text)?);
+        }
     }
     inherit::about_to_fork();
     let output = launcher
         .arg("--")
         .arg(&daemon)
-        .stdin(Stdio::null())
         .stdout(Stdio::null())
         .output()
         .map_err(|error| limits::no_process(error, "viaductd"))?;
@@ -147,6 +167,13 @@ pub(crate) fn ensure(dir: &Path, config: Option<&Path>) -> Result<()> {
         bail!("{}", said.trim_end().trim_start_matches("viaduct: "));
     }
     Ok(())
+}
+
+/// A file that holds `text`.
+fn in_memory(text: &str) -> Result<File> {
+    let mut file = File::from(memfd_create("viaduct.toml", MemfdFlags::CLOEXEC)?);
+    file.write_all(text.as_bytes())?;
+    Ok(file)
 }
 
 /// The command line between `viaduct run` and the process that starts viaductd for it.
@@ -182,7 +209,6 @@ pub(crate) fn launch(args: &LaunchArgs) -> Result<()> {
         // The program's to tell: whoever is told there would take the program to be ready.
         .env_remove("NOTIFY_SOCKET")
         .current_dir("/")
-        .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()

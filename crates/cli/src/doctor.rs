@@ -1,9 +1,10 @@
 //! `viaduct doctor`: what this machine allows, and what follows.
 
+use crate::config::{self, Layer, Settings};
 use crate::daemon::{self, Answer};
+use crate::locate;
 use crate::proc::printable;
 use crate::terminal::{self, Style, styled};
-use crate::{config, locate};
 use anyhow::Result;
 use rustix::fs::{Access, MemfdFlags, SealFlags, access};
 use rustix::process::{Resource, geteuid, getrlimit};
@@ -14,7 +15,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use viaduct_control::message::{MODE_SAME_USER, MODE_TICKET, Stats};
-use viaduct_control::runtime::socket_path;
+use viaduct_control::runtime::too_long;
 
 mod processors;
 mod search;
@@ -78,7 +79,7 @@ impl Check {
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let mut checks = machine();
     checks.push(preload());
-    match config::runtime_dir(args.dir.clone()) {
+    match configuration(args.dir.clone()) {
         Ok(dir) => {
             checks.push(Check::ok("configuration", "no errors"));
             checks.extend(runtime_directory(&dir));
@@ -98,6 +99,15 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     };
     terminal::print(&text)?;
     Ok(ExitCode::from(u8::from(failed)))
+}
+
+/// The runtime directory, as `viaduct run` finds it: one that is given does not make right what the files say.
+fn configuration(dir: Option<PathBuf>) -> Result<PathBuf> {
+    let flags = Layer {
+        dir,
+        ..Layer::default()
+    };
+    Ok(Settings::resolve(flags, config::named_file())?.dir)
 }
 
 fn line(check: &Check) -> String {
@@ -370,15 +380,13 @@ fn preload() -> Check {
 }
 
 fn runtime_directory(dir: &Path) -> Vec<Check> {
-    /// Bytes of a Unix socket's path, with its final zero.
-    const SOCKET_PATH_ROOM: usize = 108;
     const NAME: &str = "runtime directory";
-    if socket_path(dir).as_os_str().len() >= SOCKET_PATH_ROOM {
+    if let Some(error) = too_long(dir) {
         return vec![Check::new(
             NAME,
             Level::Fail,
-            dir.display().to_string(),
-            "The path is too long for a socket; no viaductd can listen there.",
+            format!("{}: {error}", dir.display()),
+            "No viaductd can listen there. Choose another directory.",
         )];
     }
     let own = geteuid().as_raw();
@@ -403,6 +411,14 @@ fn runtime_directory(dir: &Path) -> Vec<Check> {
             format!("others may write to {}", dir.display()),
             "No viaductd listens there. Choose another directory, or take the right to write from group and others.",
         ),
+        Ok(metadata) if metadata.uid() == own && access(dir, Access::WRITE_OK | Access::EXEC_OK).is_err() => {
+            Check::new(
+                NAME,
+                Level::Fail,
+                format!("nothing can be written to {}", dir.display()),
+                "No viaductd can be started there. Choose another directory, or see its mode and how its file system is mounted.",
+            )
+        }
         Ok(metadata) if metadata.uid() == own || metadata.uid() == 0 => Check::ok(NAME, dir.display().to_string()),
         Ok(metadata) => Check::new(
             NAME,
@@ -449,6 +465,12 @@ fn viaductd(dir: &Path) -> Check {
                 ),
             ),
         },
+        Answer::Closed(error) => Check::new(
+            NAME,
+            Level::Fail,
+            error,
+            "New connections stay on TCP. Choose another directory, or change what closes this one.",
+        ),
         Answer::Failed(error) => Check::new(
             NAME,
             Level::Fail,

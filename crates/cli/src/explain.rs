@@ -132,7 +132,10 @@ impl View {
 
     fn explain_process(&self, text: &mut String, pid: u32) -> Result<()> {
         let Some(name) = proc::name(pid) else {
-            bail!("there is no process {pid}");
+            match proc::exists(pid) {
+                true => bail!("process {pid} may not be looked at: run this as the user it belongs to, or as root"),
+                false => bail!("there is no process {pid}"),
+            }
         };
         let presence = presence::of(pid);
         let process = self.processes.iter().find(|process| process.pid == pid);
@@ -403,7 +406,7 @@ fn explain_daemon(text: &mut String, dir: &Path) -> Result<()> {
              `viaduct run`.",
             dir.display()
         )?,
-        Answer::Failed(error) => writeln!(text, "viaductd in {}: {error}", dir.display())?,
+        Answer::Closed(error) | Answer::Failed(error) => writeln!(text, "viaductd in {}: {error}", dir.display())?,
     }
     Ok(())
 }

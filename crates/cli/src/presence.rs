@@ -2,7 +2,7 @@
 
 use crate::elf::{self, Obstacle};
 use crate::locate::PRELOAD_NAME;
-use crate::proc::printable;
+use crate::proc::{self, Kind, printable};
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
@@ -21,18 +21,29 @@ pub(crate) enum Presence {
     NotEntered(Option<Obstacle>),
     /// The process may not be looked at.
     Hidden,
+    /// It is a thread of the kernel's.
+    Kernel,
+    /// It has ended.
+    Ended,
 }
 
 /// Looks at process `pid`.
 pub(crate) fn of(pid: u32) -> Presence {
-    let proc = PathBuf::from(format!("/proc/{pid}"));
-    let Ok(maps) = fs::read(proc.join("maps")) else {
+    let directory = PathBuf::from(format!("/proc/{pid}"));
+    let maps = fs::read(directory.join("maps"));
+    // Asked last: it may have ended as it was looked at.
+    match proc::kind(pid) {
+        Kind::Ended => return Presence::Ended,
+        Kind::Kernel => return Presence::Kernel,
+        Kind::Program => {}
+    }
+    let Ok(maps) = maps else {
         return Presence::Hidden;
     };
     if contains(&maps, PRELOAD_NAME.as_bytes()) {
         return Presence::Loaded;
     }
-    let obstacle = elf::obstacle(&proc.join("exe")).ok().flatten();
+    let obstacle = elf::obstacle(&directory.join("exe")).ok().flatten();
     match variable(pid, "LD_PRELOAD") {
         Some(value) if contains(value.as_encoded_bytes(), PRELOAD_NAME.as_bytes()) => Presence::NotEntered(obstacle),
         _ => Presence::Absent(obstacle),
@@ -91,6 +102,8 @@ impl Presence {
             Self::NotEntered(None) => format!(
                 "{program} was started under Viaduct, but the library is not in it. See whether `viaduct doctor` can load it."
             ),
+            Self::Kernel => format!("{program} is a thread of the kernel's, and no program."),
+            Self::Ended => format!("{program} has ended, or its first thread has: nothing can be seen of it any more."),
             Self::Hidden => {
                 format!("Whether {program} runs under Viaduct cannot be seen: this user may not look into it.")
             }

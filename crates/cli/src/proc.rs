@@ -93,6 +93,65 @@ pub(crate) fn own_number(pid: u32) -> Option<u32> {
     numbers.split_whitespace().next_back()?.parse().ok()
 }
 
+/// The monotonic clock as `pid` reads it, which may be in another time namespace.
+pub(crate) fn monotonic_ns(pid: u32) -> i128 {
+    let own = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let offset = |process: &str| {
+        // Missing where the kernel has no such namespaces.
+        let offsets = fs::read_to_string(format!("/proc/{process}/timens_offsets")).unwrap_or_default();
+        monotonic_offset(&offsets).unwrap_or(0)
+    };
+    nanoseconds(own.tv_sec, own.tv_nsec) - offset("self") + offset(&pid.to_string())
+}
+
+/// What a time namespace adds to the machine's monotonic clock.
+fn monotonic_offset(offsets: &str) -> Option<i128> {
+    let line = offsets.lines().find_map(|line| line.strip_prefix("monotonic"))?;
+    let mut numbers = line.split_whitespace().map(str::parse);
+    Some(nanoseconds(numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+fn nanoseconds(seconds: i64, nanoseconds: i64) -> i128 {
+    i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds)
+}
+
+/// What is left of a process, or never was there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A program that runs.
+    Program,
+    /// A thread of the kernel's.
+    Kernel,
+    /// It has ended, or its first thread has.
+    Ended,
+}
+
+/// What `pid` is; anybody may see that.
+pub(crate) fn kind(pid: u32) -> Kind {
+    match fs::read(format!("/proc/{pid}/stat")) {
+        Ok(stat) => kind_in(&stat),
+        // As where the caller is kept from seeing others' processes at all.
+        Err(_) if exists(pid) => Kind::Program,
+        Err(_) => Kind::Ended,
+    }
+}
+
+fn kind_in(stat: &[u8]) -> Kind {
+    /// Kernels' `PF_KTHREAD`.
+    const IS_KERNEL: u64 = 0x20_0000;
+    // The name before may hold anything.
+    let after = stat.rsplit(|byte| *byte == b')').next().unwrap_or_default();
+    let after = String::from_utf8_lossy(after);
+    let mut fields = after.split_whitespace();
+    let state = fields.next();
+    let flags: u64 = fields.nth(5).and_then(|flags| flags.parse().ok()).unwrap_or(0);
+    match state {
+        Some("Z" | "X") => Kind::Ended,
+        _ if flags & IS_KERNEL != 0 => Kind::Kernel,
+        _ => Kind::Program,
+    }
+}
+
 /// The kernel's name of `pid`.
 pub(crate) fn name(pid: u32) -> Option<String> {
     let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
@@ -206,6 +265,23 @@ mod tests {
         assert_eq!(printable("a\u{202e}b".as_bytes()), "a\\u{202e}b");
         assert_eq!(printable("naïve".as_bytes()), "naïve");
         assert_eq!(printable(b"\xff"), "\u{fffd}");
+    }
+
+    #[test]
+    fn what_has_ended_and_the_kernels_own_are_told_apart() {
+        let kind = |name, state, flags| kind_in(format!("7 ({name}) {state} 1 7 7 0 -1 {flags} 0 0").as_bytes());
+        assert_eq!(kind("a) Z 1 (b", 'S', 0x40_0100), Kind::Program);
+        assert_eq!(kind("sh", 'Z', 0x40_014c), Kind::Ended);
+        assert_eq!(kind("kthreadd", 'S', 0x20_8040), Kind::Kernel);
+    }
+
+    #[test]
+    fn a_time_namespace_may_go_back() {
+        assert_eq!(
+            monotonic_offset("monotonic -5 500000000\nboottime 7 0\n"),
+            Some(-4_500_000_000)
+        );
+        assert_eq!(monotonic_offset(""), None);
     }
 
     #[test]

@@ -211,7 +211,7 @@ fn preload_for(file: &Path) -> Result<PathBuf, String> {
 fn enter(settings: &Settings, library: &Path, program: &OsStr, verbose: bool) {
     // A program that is to stay on TCP needs nobody to match it.
     if settings.path != PathChoice::Tcp
-        && let Err(error) = daemon::ensure(&settings.dir, settings.config.as_deref())
+        && let Err(error) = daemon::ensure(&settings.dir, settings.config.as_ref())
     {
         say(format_args!(
             "viaduct: {} runs as plain TCP until a viaductd answers in {}: {error:#}",

@@ -51,7 +51,7 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
     let mut output = io::stdout().lock();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
-        result => result,
+        result => result.map_err(|error| io::Error::new(error.kind(), format!("standard output: {error}"))),
     }
 }
 

@@ -222,6 +222,33 @@ fn the_benchmark_measures_and_proves_the_path() {
     assert!(left.is_empty(), "left behind: {left:?}");
 }
 
+/// As it may be where another Viaduct is installed meanwhile.
+#[test]
+fn a_benchmark_goes_on_though_its_file_is_gone() {
+    let Some(programs) = std::env::var_os(PROGRAMS).map(PathBuf::from) else {
+        return;
+    };
+    let home = Dir::new();
+    let (copy, json) = (home.path.join("viaduct"), home.path.join("found.json"));
+    std::fs::copy(programs.join("viaduct"), &copy).unwrap();
+    let output = Command::new("sh")
+        .args(["-c", r#"exec 9<"$0"; rm "$0"; exec /proc/self/fd/9 "$@""#])
+        .arg(&copy)
+        .args([
+            "bench", "latency", "--only", "viaduct", "--runs", "1", "--quick", "--json",
+        ])
+        .arg(&json)
+        .env("TMPDIR", &home.path)
+        .env("VIADUCT_DAEMON", programs.join("viaductd"))
+        .env("VIADUCT_PRELOAD", programs.join("libviaduct_preload.so"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let found: Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    let curve = &found["result"]["curves"][0];
+    assert!(curve["proofs"][0]["fast_bytes"].as_u64() > Some(1 << 20));
+}
+
 /// Each point of direct search's curves has its error, and the graph has each set of curves.
 #[test]
 fn the_search_benchmark_tells_all_its_points() {

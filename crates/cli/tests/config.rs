@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Dir, stderr, succeed, viaduct};
+use common::{Dir, pass_environment, stderr, stdout, succeed, viaduct};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -264,6 +264,54 @@ fn a_file_that_was_asked_for_must_exist() {
         let error = refused(viaduct(&home.path).args(["run", option, "/nonexistent/file", "true"]));
         assert!(error.ends_with("/nonexistent/file: no such file\n"), "{error}");
     }
+}
+
+/// None of them may be waited for, or read without end.
+#[test]
+fn what_can_hold_no_settings_is_told() {
+    let home = Dir::new();
+    let fifo = home.path.join("fifo");
+    succeed(Command::new("mkfifo").arg(&fifo));
+    for (path, what) in [
+        (fifo.as_path(), "it is a FIFO that nobody writes to"),
+        (&home.path, "it is a directory"),
+        (Path::new("/dev/zero"), "it is a device"),
+    ] {
+        for option in ["--config", "--rules"] {
+            let error = refused(viaduct(&home.path).args(["run", option]).arg(path).arg("true"));
+            assert!(error.contains(&format!("{}: {what}", path.display())), "{error}");
+        }
+    }
+    fs::create_dir(home.path.join("viaduct.toml")).unwrap();
+    let doctor = viaduct(&home.path).args(["doctor", "--dir"]).arg(&home.path).output();
+    let said = stdout(&doctor.unwrap());
+    assert!(said.contains("viaduct.toml: it is a directory"), "{said}");
+}
+
+/// viaductd cannot read it again, and its table is in it.
+#[test]
+fn what_a_pipe_says_reaches_viaductd_too() {
+    const DAEMON: &str = "#!/bin/sh
+while [ $# -gt 1 ]; do
+    case $1 in --dir) dir=$2 ;; --config) config=$2 ;; --ready-fd) ready=$2 ;; esac
+    shift 2
+done
+cat \"$config\" >\"$dir/read\"
+eval \"printf 1 >&$ready\"
+";
+    const RUN: &str =
+        r#"exec "$0" run --config <(printf "spin='never'\n[daemon]\nsegments_per_user=7\n") -- sh -c "$1""#;
+    let home = Dir::new();
+    let daemon = home.file("viaductd", DAEMON);
+    fs::set_permissions(&daemon, fs::Permissions::from_mode(0o755)).unwrap();
+    let own = viaduct(&home.path);
+    let mut command = Command::new("bash");
+    pass_environment(&own, &mut command);
+    command.env("VIADUCT_DAEMON", &daemon).args(["-c", RUN]);
+    let told = shown(command.arg(own.get_program()).arg(SHOW));
+    assert_eq!(told[1], "never");
+    let read = fs::read_to_string(home.path.join("read")).unwrap();
+    assert_eq!(read, "spin='never'\n[daemon]\nsegments_per_user=7\n");
 }
 
 #[test]

@@ -315,6 +315,22 @@ fn a_plain_program_is_told_how_to_join() {
 }
 
 #[test]
+fn what_has_ended_and_the_kernels_own_are_no_programs_to_be_started() {
+    let guest = Guest::new();
+    let mut ended = std::process::Command::new("true").spawn().unwrap();
+    let stat = format!("/proc/{}/stat", ended.id());
+    while !std::fs::read_to_string(&stat).unwrap().contains(") Z ") {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let text = explain(&guest, &ended.id().to_string());
+    ended.wait().unwrap();
+    assert!(
+        text.contains("true has ended") && !text.contains("Start it with"),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_program_with_the_library_of_another_version_is_not_said_to_have_no_connection() {
     let guest = Guest::new();
     guest.set(counters::MAGIC_WORD, counters::MAGIC + 1);

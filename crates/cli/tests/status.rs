@@ -488,8 +488,10 @@ fn doctor_finds_directories_in_which_no_viaductd_can_listen() {
     let open = home.path.join("open");
     fs::create_dir(&open).unwrap();
     fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+    let long = home.path.join("l".repeat(93));
     for (dir, level) in [
         (home.path.as_path(), "ok"),
+        (&long, "fail"),
         (&open, "fail"),
         (&home.path.join("new"), "ok"),
         (&home.path.join("two/new"), "fail"),
@@ -503,6 +505,68 @@ fn doctor_finds_directories_in_which_no_viaductd_can_listen() {
             .find(|check| check["check"] == "runtime directory")
             .unwrap();
         assert_eq!(check["level"], level, "{}: {check}", dir.display());
+        // To start viaductd anew would not help.
+        let advice = |check: &serde_json::Value| check["consequence"].as_str().unwrap().contains("Restart");
+        assert!(!checks.iter().any(advice), "{checks:#?}");
+    }
+    let run = viaduct(&long).args(["run", "true"]).output().unwrap();
+    assert!(run.status.success());
+    assert!(stderr(&run).contains("takes 93 at most"), "{}", stderr(&run));
+}
+
+#[test]
+fn doctor_finds_a_directory_that_cannot_be_written_to() {
+    const READ_ONLY: &str = r#"mount -t tmpfs viaduct "$1" && mkdir -m 755 "$1/d" && mount -o remount,ro "$1" || exit 9
+exec "$0" doctor --json --dir "$1/d""#;
+    let home = Dir::new();
+    let place = home.path.join("place");
+    fs::create_dir(&place).unwrap();
+    let own = viaduct(&home.path);
+    let mut command = Command::new("unshare");
+    pass_environment(&own, &mut command);
+    command.args(["--mount", "sh", "-c", READ_ONLY]).arg(own.get_program());
+    let output = command.arg(&place).output().unwrap();
+    if output.stdout.is_empty() {
+        eprintln!("skipped: {}", stderr(&output));
+        return;
+    }
+    let checks: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let found = checks
+        .iter()
+        .find(|check| check["check"] == "runtime directory")
+        .unwrap();
+    assert!(
+        found["finding"]
+            .as_str()
+            .unwrap()
+            .starts_with("nothing can be written to"),
+        "{found}"
+    );
+}
+
+/// The clock that counters are read by may be another than that of their program.
+#[test]
+fn ages_are_right_from_another_time_namespace() {
+    let guest = Guest::new();
+    let (client, _server) = connection();
+    guest.show(0, &client, SHM);
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    guest.set_in_slot(0, slot::CREATED_NS, (now.tv_sec - 10) as u64 * 1_000_000_000);
+    let own = viaduct(&guest.dir.path);
+    for days in ["864000", "0"] {
+        let mut command = Command::new("unshare");
+        pass_environment(&own, &mut command);
+        command
+            .args(["--time", "--monotonic", days, "--fork"])
+            .arg(own.get_program());
+        let output = command.args(["status", "--json"]).output().unwrap();
+        if !output.status.success() && stderr(&output).starts_with("unshare") {
+            eprintln!("skipped: {}", stderr(&output));
+            return;
+        }
+        let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let age = rows[0]["age_s"].as_f64().unwrap();
+        assert!((9.0..40.0).contains(&age), "{age}");
     }
 }
 

@@ -8,13 +8,10 @@ use crate::registry::Limits;
 use anyhow::{Context, anyhow, bail};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 use viaduct_control::runtime;
-
-const SYSTEM_FILE: &str = "/etc/viaduct.toml";
+use viaduct_settings::SYSTEM_FILE;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -107,7 +104,14 @@ pub(crate) fn decide(args: &Args) -> anyhow::Result<Decided> {
     if let Some(path) = args.config.clone().or_else(|| variable("VIADUCT_CONFIG")) {
         layer = layer.over(read(&path)?.ok_or_else(|| anyhow!("{}: no such file", path.display()))?);
     }
-    let user_file = user_file().filter(|path| !is_closed(path));
+    let user_file = viaduct_settings::user_file(|name| std::env::var_os(name));
+    let user_file = user_file.filter(|path| {
+        let closed = viaduct_settings::is_closed(path);
+        if closed {
+            tracing::warn!("{}: not this user's to read, so it is left out", path.display());
+        }
+        !closed
+    });
     for path in user_file.into_iter().chain([PathBuf::from(SYSTEM_FILE)]) {
         layer = layer.over(read(&path)?.unwrap_or_default());
     }
@@ -129,37 +133,14 @@ fn variable(name: &str) -> Option<PathBuf> {
     (!value.is_empty()).then(|| PathBuf::from(value))
 }
 
-fn user_file() -> Option<PathBuf> {
-    let dir = variable("XDG_CONFIG_HOME").or_else(|| variable("HOME").map(|home| home.join(".config")))?;
-    Some(dir.join("viaduct.toml"))
-}
-
-/// Whether the file is closed to this user and so is another one's, whose home directory the environment still names,
-/// as `su` and service managers leave it. It holds no settings of ours. An own file that cannot be read is an error.
-fn is_closed(path: &Path) -> bool {
-    let denied = |error: &std::io::Error| error.kind() == ErrorKind::PermissionDenied;
-    let closed = match std::fs::metadata(path) {
-        Err(error) => denied(&error),
-        Ok(metadata) => {
-            let own = metadata.uid() == rustix::process::geteuid().as_raw();
-            !own && std::fs::File::open(path).is_err_and(|error| denied(&error))
-        }
-    };
-    if closed {
-        tracing::warn!("{}: not this user's to read, so it is left out", path.display());
-    }
-    closed
-}
-
 fn read(path: &Path) -> anyhow::Result<Option<Layer>> {
-    match std::fs::read_to_string(path) {
+    let Some(text) = viaduct_settings::text(path).with_context(|| path.display().to_string())? else {
+        return Ok(None);
+    };
+    match parse(&text) {
+        Ok(layer) => Ok(Some(layer)),
         // FILE:LINE: as `viaduct` says it.
-        Ok(text) => match parse(&text) {
-            Ok(layer) => Ok(Some(layer)),
-            Err(error) => bail!("{}:{error}", path.display()),
-        },
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| path.display().to_string()),
+        Err(error) => bail!("{}:{error}", path.display()),
     }
 }
 

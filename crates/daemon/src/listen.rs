@@ -157,6 +157,9 @@ impl Drop for Place {
 
 /// Creates the directory, or checks that an existing one is safe to use.
 fn prepare(dir: &Path, uid: u32) -> anyhow::Result<()> {
+    if let Some(error) = runtime::too_long(dir) {
+        bail!("{}: {error}; choose another directory", dir.display());
+    }
     let mode = if uid == 0 { 0o755 } else { 0o700 };
     let mut builder = std::fs::DirBuilder::new();
     match builder.mode(mode).create(dir) {
@@ -189,7 +192,8 @@ fn prepare(dir: &Path, uid: u32) -> anyhow::Result<()> {
     }
     // A directory that holds other things keeps the mode its owner gave it.
     if std::fs::read_dir(dir)?.all(|entry| entry.is_ok_and(|entry| is_ours(&entry.file_name()))) {
-        held.set_permissions(std::fs::Permissions::from_mode(mode))?;
+        held.set_permissions(std::fs::Permissions::from_mode(mode))
+            .with_context(|| dir.display().to_string())?;
     }
     Ok(())
 }

@@ -511,6 +511,22 @@ fn a_mistake_in_the_configuration_is_named() {
     assert!(complaint.contains("viaduct.toml:2: unknown field"), "{complaint}");
 }
 
+#[test]
+fn what_cannot_be_read_or_bound_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let fail = |dir: &Path, options: &[&str]| {
+        let daemon = command(dir, options).stderr(Stdio::piped()).spawn().unwrap();
+        complaint(daemon)
+    };
+    std::fs::create_dir(dir.path().join("viaduct.toml")).unwrap();
+    let said = fail(dir.path(), &["--same-user"]);
+    assert!(said.contains("viaduct.toml: it is a directory"), "{said}");
+    std::fs::remove_dir(dir.path().join("viaduct.toml")).unwrap();
+    let long = dir.path().join("l".repeat(93));
+    let said = fail(&long, &["--same-user"]);
+    assert!(said.contains("takes 93 at most") && !long.exists(), "{said}");
+}
+
 /// Without descriptors to spare viaductd goes on serving those it has, and takes new ones when there is room again.
 #[test]
 fn the_descriptor_limit_is_survived() {

@@ -12,6 +12,7 @@ const USES: &[(&str, &[&str])] = &[
     ("viaduct-channel", &[]),
     ("viaduct-control", &[]),
     ("viaduct-manual", &[]),
+    ("viaduct-settings", &[]),
     ("viaduct-stream", &["viaduct-channel"]),
     (
         "viaduct-socket",
@@ -21,12 +22,23 @@ const USES: &[(&str, &[&str])] = &[
     ("viaduct-seek", &["viaduct-socket"]),
     (
         "viaduct-daemon",
-        &["viaduct-channel", "viaduct-control", "viaduct-manual"],
+        &[
+            "viaduct-channel",
+            "viaduct-control",
+            "viaduct-manual",
+            "viaduct-settings",
+        ],
     ),
     // `bench` measures the raw channel beside the socket layer.
     (
         "viaduct-cli",
-        &["viaduct-control", "viaduct-manual", "viaduct-channel", "viaduct-seek"],
+        &[
+            "viaduct-control",
+            "viaduct-manual",
+            "viaduct-settings",
+            "viaduct-channel",
+            "viaduct-seek",
+        ],
     ),
     // What is measured against stands alone, and nothing of the product uses it.
     ("viaduct-rivals", &[]),
@@ -162,6 +174,7 @@ fn crates_that_need_no_unsafe_code_forbid_it() {
     for source in [
         "control/src/lib.rs",
         "manual/src/lib.rs",
+        "settings/src/lib.rs",
         "stream/src/lib.rs",
         "daemon/src/main.rs",
         "rivals/src/main.rs",

@@ -4,6 +4,7 @@
 //! Should this process be killed, another lets what is stopped go on, so that it can end.
 
 use crate::bench::program::{family, process};
+use crate::locate;
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
@@ -92,9 +93,9 @@ impl Alternation {
     /// For so many loads.
     ///
     /// # Errors
-    /// This program's file is gone.
+    /// This program cannot be started once more.
     pub(crate) fn of(count: usize) -> Result<Self> {
-        let mut heir = Command::new(std::env::current_exe()?);
+        let mut heir = Command::new(locate::OWN);
         heir.args(["bench-peer", "resume"]).stdin(Stdio::piped());
         Ok(Self {
             places: Mutex::new((0..count).map(|_| Place::Awaited).collect()),

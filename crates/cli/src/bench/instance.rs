@@ -35,7 +35,7 @@ impl Instance {
         remove_at_signals(dir.path().to_owned())?;
         let mut instance = Self {
             // As all that is started here, it ends with this process, however this ends.
-            daemon: Command::new(std::env::current_exe()?)
+            daemon: Command::new(locate::OWN)
                 .args(["bench-peer", "exec", "--"])
                 .arg(&daemon)
                 .arg("--dir")

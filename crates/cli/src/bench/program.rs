@@ -1,6 +1,7 @@
 //! Programs started as they are or under `viaduct run`, with the processor time they take.
 
 use crate::bench::instance::Instance;
+use crate::locate;
 use anyhow::{Context, Result, anyhow, ensure};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use std::ffi::{OsStr, OsString};
@@ -60,11 +61,8 @@ impl<'a> Launch<'a> {
     }
 
     /// The benchmark's own peer.
-    ///
-    /// # Errors
-    /// This program's file is gone.
-    pub(crate) fn peer(how: How<'a>) -> Result<Self> {
-        Ok(Self::path(how, std::env::current_exe()?).arg("bench-peer"))
+    pub(crate) fn peer(how: How<'a>) -> Self {
+        Self::path(how, locate::OWN.into()).arg("bench-peer")
     }
 
     /// The program with rivals that no distribution has.
@@ -143,8 +141,7 @@ impl<'a> Launch<'a> {
     }
 
     fn start(self, input: Stdio, piped: bool) -> Result<Program> {
-        let own = std::env::current_exe()?;
-        let mut command = Command::new(&own);
+        let mut command = Command::new(locate::OWN);
         // What the user has set for other programs is not for these.
         for name in [
             "LD_PRELOAD",
@@ -163,7 +160,11 @@ impl<'a> Launch<'a> {
             How::Plain => command.arg("--"),
             How::Within(cgroup) => command.arg("--cgroup").arg(cgroup).arg("--"),
             How::Under(instance, options) => {
-                command.arg("--").arg(&own).args(["run", "--dir"]).arg(instance.dir());
+                command
+                    .arg("--")
+                    .arg(locate::OWN)
+                    .args(["run", "--dir"])
+                    .arg(instance.dir());
                 command.args(options).arg("--")
             }
         };
@@ -177,12 +178,15 @@ impl<'a> Launch<'a> {
         });
         let child = command.spawn().with_context(|| self.program.display().to_string())?;
         Ok(Program {
-            name: self
-                .program
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned(),
+            name: match self.program == Path::new(locate::OWN) {
+                true => "viaduct".to_owned(),
+                false => self
+                    .program
+                    .file_name()
+                    .unwrap_or_default()
+                    .to_string_lossy()
+                    .into_owned(),
+            },
             child,
             output,
             errors,

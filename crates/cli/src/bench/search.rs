@@ -170,13 +170,13 @@ pub(crate) fn run(plan: Plan<'_>) -> Result<Found> {
 /// One size over one road.
 fn measure(instance: &Instance, road: Road, plan: &SearchPlan) -> Result<(Vec<Cost>, Proof)> {
     let how = road.how(instance);
-    let mut receiver = Launch::peer(how)?
+    let mut receiver = Launch::peer(how)
         .args("search-receive")
         .args(&plan.arguments())
         .spawn_piped()?;
     let mut said = BufReader::new(receiver.output().context("no pipe")?).lines();
     let addr = said.next().context("the receiver did not start")??;
-    let sender = Launch::peer(how)?
+    let sender = Launch::peer(how)
         .args("search-send")
         .arg(addr)
         .args(&plan.arguments())

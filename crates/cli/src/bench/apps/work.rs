@@ -267,7 +267,7 @@ impl Run<'_> {
             .listening(port)?;
         let value = "v".repeat(32);
         let answer = format!("VALUE key 0 {}\r\n{value}\r\nEND\r\n", value.len());
-        let client = Launch::peer(self.client)?
+        let client = Launch::peer(self.client)
             .args(&format!("load 127.0.0.1:{port} --connections 32 --warm-up 100"))
             .args(&format!("--millis {} --answer {}", self.seconds * 1000, answer.len()))
             .arg("--prepare")
@@ -325,11 +325,11 @@ impl Run<'_> {
 
     /// An echo and a load with `connections` connections that have each done a little and do nothing now.
     fn idle(self, connections: usize) -> Result<(Program, Program, LoadResult)> {
-        let mut server = Launch::peer(self.server)?.arg("echo").spawn_piped()?;
+        let mut server = Launch::peer(self.server).arg("echo").spawn_piped()?;
         let mut said = BufReader::new(server.output().context("no pipe")?);
         let mut address = String::new();
         said.read_line(&mut address)?;
-        let client = Launch::peer(self.client)?
+        let client = Launch::peer(self.client)
             .args("load --warm-up 30")
             .args(&format!("--connections {connections} --answer {MESSAGE} --question"))
             .arg("q".repeat(MESSAGE))

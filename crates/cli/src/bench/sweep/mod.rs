@@ -184,7 +184,7 @@ impl Job<'_> {
 
     fn sockets(self, [asking, serving]: [How<'_>; 2], transport: Transport) -> Result<(Vec<Sample>, Proof)> {
         let path = self.instance.scratch()?.join("socket");
-        let mut server = Launch::peer(serving)?
+        let mut server = Launch::peer(serving)
             .args("serve --transport")
             .arg(word(transport))
             .arg("--addr")
@@ -206,7 +206,7 @@ impl Job<'_> {
 
     fn channel(self) -> Result<Vec<Sample>> {
         let segment = Segment::create(1, Geometry::DEFAULT)?;
-        let mut server = Launch::peer(How::Plain)?
+        let mut server = Launch::peer(How::Plain)
             .args("serve --transport")
             .arg(word(Transport::Channel))
             .spawn_with(segment.try_clone()?.into())?;
@@ -222,7 +222,7 @@ impl Job<'_> {
 
     fn ask<'h>(self, how: How<'h>, transport: Transport, addr: &str) -> Result<Launch<'h>> {
         let sizes: Vec<String> = self.sizes.iter().map(ToString::to_string).collect();
-        Ok(Launch::peer(how)?
+        Ok(Launch::peer(how)
             .args("ask --transport")
             .arg(word(transport))
             .arg("--kind")
