@@ -1,7 +1,7 @@
 //! Where the configuration files of `viaduct` and viaductd are, and their text.
 //!
 //! A file may be a pipe, as shells make one of `--config <(COMMAND)`, or `/dev/null`. Nothing else that is no regular
-//! file is opened, no pipe is waited for beyond [`END`], and no text is longer than [`LONGEST`].
+//! file is opened, no pipe is waited for beyond ten seconds, and no text is longer than a MiB.
 #![forbid(unsafe_code)]
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
