@@ -19,7 +19,7 @@ pub(crate) const LARGE_BYTES: usize = 8192;
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"viaductS");
 /// Version of the layout and of the rules for it.
 #[cfg(not(loom))]
-pub(crate) const VERSION: u32 = 7;
+pub(crate) const VERSION: u32 = 8;
 /// Words a side's signal line has for the layer above.
 pub(crate) const WORDS: usize = 4;
 
@@ -107,6 +107,8 @@ pub(crate) struct SenderSignal {
     pub(crate) words: [AtomicU64; WORDS],
     /// What the sender waits for blocks with; taken by the receiver. See [`CREDIT_BITS`].
     pub(crate) credit_wait: AtomicU32,
+    /// When the sender came to this lane, by the callers' clock. A hint.
+    pub(crate) sent_at: AtomicU64,
 }
 
 /// The sender's own words.
@@ -245,6 +247,7 @@ const _: () = {
     assert!(offset_of!(SenderSignal, tail) == 0);
     assert!(offset_of!(SenderSignal, words) == 8);
     assert!(offset_of!(SenderSignal, credit_wait) == 40);
+    assert!(offset_of!(SenderSignal, sent_at) == 48);
     assert!(offset_of!(Lane, sender_own) == 64);
     assert!(offset_of!(SenderOwn, stock) == 0);
     assert!(offset_of!(SenderOwn, known_head) == 8);

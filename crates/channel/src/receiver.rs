@@ -374,6 +374,13 @@ impl<'a> Receiver<'a> {
         wait.fetch_and(!bits, AcqRel) & bits
     }
 
+    /// When the sender [came to this lane](crate::Sender::set_sent_at); 0: it has not said. Written by the peer: not to
+    /// be relied on.
+    #[inline]
+    pub fn sent_at(&self) -> u64 {
+        self.lane.sender.sent_at.load(Relaxed)
+    }
+
     /// After blocks were given back: the bits the sender sleeps with for lack of space,
     /// which are taken, so that the caller must ring the bells they stand for. 0 when it
     /// does not wait, or waits for more blocks.

@@ -220,6 +220,14 @@ impl<'a> Sender<'a> {
         signal.wait.swap(0, AcqRel) & !LATER
     }
 
+    /// Notes when the sender came to this lane from another, or woke its receiver: of several lanes with bytes, their
+    /// receiver takes the one first to which its sender came first. By whatever clock, one for all that may share a
+    /// receiver.
+    #[inline]
+    pub fn set_sent_at(&self, now: u64) {
+        self.lane.sender.sent_at.store(now, Relaxed);
+    }
+
     /// Before sleeping for lack of space: leaves bits for the receiver to take once it
     /// has given blocks back. The caller must look at [`space`](Self::space) again
     /// afterwards.

@@ -343,6 +343,12 @@ fn has_news(member: &Member, conn: &Conn, lane: &viaduct_channel::Receiver<'_>, 
     published != lane.head() && (!edge || published != member.reported.load(Relaxed) || conn.flag(conn::IN_WANTED))
 }
 
+/// When the peer came to the lane from another, in ticks; 0: not yet.
+pub(crate) fn came_at<P>(proof: &P, conn: &Conn) -> u64 {
+    conn.segment(proof)
+        .map_or(0, |segment| segment.receiver(conn.side()).sent_at())
+}
+
 /// Takes back what [`arm`] left, where it was the set's bell.
 pub(crate) fn disarm(set: &Set, owner: &Guard<'_>, conn: &'static Conn) {
     if set.bit_for(conn) == bell::BY_BELL {

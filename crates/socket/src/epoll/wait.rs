@@ -1,11 +1,12 @@
 //! Waiting in an epoll set.
 
+use crate::conn::Conn;
 use crate::conn::pace::{Bound, Naps};
 use crate::epoll::arm::Heard;
 use crate::epoll::{self, Set, Tagged, arm, inner, shelf};
 use crate::lock::Guard;
 use crate::path::recall;
-use crate::sys::{self, Events, raw};
+use crate::sys::{self, Events, SORTED, raw};
 use crate::wait::cancel;
 use crate::wait::spin::{self, Spinner};
 use crate::{agent, ready, real};
@@ -272,21 +273,53 @@ fn from_kernel(set: &'static Set, owner: Option<&Guard<'_>>, events: &mut Events
 }
 
 /// Takes the lanes' events. Served members go to the end of the list, so everyone gets a turn even where the program
-/// takes few events at a time.
+/// takes few events at a time. Those that are taken at once are in the order in which their senders came to them, as
+/// the kernel's are: what a client asks on one connection after another is done in this order by a server with one
+/// thread, and some count on it.
 fn from_lanes(set: &'static Set, owner: &Guard<'_>, events: &mut Events) {
+    let (mut keys, mut taken) = ([0; SORTED], 0);
     let mut left = set.hot.len();
-    let mut next = set.hot.first();
-    while let (Some(number), true) = (next, left > 0 && events.room() > 0) {
-        left -= 1;
-        next = set.hot_after(number);
-        let Some(member) = epoll::member(number) else { break };
-        let Some(conn) = member.conn() else { continue };
-        let mask = ready::report(owner, member, conn);
-        if mask != 0 {
-            events.push(mask, member.data());
-            set.serve(number, member);
-        }
+    while left > 0 {
+        left = from_first_lanes(set, owner, events, left, |conn| {
+            if let Some(key) = keys.get_mut(taken) {
+                *key = ready::came_at(owner, conn);
+            }
+            taken += 1;
+        });
     }
+    if let Some(keys) = keys.get(..taken) {
+        events.sort(keys);
+    }
+}
+
+/// Takes events of the first `count` hot members, and tells `taken` of each. Answers how many there are now to look at
+/// again, having been passed before the last that was taken: what comes to one of them may have come before that.
+fn from_first_lanes(
+    set: &'static Set,
+    owner: &Guard<'_>,
+    events: &mut Events,
+    count: u32,
+    mut taken: impl FnMut(&Conn),
+) -> u32 {
+    let mut next = set.hot.first();
+    let (mut passed, mut again) = (0, 0);
+    for _ in 0..count {
+        let Some(number) = next.filter(|_| events.room() > 0) else {
+            return 0;
+        };
+        next = set.hot_after(number);
+        let Some(member) = epoll::member(number) else { return 0 };
+        let mask = member.conn().map_or(0, |conn| ready::report(owner, member, conn));
+        if mask == 0 {
+            passed += 1;
+            continue;
+        }
+        events.push(mask, member.data());
+        set.serve(number, member);
+        member.conn().into_iter().for_each(&mut taken);
+        again = passed;
+    }
+    again
 }
 
 fn is_over(deadline: Option<u64>) -> bool {

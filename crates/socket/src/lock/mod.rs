@@ -100,6 +100,8 @@ pub(crate) struct Own {
     /// How many words it owns or is about to take.
     count: Cell<usize>,
     held: [Held; MOST],
+    /// The connection that it last sent on.
+    sent_on: Cell<u64>,
 }
 
 /// A word, and where on the stack its owner works.
@@ -171,6 +173,7 @@ impl Own {
                     frame: Cell::new(0),
                 }
             }; MOST],
+            sent_on: Cell::new(0),
         }
     }
 
@@ -289,6 +292,12 @@ impl Guard<'_> {
         } else {
             self.word.fetch_and(!SEARCHED, Release);
         }
+    }
+
+    /// The owner sends on connection `id`; true if it has sent on another since it did so last.
+    #[inline]
+    pub(crate) fn comes_to(&self, id: u64) -> bool {
+        self.own.sent_on.replace(id) != id
     }
 
     /// Keeps the word owned, for others to give up: through a fork.

@@ -41,7 +41,9 @@ pub(crate) fn shutting(conn: &Conn, how: libc::c_int, send: &Guard<'_>) {
     let Some(segment) = conn.segment(send) else { return };
     conn.learn_what_has_ended();
     if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR) {
-        Outgoing::new(segment.sender(conn.side())).set_ending();
+        let lane = segment.sender(conn.side());
+        lane.set_sent_at(sys::ticks());
+        Outgoing::new(lane).set_ending();
     }
     let both = match how {
         libc::SHUT_RD => conn.flag(conn::SHUT_WRITE),
@@ -72,9 +74,13 @@ pub(crate) fn has_shut(conn: &Conn, how: libc::c_int, send: Option<&Guard<'_>>) 
 
 /// From now on this end takes no marks: tells the peer, and waits for one that it is putting.
 fn refuse(conn: &Conn, segment: &Segment) {
-    let incoming = Incoming::new(segment.receiver(conn.side()));
+    let (incoming, lane) = (
+        Incoming::new(segment.receiver(conn.side())),
+        segment.sender(conn.side()),
+    );
     incoming.set_unready();
-    Outgoing::new(segment.sender(conn.side())).set_closing();
+    lane.set_sent_at(sys::ticks());
+    Outgoing::new(lane).set_closing();
     // As a rule the peer is not; one that was killed or stopped meanwhile must not hold this end up.
     let until = sys::now_ns() + MARKING_NS;
     while incoming.peer_marks() && sys::now_ns() < until {

@@ -321,6 +321,10 @@ pub(crate) fn sent_on_lane(conn: &Conn, guard: &Guard<'_>, lane: &Sender<'_>, se
     counters::add(conn, slot::BYTES_SENT, sent as u64);
     counters::add(conn, slot::FAST_BYTES_SENT, sent as u64);
     let bits = lane.take_wait();
+    // Before the ring, of which a receiver hears that has several lanes.
+    if guard.comes_to(conn.id()) || bits != 0 {
+        lane.set_sent_at(sys::ticks());
+    }
     bits != 0 && ring(conn, guard, bits)
 }
 

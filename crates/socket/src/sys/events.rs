@@ -2,6 +2,9 @@
 
 use super::Errno;
 
+/// Events that are put in order at most.
+pub(crate) const SORTED: usize = 64;
+
 /// The buffer a program gave `epoll_wait`, filled from the front.
 #[derive(Debug)]
 pub struct Events {
@@ -73,6 +76,24 @@ impl Events {
         }
     }
 
+    /// Puts the last events in the order of their `keys`, of which there are at most [`SORTED`].
+    pub(crate) fn sort(&mut self, keys: &[u64]) {
+        let count = keys.len();
+        if keys.is_sorted() || count > self.used.min(SORTED) {
+            return;
+        }
+        // SAFETY: within the program's buffer, which no one else has a reference to, and written.
+        let events = unsafe { core::slice::from_raw_parts_mut(self.at.add(self.used - count), count) };
+        let mut sorted = [(0, 0, libc::epoll_event { events: 0, u64: 0 }); SORTED];
+        for (index, (place, (key, event))) in sorted.iter_mut().zip(keys.iter().zip(&*events)).enumerate() {
+            *place = (*key, index, *event);
+        }
+        sorted[..count].sort_unstable_by_key(|(key, index, _)| (*key, *index));
+        for (event, (.., from)) in events.iter_mut().zip(&sorted) {
+            *event = *from;
+        }
+    }
+
     /// Keeps, of the events from `from` on, those that `keep` accepts, by what they are and by their data.
     pub(crate) fn retain(&mut self, from: usize, mut keep: impl FnMut(u32, u64) -> bool) {
         let mut kept = from;
@@ -88,5 +109,26 @@ impl Events {
             }
         }
         self.used = kept;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_events_are_sorted_and_equal_ones_stay_as_they_are() {
+        let mut buffer = [libc::epoll_event { events: 0, u64: 0 }; SORTED + 2];
+        // SAFETY: the buffer outlives what writes to it.
+        let mut events = unsafe { Events::new(buffer.as_mut_ptr(), buffer.len()) };
+        let keys: Vec<u64> = (0..SORTED as u64).map(|index| index * 37 % 16).collect();
+        events.push(0, 1000);
+        (0..).zip(&keys).for_each(|(index, _)| events.push(1, index));
+        events.sort(&keys);
+        let mut expected: Vec<u64> = (0..SORTED as u64).collect();
+        expected.sort_by_key(|index| index * 37 % 16);
+        let told = |buffer: &[libc::epoll_event]| buffer.iter().map(|event| event.u64).collect::<Vec<_>>();
+        assert_eq!({ buffer[0].u64 }, 1000);
+        assert_eq!(told(&buffer[1..=SORTED]), expected);
     }
 }
