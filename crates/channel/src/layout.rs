@@ -19,7 +19,7 @@ pub(crate) const LARGE_BYTES: usize = 8192;
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"viaductS");
 /// Version of the layout and of the rules for it.
 #[cfg(not(loom))]
-pub(crate) const VERSION: u32 = 8;
+pub(crate) const VERSION: u32 = 7;
 /// Words a side's signal line has for the layer above.
 pub(crate) const WORDS: usize = 4;
 
@@ -107,7 +107,7 @@ pub(crate) struct SenderSignal {
     pub(crate) words: [AtomicU64; WORDS],
     /// What the sender waits for blocks with; taken by the receiver. See [`CREDIT_BITS`].
     pub(crate) credit_wait: AtomicU32,
-    /// When the sender came to this lane, by the callers' clock. A hint.
+    /// When the sender turned to this lane, by the callers' clock. A hint.
     pub(crate) sent_at: AtomicU64,
 }
 

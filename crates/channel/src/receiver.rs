@@ -374,8 +374,8 @@ impl<'a> Receiver<'a> {
         wait.fetch_and(!bits, AcqRel) & bits
     }
 
-    /// When the sender [came to this lane](crate::Sender::set_sent_at); 0: it has not said. Written by the peer: not to
-    /// be relied on.
+    /// When the sender [turned to this lane](crate::Sender::set_sent_at); 0: it has not said. Written by the peer: not
+    /// to be relied on.
     #[inline]
     pub fn sent_at(&self) -> u64 {
         self.lane.sender.sent_at.load(Relaxed)

@@ -220,9 +220,9 @@ impl<'a> Sender<'a> {
         signal.wait.swap(0, AcqRel) & !LATER
     }
 
-    /// Notes when the sender came to this lane from another, or woke its receiver: of several lanes with bytes, their
-    /// receiver takes the one first to which its sender came first. By whatever clock, one for all that may share a
-    /// receiver.
+    /// Before the bytes: notes when the sender turned to this lane from another, or, after them, when it woke the
+    /// receiver. Of several lanes with bytes their receiver takes those first whose senders turned to them first. By
+    /// one clock for all that may share a receiver.
     #[inline]
     pub fn set_sent_at(&self, now: u64) {
         self.lane.sender.sent_at.store(now, Relaxed);

@@ -7,7 +7,7 @@ use crate::conn::{self, Conn};
 use crate::receive::lane::take;
 use crate::receive::waiting::begin_to_poll;
 use crate::send::stores::LONG;
-use crate::send::{CHECK_US, PLAIN_FLAGS, sent_on_lane};
+use crate::send::{CHECK_US, PLAIN_FLAGS, sent_on_lane, turn_to_lane};
 use crate::vector::is_nowhere;
 use crate::wait::spin::{self, Spinner};
 use libc::c_int;
@@ -49,10 +49,12 @@ fn append(conn: &'static Conn, id: u64, append: impl FnOnce(&Sender<'_>) -> Resu
         && !out.peer_closes(|| Incoming::new(segment.receiver(conn.side())))
         && conn.wants_lane()
         && conn.may_go_unchecked(CHECK_US)
-        && let Ok(sent @ 1..) = append(&lane)
     {
-        sent_on_lane(conn, &guard, &lane, sent);
-        return sent;
+        turn_to_lane(conn, &guard, &lane);
+        if let Ok(sent @ 1..) = append(&lane) {
+            sent_on_lane(conn, &guard, &lane, sent);
+            return sent;
+        }
     }
     0
 }

@@ -343,8 +343,8 @@ fn has_news(member: &Member, conn: &Conn, lane: &viaduct_channel::Receiver<'_>, 
     published != lane.head() && (!edge || published != member.reported.load(Relaxed) || conn.flag(conn::IN_WANTED))
 }
 
-/// When the peer came to the lane from another, in ticks; 0: not yet.
-pub(crate) fn came_at<P>(proof: &P, conn: &Conn) -> u64 {
+/// When the peer's thread turned to the lane from another connection, in ticks; 0: not yet.
+pub(crate) fn turned_at<P>(proof: &P, conn: &Conn) -> u64 {
     conn.segment(proof)
         .map_or(0, |segment| segment.receiver(conn.side()).sent_at())
 }

@@ -10,7 +10,7 @@ use crate::wait::peer_bells::{self, Ringer};
 use crate::{lock, process, sys};
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::os::fd::{AsFd, IntoRawFd};
-use viaduct_channel::{Segment, Side};
+use viaduct_channel::{Segment, SegmentError, Side};
 use viaduct_control::message::{self, Kind, PAIR_HAS_BELL, PAIR_HAS_OWN_OUTER, Pair, Refuse};
 use viaduct_control::{Reason, counters as layout};
 
@@ -114,11 +114,18 @@ fn attach(pair: &Pair, segment: Option<std::os::fd::BorrowedFd<'_>>, bell: Ringe
     }
     // What the program locks a lane is left out of by calls that it may have forbidden itself.
     let may_map = !viaduct_channel::is_locked() || !process::is_confined();
-    let Some(segment) = segment.filter(|_| may_map).and_then(|fd| Segment::map(fd).ok()) else {
-        // The kernel drops one for which the program may have no more numbers.
-        let reason = segment.map_or(Reason::NoDescriptors, |_| Reason::NoMemory);
-        conn.refused(reason, 5000);
-        return false;
+    let segment = match segment.filter(|_| may_map).map(Segment::map) {
+        Some(Ok(segment)) => segment,
+        failed => {
+            let reason = match (failed, segment) {
+                (Some(Err(SegmentError::Version(_))), _) => Reason::Version,
+                // The kernel drops one for which the program may have no more numbers.
+                (_, None) => Reason::NoDescriptors,
+                _ => Reason::NoMemory,
+            };
+            conn.refused(reason, 5000);
+            return false;
+        }
     };
     let side = if pair.side == 0 { Side::First } else { Side::Second };
     // From the first moment on it is known who watches the connection for whom.

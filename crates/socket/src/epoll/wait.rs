@@ -3,10 +3,11 @@
 use crate::conn::Conn;
 use crate::conn::pace::{Bound, Naps};
 use crate::epoll::arm::Heard;
+use crate::epoll::set::Member;
 use crate::epoll::{self, Set, Tagged, arm, inner, shelf};
 use crate::lock::Guard;
 use crate::path::recall;
-use crate::sys::{self, Events, SORTED, raw};
+use crate::sys::{self, Events, raw};
 use crate::wait::cancel;
 use crate::wait::spin::{self, Spinner};
 use crate::{agent, ready, real};
@@ -18,6 +19,8 @@ const KERNEL_LOOK_US: u64 = 20;
 const KERNEL_LOOK_WAITS: u32 = 32;
 /// How often the kernel is asked again at once, its answer having been about registrations of ours.
 const FETCHES: u32 = 64;
+/// So many events of lanes are put in order at most. Where more are there at once, nobody counts on it.
+const SORTED: usize = 64;
 
 /// Until when to wait, as the program said.
 #[derive(Clone, Copy, Debug)]
@@ -273,53 +276,98 @@ fn from_kernel(set: &'static Set, owner: Option<&Guard<'_>>, events: &mut Events
 }
 
 /// Takes the lanes' events. Served members go to the end of the list, so everyone gets a turn even where the program
-/// takes few events at a time. Those that are taken at once are in the order in which their senders came to them, as
-/// the kernel's are: what a client asks on one connection after another is done in this order by a server with one
-/// thread, and some count on it.
+/// takes few events at a time. Those that are taken at once are in the order in which their senders turned to them: what
+/// a client asks on one connection after another a server with one thread does in this order, and some count on it.
 fn from_lanes(set: &'static Set, owner: &Guard<'_>, events: &mut Events) {
-    let (mut keys, mut taken) = ([0; SORTED], 0);
-    let mut left = set.hot.len();
-    while left > 0 {
-        left = from_first_lanes(set, owner, events, left, |conn| {
-            if let Some(key) = keys.get_mut(taken) {
-                *key = ready::came_at(owner, conn);
-            }
-            taken += 1;
+    let count = set.hot.len();
+    if count < 2 {
+        take(set, owner, events, count, |_, _| true, |_, _| ());
+        return;
+    }
+    let mut taken = Taken {
+        keys: [0; SORTED],
+        count: 0,
+        last: 0,
+        passed: 0,
+    };
+    take(
+        set,
+        owner,
+        events,
+        count,
+        |_, _| true,
+        |conn, passed| {
+            taken.note(owner, conn, passed);
+        },
+    );
+    // What has come to them meanwhile may have come before that.
+    if taken.passed > 0 && taken.count <= SORTED {
+        let (last, passed) = (taken.last, taken.passed);
+        let is_missing = |member: &Member, conn: &'static Conn| {
+            ready::stirs(owner, member, conn) && ready::turned_at(owner, conn) <= last
+        };
+        take(set, owner, events, passed, is_missing, |conn, _| {
+            taken.note(owner, conn, 0)
         });
     }
-    if let Some(keys) = keys.get(..taken) {
+    if let Some(keys) = taken.keys.get_mut(..taken.count) {
         events.sort(keys);
     }
 }
 
-/// Takes events of the first `count` hot members, and tells `taken` of each. Answers how many there are now to look at
-/// again, having been passed before the last that was taken: what comes to one of them may have come before that.
-fn from_first_lanes(
+/// When the senders of connections turned to them, in the order in which these were taken.
+struct Taken {
+    keys: [u64; SORTED],
+    count: usize,
+    /// The latest.
+    last: u64,
+    /// Members that were passed before it.
+    passed: u32,
+}
+
+impl Taken {
+    #[inline]
+    fn note(&mut self, owner: &Guard<'_>, conn: &Conn, passed: u32) {
+        let at = ready::turned_at(owner, conn);
+        if let Some(key) = self.keys.get_mut(self.count) {
+            *key = at;
+        }
+        self.count += 1;
+        if at >= self.last {
+            (self.last, self.passed) = (at, passed);
+        }
+    }
+}
+
+/// Takes events of those of the first `count` hot members that `may` be taken, and tells `taken` of each, and how many
+/// have been passed before: they are the first now.
+#[inline]
+fn take(
     set: &'static Set,
     owner: &Guard<'_>,
     events: &mut Events,
     count: u32,
-    mut taken: impl FnMut(&Conn),
-) -> u32 {
+    may: impl Fn(&Member, &'static Conn) -> bool,
+    mut taken: impl FnMut(&Conn, u32),
+) {
     let mut next = set.hot.first();
-    let (mut passed, mut again) = (0, 0);
+    let mut passed = 0;
     for _ in 0..count {
         let Some(number) = next.filter(|_| events.room() > 0) else {
-            return 0;
+            return;
         };
         next = set.hot_after(number);
-        let Some(member) = epoll::member(number) else { return 0 };
-        let mask = member.conn().map_or(0, |conn| ready::report(owner, member, conn));
-        if mask == 0 {
+        let Some(member) = epoll::member(number) else { return };
+        if let Some(conn) = member.conn().filter(|conn| may(member, conn))
+            && let mask @ 1.. = ready::report(owner, member, conn)
+        {
+            events.push(mask, member.data());
+            set.serve(number, member);
+            taken(conn, passed);
+        } else {
             passed += 1;
-            continue;
         }
-        events.push(mask, member.data());
-        set.serve(number, member);
-        member.conn().into_iter().for_each(&mut taken);
-        again = passed;
     }
-    again
 }
 
 fn is_over(deadline: Option<u64>) -> bool {

@@ -98,10 +98,10 @@ pub(crate) struct Own {
     /// What the thread writes into words; 0 before the first.
     name: Cell<u32>,
     /// How many words it owns or is about to take.
-    count: Cell<usize>,
-    held: [Held; MOST],
+    count: Cell<u32>,
     /// The connection that it last sent on.
     sent_on: Cell<u64>,
+    held: [Held; MOST],
 }
 
 /// A word, and where on the stack its owner works.
@@ -167,13 +167,13 @@ impl Own {
         Self {
             name: Cell::new(0),
             count: Cell::new(0),
+            sent_on: Cell::new(0),
             held: [const {
                 Held {
                     word: Cell::new(None),
                     frame: Cell::new(0),
                 }
             }; MOST],
-            sent_on: Cell::new(0),
         }
     }
 
@@ -203,14 +203,14 @@ impl Own {
     /// Before the word is taken: from then on a handler may interrupt the thread and jump. Answers how many there were
     /// before.
     #[inline]
-    fn note(&self, word: &'static AtomicU32) -> usize {
+    fn note(&self, word: &'static AtomicU32) -> u32 {
         let before = self.count.get();
         // The fences are for handlers of this thread: none uses an entry that is being written, and a word that is
         // owned has one. What stood in the entry before is no harm: a word that the thread does not own, or has in
         // another entry.
         self.count.set(before + 1);
         compiler_fence(SeqCst);
-        if let Some(held) = self.held.get(before) {
+        if let Some(held) = self.held.get(before as usize) {
             held.frame.set(sys::stack_pointer());
             held.word.set(Some(word));
         }
@@ -220,7 +220,7 @@ impl Own {
 
     /// The word noted when there were `before` is no longer owned.
     #[inline]
-    fn strike_off(&self, before: usize) {
+    fn strike_off(&self, before: u32) {
         compiler_fence(SeqCst);
         // Guards are dropped in any order; one that outlives an earlier one is not noted any more.
         self.count.set(self.count.get().min(before));
@@ -229,7 +229,7 @@ impl Own {
     /// Gives up what was taken in functions that `jump` leaves, and then tells `left_word` of each.
     #[cold]
     fn give_up(&self, jump: &Jump, left_word: impl Fn(&AtomicU32)) {
-        let held = self.held.get(..self.count.get()).unwrap_or(&self.held);
+        let held = self.held.get(..self.count.get() as usize).unwrap_or(&self.held);
         let kept = held.iter().take_while(|held| !jump.leaves(held.frame.get())).count();
         let (kept, left) = held.split_at(kept);
         let mut words = [None; MOST];
@@ -241,7 +241,7 @@ impl Own {
                 *given_up = Some(word);
             }
         }
-        self.strike_off(kept.len());
+        self.strike_off(u32::try_from(kept.len()).unwrap_or(u32::MAX));
         words.into_iter().flatten().for_each(left_word);
     }
 }
@@ -257,7 +257,9 @@ pub(crate) fn jumping(jump: &Jump, left: impl Fn(&AtomicU32)) {
 
 /// In a forked child: the thread has another number now.
 pub(crate) fn after_fork() {
-    thread::this().locks.name.set(0);
+    let own = &thread::this().locks;
+    own.name.set(0);
+    own.sent_on.set(0);
     REGION.store(core::ptr::null_mut(), Relaxed);
     TURNS.end(false);
 }
@@ -272,7 +274,7 @@ pub(crate) struct Guard<'a> {
     owned: u32,
     own: &'a Own,
     /// See [`Own::note`].
-    before: usize,
+    before: u32,
 }
 
 impl Guard<'_> {
@@ -294,10 +296,15 @@ impl Guard<'_> {
         }
     }
 
-    /// The owner sends on connection `id`; true if it has sent on another since it did so last.
-    #[inline]
-    pub(crate) fn comes_to(&self, id: u64) -> bool {
-        self.own.sent_on.replace(id) != id
+    /// The owner is about to send on connection `id`: calls `turns` first if it has sent on another since it did so
+    /// last.
+    #[inline(always)]
+    pub(crate) fn turn_to(&self, id: u64, turns: impl FnOnce()) {
+        if self.own.sent_on.get() != id {
+            turns();
+            // Afterwards: a handler that interrupts it may send elsewhere, or not come back.
+            self.own.sent_on.set(id);
+        }
     }
 
     /// Keeps the word owned, for others to give up: through a fork.

@@ -5,7 +5,7 @@ use crate::kernel;
 use crate::lock::Guard;
 use crate::path::marks::{look_at_marks, look_past_bells};
 use crate::sys::{self, raw};
-use viaduct_channel::Segment;
+use viaduct_channel::{Segment, Sender};
 use viaduct_stream::{Incoming, Outgoing, Source};
 
 /// How long an end that closes waits for a mark that its peer is putting: some time slices, which a preempted peer may
@@ -42,7 +42,7 @@ pub(crate) fn shutting(conn: &Conn, how: libc::c_int, send: &Guard<'_>) {
     conn.learn_what_has_ended();
     if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR) {
         let lane = segment.sender(conn.side());
-        lane.set_sent_at(sys::ticks());
+        turn_to_end(&lane);
         Outgoing::new(lane).set_ending();
     }
     let both = match how {
@@ -72,6 +72,14 @@ pub(crate) fn has_shut(conn: &Conn, how: libc::c_int, send: Option<&Guard<'_>>) 
     }
 }
 
+/// A receiver that waits for several connections is to know which has ended first. Not while bytes before the end are
+/// unread: it has to know when those came.
+fn turn_to_end(lane: &Sender<'_>) {
+    if lane.in_flight() == 0 {
+        lane.set_sent_at(sys::ticks());
+    }
+}
+
 /// From now on this end takes no marks: tells the peer, and waits for one that it is putting.
 fn refuse(conn: &Conn, segment: &Segment) {
     let (incoming, lane) = (
@@ -79,7 +87,7 @@ fn refuse(conn: &Conn, segment: &Segment) {
         segment.sender(conn.side()),
     );
     incoming.set_unready();
-    lane.set_sent_at(sys::ticks());
+    turn_to_end(&lane);
     Outgoing::new(lane).set_closing();
     // As a rule the peer is not; one that was killed or stopped meanwhile must not hold this end up.
     let until = sys::now_ns() + MARKING_NS;

@@ -272,6 +272,7 @@ fn on_lane(conn: &Conn, guard: &Guard<'_>, segment: &Segment, vector: Vector<'_>
     // do. One look at the lane decides, whatever a peer makes of its size.
     let most = lane.capacity().max(1);
     let long = vector.len().saturating_sub(skip) >= stores::LONG;
+    turn_to_lane(conn, guard, &lane);
     while sent < most {
         let kind = if long { conn.stores.stores() } else { Stores::Cached };
         let Ok(piece) = lane.append_many(vector.sources(skip + sent, PIECE), kind) else {
@@ -321,11 +322,18 @@ pub(crate) fn sent_on_lane(conn: &Conn, guard: &Guard<'_>, lane: &Sender<'_>, se
     counters::add(conn, slot::BYTES_SENT, sent as u64);
     counters::add(conn, slot::FAST_BYTES_SENT, sent as u64);
     let bits = lane.take_wait();
-    // Before the ring, of which a receiver hears that has several lanes.
-    if guard.comes_to(conn.id()) || bits != 0 {
+    bits != 0 && {
+        // Where each end of several has a thread or process of its own.
         lane.set_sent_at(sys::ticks());
+        ring(conn, guard, bits)
     }
-    bits != 0 && ring(conn, guard, bits)
+}
+
+/// Before bytes are put on the lane: a receiver that waits for several connections is to know which it was sent on
+/// first.
+#[inline(always)]
+pub(crate) fn turn_to_lane(conn: &Conn, guard: &Guard<'_>, lane: &Sender<'_>) {
+    guard.turn_to(conn.id(), || lane.set_sent_at(sys::ticks()));
 }
 
 /// The peer wrote nonsense: this end breaks the connection, as TCP does on nonsense.

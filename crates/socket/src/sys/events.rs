@@ -2,9 +2,6 @@
 
 use super::Errno;
 
-/// Events that are put in order at most.
-pub(crate) const SORTED: usize = 64;
-
 /// The buffer a program gave `epoll_wait`, filled from the front.
 #[derive(Debug)]
 pub struct Events {
@@ -76,21 +73,18 @@ impl Events {
         }
     }
 
-    /// Puts the last events in the order of their `keys`, of which there are at most [`SORTED`].
-    pub(crate) fn sort(&mut self, keys: &[u64]) {
-        let count = keys.len();
-        if keys.is_sorted() || count > self.used.min(SORTED) {
+    /// Puts the last events in the order of their `keys`.
+    pub(crate) fn sort(&mut self, keys: &mut [u64]) {
+        if keys.is_sorted() || keys.len() > self.used {
             return;
         }
         // SAFETY: within the program's buffer, which no one else has a reference to, and written.
-        let events = unsafe { core::slice::from_raw_parts_mut(self.at.add(self.used - count), count) };
-        let mut sorted = [(0, 0, libc::epoll_event { events: 0, u64: 0 }); SORTED];
-        for (index, (place, (key, event))) in sorted.iter_mut().zip(keys.iter().zip(&*events)).enumerate() {
-            *place = (*key, index, *event);
-        }
-        sorted[..count].sort_unstable_by_key(|(key, index, _)| (*key, *index));
-        for (event, (.., from)) in events.iter_mut().zip(&sorted) {
-            *event = *from;
+        let events = unsafe { core::slice::from_raw_parts_mut(self.at.add(self.used - keys.len()), keys.len()) };
+        // By insertion: they are few, and most are in order.
+        for index in 1..keys.len() {
+            let place = keys[..index].partition_point(|key| *key <= keys[index]);
+            keys[place..=index].rotate_right(1);
+            events[place..=index].rotate_right(1);
         }
     }
 
@@ -118,17 +112,18 @@ mod tests {
 
     #[test]
     fn the_last_events_are_sorted_and_equal_ones_stay_as_they_are() {
-        let mut buffer = [libc::epoll_event { events: 0, u64: 0 }; SORTED + 2];
+        const COUNT: usize = 64;
+        let mut buffer = [libc::epoll_event { events: 0, u64: 0 }; COUNT + 2];
         // SAFETY: the buffer outlives what writes to it.
         let mut events = unsafe { Events::new(buffer.as_mut_ptr(), buffer.len()) };
-        let keys: Vec<u64> = (0..SORTED as u64).map(|index| index * 37 % 16).collect();
+        let mut keys: Vec<u64> = (0..COUNT as u64).map(|index| index * 37 % 16).collect();
         events.push(0, 1000);
         (0..).zip(&keys).for_each(|(index, _)| events.push(1, index));
-        events.sort(&keys);
-        let mut expected: Vec<u64> = (0..SORTED as u64).collect();
+        events.sort(&mut keys);
+        let mut expected: Vec<u64> = (0..COUNT as u64).collect();
         expected.sort_by_key(|index| index * 37 % 16);
         let told = |buffer: &[libc::epoll_event]| buffer.iter().map(|event| event.u64).collect::<Vec<_>>();
         assert_eq!({ buffer[0].u64 }, 1000);
-        assert_eq!(told(&buffer[1..=SORTED]), expected);
+        assert_eq!(told(&buffer[1..=COUNT]), expected);
     }
 }

@@ -61,7 +61,6 @@ pub(crate) mod threads;
 pub(crate) use clock::{coarse_now_ns, thread_ns};
 pub use clock::{find_clock, now_ns, ticks, ticks_per_us};
 pub use events::Events;
-pub(crate) use events::SORTED;
 pub(crate) use packet::{
     PACKET_DESCRIPTORS, addresses, connect_packet_socket, own_descriptor, receive_packet, send_packet, take_ticket,
 };

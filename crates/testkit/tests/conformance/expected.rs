@@ -94,6 +94,18 @@ pub(crate) const DIFFERENCES: &[Difference] = &[
         reason: "a call that is blocked while another thread replaces the descriptor gets no more bytes; the kernel would let it go on",
     },
     Difference {
+        case: "busy_sets_tell_in_order_of_arrival",
+        ways: &[],
+        sometimes: MOVED,
+        reason: "as with sets_tell_in_order_of_arrival",
+    },
+    Difference {
+        case: "ends_do_not_change_the_order_of_arrival",
+        ways: &[],
+        sometimes: MOVED,
+        reason: "as with sets_tell_in_order_of_arrival",
+    },
+    Difference {
         case: "sets_tell_in_order_of_arrival",
         ways: &[],
         sometimes: MOVED,
