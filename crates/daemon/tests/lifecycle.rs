@@ -525,6 +525,35 @@ fn what_cannot_be_read_or_bound_is_named() {
     let long = dir.path().join("l".repeat(93));
     let said = fail(&long, &["--same-user"]);
     assert!(said.contains("takes 93 at most") && !long.exists(), "{said}");
+    for (name, fault) in [
+        ("viaductd.sock", "Is a directory"),
+        ("viaductd.lock", "no regular file; remove it"),
+        ("programs.lock", "no regular file; remove it"),
+    ] {
+        let path = dir.path().join(name);
+        let _ = std::fs::remove_file(&path);
+        std::fs::create_dir(&path).unwrap();
+        let said = fail(dir.path(), &["--same-user"]);
+        assert!(said.contains(&format!("{name}: ")) && said.contains(fault), "{said}");
+        std::fs::remove_dir(&path).unwrap();
+    }
+    // Which locks as well as a file does, but is not kept open by programs as one is.
+    run("mkfifo", &[dir.path().join("programs.lock").to_str().unwrap()]);
+    assert!(fail(dir.path(), &["--same-user"]).contains("no regular file"));
+}
+
+#[test]
+fn help_that_cannot_be_written_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    for option in ["--version", "--help", "--man"] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = command(dir.path(), &[option]).stdout(full).output().unwrap();
+        let said = complaint_of(&output);
+        assert!(
+            said.contains("standard output: No space left on device"),
+            "{option}: {said}"
+        );
+    }
 }
 
 /// Without descriptors to spare viaductd goes on serving those it has, and takes new ones when there is room again.

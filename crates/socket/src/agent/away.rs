@@ -75,7 +75,10 @@ mod tests {
             let next = pause(Reason::NoDaemon);
             // Somewhat later on a busy machine.
             assert!(next <= gone + 500, "round {round}: {next} ms after {gone} ms");
-            assert!(next >= 10.max(gone).min(1000), "round {round}: {next} ms after {gone} ms");
+            assert!(
+                next >= 10.max(gone).min(1000),
+                "round {round}: {next} ms after {gone} ms"
+            );
             gone += next;
         }
         forget();
