@@ -551,32 +551,31 @@ fn doctor_finds_what_stands_in_the_place_of_viaductds_own_files() {
 
 #[test]
 fn doctor_finds_a_directory_that_cannot_be_written_to() {
-    const READ_ONLY: &str = r#"mount -t tmpfs viaduct "$1" && mkdir -m 755 "$1/d" && mount -o remount,ro "$1" || exit 9
+    const FAULTS: [(&str, &str); 2] = [
+        ("remount,ro", "Read-only file system"),
+        ("remount,nr_inodes=2", "No space left on device"),
+    ];
+    const TRY: &str = r#"mount -t tmpfs viaduct "$1" && mkdir -m 755 "$1/d" && mount -o "$2" "$1" || exit 9
 exec "$0" doctor --json --dir "$1/d""#;
-    let home = Dir::new();
-    let place = home.path.join("place");
-    fs::create_dir(&place).unwrap();
-    let own = viaduct(&home.path);
-    let mut command = Command::new("unshare");
-    pass_environment(&own, &mut command);
-    command.args(["--mount", "sh", "-c", READ_ONLY]).arg(own.get_program());
-    let output = command.arg(&place).output().unwrap();
-    if output.stdout.is_empty() {
-        eprintln!("skipped: {}", stderr(&output));
-        return;
+    for (fault, error) in FAULTS {
+        let home = Dir::new();
+        let place = home.path.join("place");
+        fs::create_dir(&place).unwrap();
+        let own = viaduct(&home.path);
+        let mut command = Command::new("unshare");
+        pass_environment(&own, &mut command);
+        command.args(["--mount", "sh", "-c", TRY]).arg(own.get_program());
+        let output = command.arg(&place).arg(fault).output().unwrap();
+        if output.stdout.is_empty() {
+            eprintln!("skipped: {}", stderr(&output));
+            return;
+        }
+        let checks: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+        let is_it = |check: &&Value| check["check"] == "runtime directory";
+        let found = checks.iter().find(is_it).unwrap()["finding"].as_str().unwrap();
+        let expected = format!("nothing can be written to {}: {error}", place.join("d").display());
+        assert!(found.starts_with(&expected), "{found}");
     }
-    let checks: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
-    let found = checks
-        .iter()
-        .find(|check| check["check"] == "runtime directory")
-        .unwrap();
-    assert!(
-        found["finding"]
-            .as_str()
-            .unwrap()
-            .starts_with("nothing can be written to"),
-        "{found}"
-    );
 }
 
 /// The clock that counters are read by may be another than that of their program.
