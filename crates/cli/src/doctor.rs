@@ -6,7 +6,7 @@ use crate::locate;
 use crate::proc::printable;
 use crate::terminal::{self, Style, styled};
 use anyhow::Result;
-use rustix::fs::{Access, MemfdFlags, SealFlags, access};
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::process::{Resource, geteuid, getrlimit};
 use serde::Serialize;
 use std::fs;
@@ -15,8 +15,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use viaduct_control::message::{MODE_SAME_USER, MODE_TICKET, Stats};
-use viaduct_control::runtime::too_long;
 
+mod directory;
 mod processors;
 mod search;
 
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     match configuration(args.dir.clone()) {
         Ok(dir) => {
             checks.push(Check::ok("configuration", "no errors"));
-            checks.extend(runtime_directory(&dir));
+            checks.push(directory::check(&dir));
             checks.push(viaductd(&dir));
         }
         Err(error) => checks.push(Check::new(
@@ -377,62 +377,6 @@ fn preload() -> Check {
         ),
         Err(error) => Check::new(NAME, Level::Fail, format!("{shown}: {error}"), "It could not be tried."),
     }
-}
-
-fn runtime_directory(dir: &Path) -> Vec<Check> {
-    const NAME: &str = "runtime directory";
-    if let Some(error) = too_long(dir) {
-        return vec![Check::new(
-            NAME,
-            Level::Fail,
-            format!("{}: {error}", dir.display()),
-            "No viaductd can listen there. Choose another directory.",
-        )];
-    }
-    let own = geteuid().as_raw();
-    vec![match fs::metadata(dir) {
-        Ok(metadata) if !metadata.is_dir() => Check::new(
-            NAME,
-            Level::Fail,
-            format!("{} is no directory", dir.display()),
-            "No viaductd can listen there. Choose another directory.",
-        ),
-        Err(_) if !can_be_made(dir) => Check::new(
-            NAME,
-            Level::Fail,
-            format!("{} cannot be made by this user", dir.display()),
-            "No viaductd can listen there: it makes the last directory of the path only, where it may. Choose another, or have somebody make it for this user.",
-        ),
-        Err(_) => Check::ok(NAME, format!("{} will be made by viaductd", dir.display())),
-        // viaductd refuses it: whoever may write there could put another socket in the place of its own.
-        Ok(metadata) if metadata.uid() == own && metadata.mode() & 0o022 != 0 => Check::new(
-            NAME,
-            Level::Fail,
-            format!("others may write to {}", dir.display()),
-            "No viaductd listens there. Choose another directory, or take the right to write from group and others.",
-        ),
-        Ok(metadata) if metadata.uid() == own && access(dir, Access::WRITE_OK | Access::EXEC_OK).is_err() => {
-            Check::new(
-                NAME,
-                Level::Fail,
-                format!("nothing can be written to {}", dir.display()),
-                "No viaductd can be started there. Choose another directory, or see its mode and how its file system is mounted.",
-            )
-        }
-        Ok(metadata) if metadata.uid() == own || metadata.uid() == 0 => Check::ok(NAME, dir.display().to_string()),
-        Ok(metadata) => Check::new(
-            NAME,
-            Level::Fail,
-            format!("{} belongs to user {}", dir.display(), metadata.uid()),
-            "Programs would talk to that user's viaductd. Choose another directory.",
-        ),
-    }]
-}
-
-/// Whether this user may make the directory, and those above it that are missing.
-fn can_be_made(dir: &Path) -> bool {
-    let above = dir.parent().unwrap_or(dir);
-    above.is_dir() && access(above, Access::WRITE_OK | Access::EXEC_OK).is_ok()
 }
 
 fn viaductd(dir: &Path) -> Check {

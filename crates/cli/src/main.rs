@@ -28,6 +28,7 @@ mod tcp_tables;
 mod terminal;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use rustix::thread::set_name;
 use std::process::ExitCode;
 
 /// Carries the TCP connections of unmodified programs over shared memory
@@ -80,7 +81,13 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    // Started again by a link of the kernel's, it would be listed under that one's name.
+    let _ = set_name(c"viaduct");
+    let cli: Cli = match viaduct_manual::parse() {
+        Ok(cli) => cli,
+        Err(status) => return status,
+    };
+    let result = match cli.command {
         Command::Run(args) => run::run(args),
         Command::Status(args) => status::run(args),
         Command::Explain(args) => explain::run(&args),

@@ -106,7 +106,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     loop {
         let Found { processes, strangers } = counters::read_all(instance)?;
         let shown = |print: fn(&[Process]) -> String| match args.watch && terminal::is_screen() {
-            true => format!("\x1b[H\x1b[2J{}", print(&processes)),
+            true => format!("\x1b[H\x1b[2J{}", terminal::screenful(&print(&processes))),
             false => print(&processes),
         };
         let text = match (args.json, args.totals) {

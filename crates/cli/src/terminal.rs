@@ -1,6 +1,6 @@
 //! Output: colours only where a person looks, quiet when nobody reads on.
 
-use rustix::termios::isatty;
+use rustix::termios::{isatty, tcgetwinsize};
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 
@@ -13,6 +13,52 @@ pub(crate) fn is_terminal() -> bool {
 pub(crate) fn is_screen() -> bool {
     let is_dumb = std::env::var_os("TERM").is_some_and(|name| name == "dumb");
     is_terminal() && !is_dumb
+}
+
+/// What of `text` is seen at once on the screen: lines that would be broken are cut, and of too many the last are but
+/// counted. Below it there is room for a line or two of standard error.
+pub(crate) fn screenful(text: &str) -> String {
+    match tcgetwinsize(io::stdout()) {
+        Ok(size) => fit(text, size.ws_row.into(), size.ws_col.into()),
+        Err(_) => text.to_owned(),
+    }
+}
+
+/// A size of 0 is not known.
+fn fit(text: &str, rows: usize, columns: usize) -> String {
+    const BELOW: usize = 3;
+    let count = text.lines().count();
+    let most = match rows {
+        0 => count,
+        _ => rows.saturating_sub(BELOW).max(2),
+    };
+    let shown = if count > most { most - 1 } else { count };
+    let mut fitted = String::new();
+    for line in text.lines().take(shown) {
+        fitted.push_str(&cut(line, columns));
+        fitted.push('\n');
+    }
+    if count > shown {
+        fitted.push_str(&cut(&format!("and {} more lines", count - shown), columns));
+        fitted.push('\n');
+    }
+    fitted
+}
+
+/// The first `columns` characters of `line`, and all that only changes how they look.
+fn cut(line: &str, columns: usize) -> String {
+    let (mut left, mut is_style) = (columns, false);
+    let is_kept = |letter: &char| {
+        is_style |= *letter == '\x1b';
+        if is_style {
+            is_style = *letter != 'm';
+            return true;
+        }
+        let has_room = columns == 0 || left > 0;
+        left = left.saturating_sub(1);
+        has_room
+    };
+    line.chars().filter(is_kept).collect()
 }
 
 /// How a word is shown where colours are wanted.
@@ -128,6 +174,16 @@ mod tests {
         assert_eq!(duration(61.9), "1m01s");
         assert_eq!(duration(7260.0), "2h01m");
         assert_eq!(duration(90_000.0), "1d01h");
+    }
+
+    #[test]
+    fn what_is_watched_fits_the_screen() {
+        let text = "\x1b[1mPID  NAME\x1b[0m\n1  ü\n2  bcd\n3  e\n4  f\n";
+        assert_eq!(fit(text, 0, 0), text);
+        assert_eq!(fit(text, 8, 80), text);
+        assert_eq!(fit(text, 7, 4), "\x1b[1mPID \x1b[0m\n1  ü\n2  b\nand \n");
+        assert_eq!(fit(text, 6, 80), "\x1b[1mPID  NAME\x1b[0m\n1  ü\nand 3 more lines\n");
+        assert_eq!(fit(text, 1, 80), "\x1b[1mPID  NAME\x1b[0m\nand 4 more lines\n");
     }
 
     #[test]

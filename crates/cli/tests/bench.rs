@@ -102,6 +102,26 @@ fn a_load_gets_its_answers_on_every_connection() {
     assert!(client.end() && server.end());
 }
 
+/// The benchmark starts itself by a link of the kernel's that is called `exe`.
+#[test]
+fn peers_have_the_programs_name_in_lists_of_processes() {
+    let home = Dir::new();
+    let link = home.path.join("exe");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_viaduct"), &link).unwrap();
+    let mut child = Command::new(link)
+        .args(["bench-peer", "echo"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let output = BufReader::new(child.stdout.take().unwrap());
+    let mut peer = Peer(child, output);
+    peer.line();
+    let name = std::fs::read_to_string(format!("/proc/{}/comm", peer.0.id())).unwrap();
+    assert_eq!(name, "viaduct\n");
+    assert!(peer.end());
+}
+
 #[test]
 fn an_unknown_experiment_is_an_error_that_names_the_known() {
     let home = Dir::new();

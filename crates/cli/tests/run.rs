@@ -1045,6 +1045,29 @@ fn manual_pages_and_completions_are_written() {
 }
 
 #[test]
+fn help_that_cannot_be_written_is_told() {
+    let home = Dir::new();
+    let full = || Stdio::from(fs::File::options().write(true).open("/dev/full").unwrap());
+    let unread = || Stdio::from(std::io::pipe().unwrap().1);
+    for words in ["--version", "--help", "-h", "run --help", "help bench", "doctor"] {
+        let start = |out: Stdio| {
+            let mut command = viaduct(&home.path);
+            command.args(words.split(' ')).stdout(out).output().unwrap()
+        };
+        let output = start(full());
+        assert_eq!(output.status.code(), Some(1), "{words}");
+        let said = stderr(&output);
+        assert_eq!(
+            said, "viaduct: standard output: No space left on device (os error 28)\n",
+            "{words}"
+        );
+        let output = start(unread());
+        assert_eq!(output.status.code(), Some(0), "{words}");
+        assert_eq!(stderr(&output), "", "{words}");
+    }
+}
+
+#[test]
 fn help_tells_what_holds_without_an_option() {
     let dir = Dir::new();
     let help = |command: &str| succeed(viaduct(&dir.path).args([command, "--help"]));

@@ -515,33 +515,67 @@ fn doctor_finds_directories_in_which_no_viaductd_can_listen() {
 }
 
 #[test]
-fn doctor_finds_a_directory_that_cannot_be_written_to() {
-    const READ_ONLY: &str = r#"mount -t tmpfs viaduct "$1" && mkdir -m 755 "$1/d" && mount -o remount,ro "$1" || exit 9
-exec "$0" doctor --json --dir "$1/d""#;
+fn doctor_finds_what_stands_in_the_place_of_viaductds_own_files() {
     let home = Dir::new();
-    let place = home.path.join("place");
-    fs::create_dir(&place).unwrap();
-    let own = viaduct(&home.path);
-    let mut command = Command::new("unshare");
-    pass_environment(&own, &mut command);
-    command.args(["--mount", "sh", "-c", READ_ONLY]).arg(own.get_program());
-    let output = command.arg(&place).output().unwrap();
-    if output.stdout.is_empty() {
-        eprintln!("skipped: {}", stderr(&output));
-        return;
+    let target = home.file("target", "");
+    let found = || {
+        let output = viaduct(&home.path).args(["doctor", "--json"]).output().unwrap();
+        let checks: Vec<Value> = serde_json::from_str(&stdout(&output)).unwrap();
+        let is_it = |check: &&Value| check["check"] == "runtime directory";
+        let check = checks.iter().find(is_it).unwrap();
+        let said = |name: &str| check[name].as_str().unwrap().to_owned();
+        assert_eq!(
+            said("level") == "fail",
+            said("consequence").contains("Remove it"),
+            "{check}"
+        );
+        (said("level"), said("finding"))
+    };
+    for (name, finding) in [
+        ("viaductd.sock", "is a directory"),
+        ("viaductd.lock", "is no regular file"),
+        ("programs.lock", "is no regular file"),
+    ] {
+        let path = home.path.join(name);
+        fs::create_dir(&path).unwrap();
+        assert_eq!(found(), ("fail".to_owned(), format!("{} {finding}", path.display())));
+        fs::remove_dir(&path).unwrap();
+        // viaductd puts its socket in the place of what is no directory, and follows no link to a lock.
+        std::os::unix::fs::symlink(&target, &path).unwrap();
+        assert_eq!(found().0 == "ok", name == "viaductd.sock", "{name}");
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "").unwrap();
+        assert_eq!(found().0, "ok", "{name}");
     }
-    let checks: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
-    let found = checks
-        .iter()
-        .find(|check| check["check"] == "runtime directory")
-        .unwrap();
-    assert!(
-        found["finding"]
-            .as_str()
-            .unwrap()
-            .starts_with("nothing can be written to"),
-        "{found}"
-    );
+}
+
+#[test]
+fn doctor_finds_a_directory_that_cannot_be_written_to() {
+    const FAULTS: [(&str, &str); 2] = [
+        ("remount,ro", "Read-only file system"),
+        ("remount,nr_inodes=2", "No space left on device"),
+    ];
+    const TRY: &str = r#"mount -t tmpfs viaduct "$1" && mkdir -m 755 "$1/d" && mount -o "$2" "$1" || exit 9
+exec "$0" doctor --json --dir "$1/d""#;
+    for (fault, error) in FAULTS {
+        let home = Dir::new();
+        let place = home.path.join("place");
+        fs::create_dir(&place).unwrap();
+        let own = viaduct(&home.path);
+        let mut command = Command::new("unshare");
+        pass_environment(&own, &mut command);
+        command.args(["--mount", "sh", "-c", TRY]).arg(own.get_program());
+        let output = command.arg(&place).arg(fault).output().unwrap();
+        if output.stdout.is_empty() {
+            eprintln!("skipped: {}", stderr(&output));
+            return;
+        }
+        let checks: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+        let is_it = |check: &&Value| check["check"] == "runtime directory";
+        let found = checks.iter().find(is_it).unwrap()["finding"].as_str().unwrap();
+        let expected = format!("nothing can be written to {}: {error}", place.join("d").display());
+        assert!(found.starts_with(&expected), "{found}");
+    }
 }
 
 /// The clock that counters are read by may be another than that of their program.

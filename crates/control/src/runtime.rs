@@ -8,6 +8,9 @@ pub const DIR_VARIABLE: &str = "VIADUCT_DIR";
 /// File name of viaductd's socket inside the runtime directory.
 pub const SOCKET_NAME: &str = "viaductd.sock";
 
+/// File inside the runtime directory that the viaductd which serves it holds a lock on.
+pub const LOCK_NAME: &str = "viaductd.lock";
+
 /// File inside the runtime directory that programs under Viaduct hold a shared lock on (`flock`) as long as they run.
 pub const PROGRAMS_NAME: &str = "programs.lock";
 

@@ -21,8 +21,6 @@ use viaduct_control::PROTOCOL_VERSION;
 use viaduct_control::message::{Packet, Query};
 use viaduct_control::runtime;
 
-const LOCK_NAME: &str = "viaductd.lock";
-
 /// How often another viaductd is looked at before it is given up: one that has only been started answers late on a busy
 /// machine. Seven seconds, while the machine does not stand still: `viaduct run` waits for ten, and is told why.
 const LOOKS: u32 = 350;
@@ -56,9 +54,8 @@ pub(crate) struct Turn {
 pub(crate) fn take(dir: &Path, uid: u32) -> anyhow::Result<Taken> {
     prepare(dir, uid)?;
     let socket_path = runtime::socket_path(dir);
-    let lock_path = dir.join(LOCK_NAME);
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let lock = open(&lock_path, flags, Mode::RUSR | Mode::WUSR).with_context(|| lock_path.display().to_string())?;
+    let lock_path = dir.join(runtime::LOCK_NAME);
+    let lock = open_lock(&lock_path, Mode::RUSR | Mode::WUSR)?;
     let mut looks = 0..LOOKS;
     loop {
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
@@ -199,7 +196,7 @@ fn prepare(dir: &Path, uid: u32) -> anyhow::Result<()> {
 }
 
 fn is_ours(name: &OsStr) -> bool {
-    [runtime::SOCKET_NAME, runtime::PROGRAMS_NAME, LOCK_NAME]
+    [runtime::SOCKET_NAME, runtime::PROGRAMS_NAME, runtime::LOCK_NAME]
         .iter()
         .any(|ours| name == *ours)
 }
@@ -207,11 +204,19 @@ fn is_ours(name: &OsStr) -> bool {
 /// The file that programs lock. It stays, as the other does.
 fn open_programs(dir: &Path, uid: u32) -> anyhow::Result<OwnedFd> {
     let path = dir.join(runtime::PROGRAMS_NAME);
-    let mode = if uid == 0 { 0o644 } else { 0o600 };
+    let mode = Mode::from_raw_mode(if uid == 0 { 0o644 } else { 0o600 });
+    let file = open_lock(&path, mode)?;
+    fchmod(&file, mode).with_context(|| path.display().to_string())?;
+    Ok(file)
+}
+
+/// Opens a file that only is to be locked, and makes it.
+fn open_lock(path: &Path, mode: Mode) -> anyhow::Result<OwnedFd> {
+    if std::fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+        bail!("{}: is no regular file; remove it", path.display());
+    }
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    open(&path, flags, Mode::from_raw_mode(mode))
-        .and_then(|file| fchmod(&file, Mode::from_raw_mode(mode)).map(|()| file))
-        .with_context(|| path.display().to_string())
+    open(path, flags, mode).with_context(|| path.display().to_string())
 }
 
 fn open_socket(path: &Path, uid: u32) -> anyhow::Result<OwnedFd> {

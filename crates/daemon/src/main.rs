@@ -17,7 +17,6 @@ mod stats;
 mod ticket;
 
 use anyhow::Context;
-use clap::Parser;
 use nix::sys::signal::{SigSet, Signal};
 use std::io::{IsTerminal, Write};
 use std::os::unix::net::UnixStream;
@@ -26,11 +25,17 @@ use std::time::Duration;
 use viaduct_control::runtime;
 
 fn main() -> ExitCode {
-    let args = args::Args::parse();
+    let args: args::Args = match viaduct_manual::parse() {
+        Ok(args) => args,
+        Err(status) => return status,
+    };
     if args.man {
         return match args::manual().and_then(|page| std::io::stdout().write_all(&page)) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(_) => ExitCode::FAILURE,
+            Err(error) => {
+                let _ = writeln!(std::io::stderr(), "viaductd: standard output: {error}");
+                ExitCode::FAILURE
+            }
         };
     }
     tracing_subscriber::fmt()

@@ -73,8 +73,10 @@ pub(crate) struct Server {
     next_guest: u64,
     pub(crate) next_bell: u64,
     accept_again: Option<Instant>,
-    /// That nobody is accepted, and that there is no segment: both may be so often, and as long as somebody wants.
+    /// That nobody is accepted, that a user is not served, and that there is no segment: all may be so often, and as
+    /// long as somebody wants.
     pub(crate) untaken: Seldom,
+    turned_away: Seldom,
     pub(crate) unmade: Seldom,
     flush_again: Option<Instant>,
     /// Offers that came ahead of their tickets, and when to look for these.
@@ -121,6 +123,7 @@ impl Server {
             next_bell: first_name,
             accept_again: None,
             untaken: Seldom::default(),
+            turned_away: Seldom::default(),
             unmade: Seldom::default(),
             flush_again: None,
             early: Vec::new(),
@@ -219,12 +222,10 @@ impl Server {
         let user = credentials.uid.as_raw();
         let pid = u32::try_from(credentials.pid.as_raw_nonzero().get()).unwrap_or(0);
         if self.settings.uid != 0 && user != self.settings.uid {
-            tracing::warn!(
-                pid,
-                user,
-                "turned away: this viaductd serves user {}",
-                self.settings.uid
-            );
+            if self.turned_away.is_due(user.try_into().ok()) {
+                let served = self.settings.uid;
+                tracing::warn!(pid, user, "turned away: this viaductd serves user {served}");
+            }
             return;
         }
         if self.closing.bars(user) {

@@ -460,8 +460,9 @@ fn a_users_own_viaductd_serves_that_user() {
         .arg(&dir)
         .env("XDG_CONFIG_HOME", outer.path())
         .uid(65534)
-        .gid(65534);
-    let _child = Running(own_viaductd.spawn().unwrap());
+        .gid(65534)
+        .stderr(Stdio::piped());
+    let mut child = Running(own_viaductd.spawn().unwrap());
     until("it listens", || connect(&dir).is_ok());
     assert_eq!(std::fs::metadata(&dir).unwrap().mode() & 0o777, 0o700);
     let mut own = support::Driver::at(None, Some(65534));
@@ -473,10 +474,16 @@ fn a_users_own_viaductd_serves_that_user() {
     own.ask("offer 1 2");
     own.expect("pair 1");
     own.expect("pair 2");
-    // Root may reach the socket, but is not served.
-    let stranger = connect(&dir).unwrap();
-    let answer = support::receive(&stranger, support::PATIENCE);
-    assert!(!answer.is_ok_and(|packet| packet.is_none_or(|(bytes, _)| !bytes.is_empty())));
+    // Root may reach the socket, but is not served, which is told once however often it asks.
+    for _ in 0..3 {
+        let stranger = connect(&dir).unwrap();
+        let answer = support::receive(&stranger, support::PATIENCE);
+        assert!(!answer.is_ok_and(|packet| packet.is_none_or(|(bytes, _)| !bytes.is_empty())));
+    }
+    stop(&child.0);
+    let mut said = String::new();
+    child.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(said.matches("turned away").count(), 1, "{said}");
 }
 
 #[test]
@@ -525,6 +532,35 @@ fn what_cannot_be_read_or_bound_is_named() {
     let long = dir.path().join("l".repeat(93));
     let said = fail(&long, &["--same-user"]);
     assert!(said.contains("takes 93 at most") && !long.exists(), "{said}");
+    for (name, fault) in [
+        ("viaductd.sock", "Is a directory"),
+        ("viaductd.lock", "no regular file; remove it"),
+        ("programs.lock", "no regular file; remove it"),
+    ] {
+        let path = dir.path().join(name);
+        let _ = std::fs::remove_file(&path);
+        std::fs::create_dir(&path).unwrap();
+        let said = fail(dir.path(), &["--same-user"]);
+        assert!(said.contains(&format!("{name}: ")) && said.contains(fault), "{said}");
+        std::fs::remove_dir(&path).unwrap();
+    }
+    // Which locks as well as a file does, but is not kept open by programs as one is.
+    run("mkfifo", &[dir.path().join("programs.lock").to_str().unwrap()]);
+    assert!(fail(dir.path(), &["--same-user"]).contains("no regular file"));
+}
+
+#[test]
+fn help_that_cannot_be_written_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    for option in ["--version", "--help", "--man"] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = command(dir.path(), &[option]).stdout(full).output().unwrap();
+        let said = complaint_of(&output);
+        assert!(
+            said.contains("standard output: No space left on device"),
+            "{option}: {said}"
+        );
+    }
 }
 
 /// Without descriptors to spare viaductd goes on serving those it has, and takes new ones when there is room again.

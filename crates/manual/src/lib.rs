@@ -1,13 +1,33 @@
-//! Manual pages from what the commands print as their help.
+//! The commands' help: printed, and manual pages from it.
 //!
 //! Options and descriptions become what `clap_mangen` makes of them. What follows the options in the help, under
 //! headings in capitals, becomes sections of their own, as it stands there.
 #![forbid(unsafe_code)]
 
-use clap::Command;
+use clap::{Command, Parser};
 use clap_mangen::Man;
 use std::fmt::Write as _;
-use std::io;
+use std::io::{self, ErrorKind, Write as _};
+use std::process::ExitCode;
+
+/// What the command line says.
+///
+/// # Errors
+/// It asks for help or the version, or makes no sense: what is to be said of that has been printed, and this is the
+/// status to exit with. A reader who has seen enough of the help, as `head` does, is no failure.
+pub fn parse<P: Parser>() -> Result<P, ExitCode> {
+    P::try_parse().map_err(|error| {
+        let printed = error.print().and_then(|()| io::stdout().flush());
+        match printed {
+            Err(fault) if !error.use_stderr() && fault.kind() != ErrorKind::BrokenPipe => {
+                // Where this cannot be told either, the status tells it.
+                let _ = writeln!(io::stderr(), "{}: standard output: {fault}", P::command().get_name());
+                ExitCode::FAILURE
+            }
+            _ => u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from),
+        }
+    })
+}
 
 /// The page of `command` in `section` of the manual; `see_also` is its last line.
 ///

@@ -4,6 +4,7 @@
 //! without waiting, but for the one answer that opens the connection, which is awaited for at most
 //! [`welcome::WELCOME_MS`]. Where viaductd is absent, slow or gone, connections stay as they are.
 
+mod away;
 pub(crate) mod counters;
 mod mail;
 mod offer;
@@ -11,6 +12,7 @@ pub(crate) mod policy;
 mod welcome;
 pub(crate) mod worth;
 
+pub(crate) use crate::agent::away::asks_again_at;
 pub(crate) use crate::agent::mail::{deliver, has_mail};
 pub(crate) use crate::agent::offer::Way;
 use crate::agent::policy::{directory, policy};
@@ -32,8 +34,6 @@ use viaduct_control::{PROTOCOL_VERSION, Reason, counters as layout, runtime};
 
 /// An offer that finds viaductd behind with reading is followed by no other for so long.
 const BEHIND_NS: u64 = 200_000;
-/// After viaductd could not be reached, it is left alone this long.
-const RETRY_NS: u64 = 500_000_000;
 
 /// Owner of the connection to viaductd, as in [`lock`].
 static OWNER: AtomicU32 = AtomicU32::new(0);
@@ -41,8 +41,6 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static MODE: AtomicU32 = AtomicU32::new(0);
 static NONCE: AtomicU32 = AtomicU32::new(0);
-static RETRY_AT_NS: AtomicU64 = AtomicU64::new(0);
-static LAST_REFUSAL: AtomicU32 = AtomicU32::new(Reason::NoDaemon as u32);
 /// Until then viaductd is known to be behind with reading.
 static BEHIND_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 static TICKETS: AtomicU32 = AtomicU32::new(0);
@@ -133,7 +131,7 @@ fn look_after(fd: i32) -> bool {
 
 fn disconnect(fd: i32) {
     if MAILBOX.fd.compare_exchange(fd, -1, AcqRel, Relaxed).is_ok() {
-        RETRY_AT_NS.store(0, Relaxed);
+        away::forget();
         unhide(fd);
     }
 }
@@ -144,23 +142,10 @@ fn connect() -> Result<i32, Reason> {
     if fd >= 0 {
         return Ok(fd);
     }
-    let now = sys::now_ns();
-    if now < RETRY_AT_NS.load(Relaxed) {
-        return Err(last_refusal());
+    match away::last_refusal() {
+        Some(reason) => Err(reason),
+        None => open_connection().inspect_err(|reason| away::note(*reason)),
     }
-    RETRY_AT_NS.store(now + RETRY_NS, Relaxed);
-    let result = open_connection();
-    if let Err(reason) = result {
-        LAST_REFUSAL.store(reason as u32, Relaxed);
-    }
-    result
-}
-
-fn last_refusal() -> Reason {
-    u16::try_from(LAST_REFUSAL.load(Relaxed))
-        .ok()
-        .and_then(Reason::from_number)
-        .unwrap_or(Reason::NoDaemon)
 }
 
 fn open_connection() -> Result<i32, Reason> {
@@ -420,7 +405,7 @@ pub(crate) fn after_fork() {
     unhide(fd);
     FORKER.store(0, Relaxed);
     OWNER.store(0, Relaxed);
-    RETRY_AT_NS.store(0, Relaxed);
+    away::forget();
 }
 
 #[cfg(test)]

@@ -156,7 +156,13 @@ impl Conn {
             Ok(false) => {
                 let _ = self.retry_at_ns.compare_exchange(own, 0, Relaxed, Relaxed);
             }
-            Err(reason) => self.set_reason(reason),
+            Err(reason) => {
+                if reason == Reason::NoDaemon {
+                    let again = agent::asks_again_at();
+                    let _ = self.retry_at_ns.compare_exchange(own, again, Relaxed, Relaxed);
+                }
+                self.set_reason(reason);
+            }
         }
     }
 
