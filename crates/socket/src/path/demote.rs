@@ -135,11 +135,12 @@ impl Patience {
     }
 
     /// Where the caller has hardly run itself others use the processors, and the peer may not have run at all: it has
-    /// longer.
-    fn is_over(self) -> bool {
+    /// longer. So it has where there is no way back (`leaves`): its mark would be a byte of the stream to whoever reads
+    /// next.
+    fn is_over(self, leaves: bool) -> bool {
         let late = self.late();
         let ran = || sys::thread_ns().saturating_sub(self.run);
-        late > ANSWERED_NS || late > PATIENCE_NS && ran() > PATIENCE_NS / 2
+        late > ANSWERED_NS || !leaves && late > PATIENCE_NS && ran() > PATIENCE_NS / 2
     }
 }
 
@@ -163,7 +164,7 @@ pub(crate) fn hand_over(conn: &'static Conn, reason: Reason, leaves: bool) -> bo
         if progress == Progress::Sending && late > PATIENCE_NS {
             return true;
         }
-        if progress == Progress::Stuck || patience.is_over() {
+        if progress == Progress::Stuck || patience.is_over(leaves) {
             if !leaves && recall::withdraw(conn, id) {
                 return false;
             }
@@ -260,7 +261,7 @@ where
         if done > most {
             (patience, most) = (Patience::begin(), done);
         }
-        if going == 0 || patience.is_over() || all_of_it.late() > ANSWERED_NS {
+        if going == 0 || patience.is_over(leaves) || all_of_it.late() > ANSWERED_NS {
             break;
         }
         raw::sched_yield();
@@ -375,17 +376,18 @@ mod tests {
     use core::time::Duration;
 
     #[test]
-    fn a_peer_has_longer_where_this_end_does_not_run_either() {
+    fn a_peer_has_longer_where_this_end_does_not_run_either_or_leaves() {
         let patience = Patience::begin();
         std::thread::sleep(Duration::from_nanos(PATIENCE_NS + PATIENCE_NS / 4));
         // Unless the machine stood still.
-        assert!(!patience.is_over() || patience.late() > ANSWERED_NS);
+        assert!(!patience.is_over(false) || patience.late() > ANSWERED_NS);
         while sys::thread_ns() - patience.run <= PATIENCE_NS / 2 {
             core::hint::spin_loop();
         }
-        assert!(patience.is_over());
+        assert!(patience.is_over(false));
+        assert!(!patience.is_over(true) || patience.late() > ANSWERED_NS);
         let patience = Patience::begin();
         std::thread::sleep(Duration::from_nanos(ANSWERED_NS + PATIENCE_NS));
-        assert!(patience.is_over(), "not for ever");
+        assert!(patience.is_over(false) && patience.is_over(true), "not for ever");
     }
 }
