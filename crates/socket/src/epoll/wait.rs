@@ -276,8 +276,9 @@ fn from_kernel(set: &'static Set, owner: Option<&Guard<'_>>, events: &mut Events
 }
 
 /// Takes the lanes' events. Served members go to the end of the list, so everyone gets a turn even where the program
-/// takes few events at a time. Those that are taken at once are in the order in which their senders turned to them: what
-/// a client asks on one connection after another a server with one thread does in this order, and some count on it.
+/// takes few events at a time. Those that are taken at once are in the order in which their senders turned to them:
+/// what a client asks on one connection after another a server with one thread does in this order, and some count on
+/// it.
 fn from_lanes(set: &'static Set, owner: &Guard<'_>, events: &mut Events) {
     let count = set.hot.len();
     if count < 2 {

@@ -9,6 +9,7 @@
 //! No word is held while waiting.
 
 pub(crate) mod jump;
+mod turn;
 pub(crate) mod turns;
 
 use crate::conn::common::Common;
@@ -293,17 +294,6 @@ impl Guard<'_> {
             self.word.fetch_or(SEARCHED, Release);
         } else {
             self.word.fetch_and(!SEARCHED, Release);
-        }
-    }
-
-    /// The owner is about to send on connection `id`: calls `turns` first if it has sent on another since it did so
-    /// last.
-    #[inline(always)]
-    pub(crate) fn turn_to(&self, id: u64, turns: impl FnOnce()) {
-        if self.own.sent_on.get() != id {
-            turns();
-            // Afterwards: a handler that interrupts it may send elsewhere, or not come back.
-            self.own.sent_on.set(id);
         }
     }
 

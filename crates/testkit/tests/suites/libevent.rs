@@ -32,9 +32,9 @@ const KNOWN: &[(&str, &str)] = &[(
     "its only thread gives itself 10 ms, and waits up to 50 ms in accept with `--offer wait`; compared with `--offer now`",
 )];
 
-/// What a test says where the machine is too fast for it: `dns/getaddrinfo_cancel_stress` asks a server a thousand times
-/// over UDP, and wants some questions to be unanswered after 10 ms. A fast machine answers all of them by then, natively
-/// in 31 of 40 runs of one and under Viaduct in all. If that is all it says, it counts as passed.
+/// What a test says where the machine is too fast for it: `dns/getaddrinfo_cancel_stress` asks a server a thousand
+/// times over UDP, and wants some questions to be unanswered after 10 ms. A fast machine answers all of them by then,
+/// natively in 31 of 40 runs of one and under Viaduct in all. If that is all it says, it counts as passed.
 const TOO_FAST: &str = "assert(gaic_freed != 1000): 1000 vs 1000";
 
 /// What each test became: `GROUP/NAME: OK`, or what went wrong on lines of its own.
