@@ -1,8 +1,8 @@
 //! How long viaductd is left alone after it could not be reached.
 //!
-//! Where nobody listens, which costs two system calls to see, it is about as long as nobody has: a viaductd that is
-//! restarted listens again after some 100 ms, and one that nobody starts is looked for once a second. Whoever listens
-//! and refuses, or holds programs up, is asked seldom from the first time on.
+//! Where nobody listens it is about as long as nobody has: a viaductd that is restarted listens again after some
+//! 100 ms, and one that nobody starts is looked for once a second. Whoever listens and refuses, or holds programs up,
+//! is asked seldom from the first time on.
 
 use crate::sys;
 use core::sync::atomic::Ordering::Relaxed;
@@ -29,13 +29,15 @@ pub(super) fn last_refusal() -> Option<Reason> {
     })
 }
 
-/// It could not be reached.
-pub(super) fn note(reason: Reason) {
-    let pause = match reason {
-        Reason::NoDaemon => (2 * PAUSE_NS.load(Relaxed)).clamp(SHORTEST_NS, LONGEST_NS),
-        _ => REFUSED_NS,
+/// It could not be reached; `listens`: somebody has taken the call, and hung up.
+pub(super) fn note(reason: Reason, listens: bool) {
+    let is_missing = reason == Reason::NoDaemon && !listens;
+    let pause = if is_missing {
+        (2 * PAUSE_NS.load(Relaxed)).clamp(SHORTEST_NS, LONGEST_NS)
+    } else {
+        REFUSED_NS
     };
-    PAUSE_NS.store(pause, Relaxed);
+    PAUSE_NS.store(if is_missing { pause } else { 0 }, Relaxed);
     LAST_REFUSAL.store(reason as u32, Relaxed);
     RETRY_AT_NS.store(sys::now_ns() + pause, Relaxed);
 }
@@ -58,9 +60,9 @@ mod tests {
     use crate::lock;
 
     /// The pause that follows `reason`, in milliseconds.
-    fn pause(reason: Reason) -> u64 {
+    fn pause(reason: Reason, listens: bool) -> u64 {
         let before = sys::now_ns();
-        note(reason);
+        note(reason, listens);
         assert_eq!(last_refusal(), Some(reason));
         (asks_again_at() - before) / 1_000_000
     }
@@ -72,9 +74,9 @@ mod tests {
         assert_eq!(last_refusal(), None);
         let mut gone = 0;
         for round in 0..12 {
-            let next = pause(Reason::NoDaemon);
+            let next = pause(Reason::NoDaemon, false);
             // Somewhat later on a busy machine.
-            assert!(next <= gone + 500, "round {round}: {next} ms after {gone} ms");
+            assert!(next <= gone.min(1000) + 500, "round {round}: {next} ms after {gone} ms");
             assert!(
                 next >= 10.max(gone).min(1000),
                 "round {round}: {next} ms after {gone} ms"
@@ -82,10 +84,13 @@ mod tests {
             gone += next;
         }
         forget();
-        assert!(pause(Reason::NoDaemon) < 500);
+        assert!(pause(Reason::NoDaemon, false) < 500);
         forget();
         // A slow one has held a thread up for as long as it may.
-        assert!(pause(Reason::SlowDaemon) >= 500);
+        assert!(pause(Reason::SlowDaemon, true) >= 500);
+        // One that turns this process away would do so again.
+        assert!(pause(Reason::NoDaemon, true) >= 500);
+        assert!(pause(Reason::NoDaemon, false) < 500);
         forget();
     }
 }

@@ -144,28 +144,32 @@ fn connect() -> Result<i32, Reason> {
     }
     match away::last_refusal() {
         Some(reason) => Err(reason),
-        None => open_connection().inspect_err(|reason| away::note(*reason)),
+        None => open_connection().map_err(|(reason, listens)| {
+            away::note(reason, listens);
+            reason
+        }),
     }
 }
 
-fn open_connection() -> Result<i32, Reason> {
+/// An error comes with whether somebody listens.
+fn open_connection() -> Result<i32, (Reason, bool)> {
     counters::ensure();
     let mut path = [0_u8; 108];
     let mut len = 0;
     for part in [directory(), "/", runtime::SOCKET_NAME] {
-        let place = path.get_mut(len..len + part.len()).ok_or(Reason::NoDaemon)?;
+        let place = path.get_mut(len..len + part.len()).ok_or((Reason::NoDaemon, false))?;
         place.copy_from_slice(part.as_bytes());
         len += part.len();
     }
     let fd = sys::connect_packet_socket(path.get(..len).unwrap_or(&[])).map_err(|errno| match errno {
-        libc::EMFILE | libc::ENFILE => Reason::NoDescriptors,
-        libc::EAGAIN => Reason::SlowDaemon, // Its queue is full.
-        _ => Reason::NoDaemon,
+        libc::EMFILE | libc::ENFILE => (Reason::NoDescriptors, false),
+        libc::EAGAIN => (Reason::SlowDaemon, true), // Its queue is full.
+        _ => (Reason::NoDaemon, false),
     })?;
     let region = counters::fd();
     if region < 0 {
         raw::close(fd);
-        return Err(counters::why_none());
+        return Err((counters::why_none(), true));
     }
     // Mail from an earlier viaductd does not count.
     let written = counters::header().and_then(|words| words.get(layout::MAIL));
@@ -195,7 +199,7 @@ fn open_connection() -> Result<i32, Reason> {
         }
         Err(reason) => {
             raw::close(fd);
-            Err(reason)
+            Err((reason, true))
         }
     }
 }

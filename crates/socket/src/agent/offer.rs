@@ -157,8 +157,9 @@ impl Conn {
                 let _ = self.retry_at_ns.compare_exchange(own, 0, Relaxed, Relaxed);
             }
             Err(reason) => {
-                if reason == Reason::NoDaemon {
-                    let again = agent::asks_again_at();
+                let again = agent::asks_again_at();
+                // Not where it stands, and only this could not be sent to it.
+                if reason == Reason::NoDaemon && again > sys::now_ns() {
                     let _ = self.retry_at_ns.compare_exchange(own, again, Relaxed, Relaxed);
                 }
                 self.set_reason(reason);

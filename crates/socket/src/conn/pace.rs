@@ -143,6 +143,12 @@ impl Conn {
         }
     }
 
+    /// Whether bytes have been received from the lane since some were sent on it.
+    #[inline]
+    pub(crate) fn has_received_since(&self) -> bool {
+        self.streak.load(Relaxed) != 0
+    }
+
     /// Whether this end receives message after message without answering.
     #[inline]
     pub(crate) fn only_receives(&self) -> bool {

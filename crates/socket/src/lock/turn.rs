@@ -13,4 +13,9 @@ impl Guard<'_> {
             self.own.sent_on.set(id);
         }
     }
+
+    /// The owner does something else that peers are to know the order of.
+    pub(crate) fn turn_away(&self) {
+        self.own.sent_on.set(0);
+    }
 }

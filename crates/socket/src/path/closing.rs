@@ -42,7 +42,7 @@ pub(crate) fn shutting(conn: &Conn, how: libc::c_int, send: &Guard<'_>) {
     conn.learn_what_has_ended();
     if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR) {
         let lane = segment.sender(conn.side());
-        turn_to_end(&lane);
+        turn_to_end(conn, send, &lane);
         Outgoing::new(lane).set_ending();
     }
     let both = match how {
@@ -52,7 +52,7 @@ pub(crate) fn shutting(conn: &Conn, how: libc::c_int, send: &Guard<'_>) {
         _ => false,
     };
     if both {
-        refuse(conn, segment);
+        refuse(conn, segment, send);
     }
 }
 
@@ -73,21 +73,23 @@ pub(crate) fn has_shut(conn: &Conn, how: libc::c_int, send: Option<&Guard<'_>>) 
 }
 
 /// A receiver that waits for several connections is to know which has ended first. Not while bytes before the end are
-/// unread: it has to know when those came.
-fn turn_to_end(lane: &Sender<'_>) {
-    if lane.in_flight() == 0 {
+/// unread: it has to know when those came; nor where it has been told of an end. `guard`: of either direction.
+fn turn_to_end(conn: &Conn, guard: &Guard<'_>, lane: &Sender<'_>) {
+    if !conn.flag(conn::SHUT_WRITE) && lane.in_flight() == 0 {
+        guard.turn_away();
         lane.set_sent_at(sys::ticks());
     }
 }
 
-/// From now on this end takes no marks: tells the peer, and waits for one that it is putting.
-fn refuse(conn: &Conn, segment: &Segment) {
+/// From now on this end takes no marks: tells the peer, and waits for one that it is putting. `guard`: of either
+/// direction.
+fn refuse(conn: &Conn, segment: &Segment, guard: &Guard<'_>) {
     let (incoming, lane) = (
         Incoming::new(segment.receiver(conn.side())),
         segment.sender(conn.side()),
     );
     incoming.set_unready();
-    turn_to_end(&lane);
+    turn_to_end(conn, guard, &lane);
     Outgoing::new(lane).set_closing();
     // As a rule the peer is not; one that was killed or stopped meanwhile must not hold this end up.
     let until = sys::now_ns() + MARKING_NS;
@@ -109,7 +111,7 @@ pub(crate) fn settle(conn: &Conn, receive: &Guard<'_>) {
     let incoming = Incoming::new(lane);
     let shared = !conn.alone();
     if !shared {
-        refuse(conn, segment);
+        refuse(conn, segment, receive);
     }
     if let Source::RawUntil(until) = incoming.source() {
         let _ = crate::receive::approach(conn, &incoming, until);

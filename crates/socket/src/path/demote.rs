@@ -11,6 +11,8 @@ use crate::send::waiting::wait_for_space;
 use crate::sys::{self, Errno, raw};
 use crate::wait::{self, Deadline, Woken};
 use crate::{epoll, options, receive, search, send};
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 use viaduct_channel::Segment;
 use viaduct_control::Reason;
@@ -113,6 +115,10 @@ fn patiently(mut done: impl FnMut() -> bool) -> bool {
     true
 }
 
+/// Until when a process whose peer has not answered in a second has no such time for others.
+static IN_VAIN_UNTIL: AtomicU64 = AtomicU64::new(0);
+const IN_VAIN_NS: u64 = 10_000_000_000;
+
 /// How long whoever gives the core up between its looks waits for a peer.
 #[derive(Clone, Copy, Debug)]
 struct Patience {
@@ -136,11 +142,20 @@ impl Patience {
 
     /// Where the caller has hardly run itself others use the processors, and the peer may not have run at all: it has
     /// longer. So it has where there is no way back (`leaves`): its mark would be a byte of the stream to whoever reads
-    /// next.
+    /// next. But not while such waits are in vain: who hands over one connection after another, whose peers stand still
+    /// or are gone, would stand still as well.
     fn is_over(self, leaves: bool) -> bool {
         let late = self.late();
         let ran = || sys::thread_ns().saturating_sub(self.run);
-        late > ANSWERED_NS || !leaves && late > PATIENCE_NS && ran() > PATIENCE_NS / 2
+        let has_longer = || leaves && sys::now_ns() >= IN_VAIN_UNTIL.load(Relaxed);
+        late > ANSWERED_NS || late > PATIENCE_NS && !has_longer() && ran() > PATIENCE_NS / 2
+    }
+
+    /// There was no answer in this time.
+    fn was_in_vain(self, leaves: bool) {
+        if leaves && self.late() > ANSWERED_NS {
+            IN_VAIN_UNTIL.store(sys::now_ns() + IN_VAIN_NS, Relaxed);
+        }
     }
 }
 
@@ -170,6 +185,7 @@ pub(crate) fn hand_over(conn: &'static Conn, reason: Reason, leaves: bool) -> bo
             }
             // A peer that has begun to answer may have been interrupted in it.
             if progress == Progress::Stuck || late > ANSWERED_NS || !recall::is_answered(conn, id) {
+                patience.was_in_vain(leaves);
                 recall::give_up(conn, id);
                 conn.set_flag(conn::HANDED_OVER, leaves);
                 return false;
@@ -267,6 +283,7 @@ where
         raw::sched_yield();
     }
     for conn in all().filter(|conn| !conn.flag(conn::GIVEN_AWAY)) {
+        all_of_it.was_in_vain(leaves);
         if leaves || !recall::withdraw(conn, conn.id()) {
             recall::give_up(conn, conn.id());
         }

@@ -330,10 +330,15 @@ pub(crate) fn sent_on_lane(conn: &Conn, guard: &Guard<'_>, lane: &Sender<'_>, se
 }
 
 /// Before bytes are put on the lane: a receiver that waits for several connections is to know which it was sent on
-/// first.
+/// first. Not behind bytes that are unread: it has to know when those came. A peer that has answered has read them;
+/// looking costs a cache line.
 #[inline(always)]
 pub(crate) fn turn_to_lane(conn: &Conn, guard: &Guard<'_>, lane: &Sender<'_>) {
-    guard.turn_to(conn.id(), || lane.set_sent_at(sys::ticks()));
+    guard.turn_to(conn.id(), || {
+        if conn.has_received_since() || lane.in_flight() == 0 {
+            lane.set_sent_at(sys::ticks());
+        }
+    });
 }
 
 /// The peer wrote nonsense: this end breaks the connection, as TCP does on nonsense.

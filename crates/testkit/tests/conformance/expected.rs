@@ -100,7 +100,7 @@ pub(crate) const DIFFERENCES: &[Difference] = &[
         reason: "as with sets_tell_in_order_of_arrival",
     },
     Difference {
-        case: "ends_do_not_change_the_order_of_arrival",
+        case: "ends_and_more_do_not_change_the_order_of_arrival",
         ways: &[],
         sometimes: MOVED,
         reason: "as with sets_tell_in_order_of_arrival",
