@@ -114,6 +114,8 @@ void count_signals(int number, int flags);
 void signal_in(int ms, int number);
 /* Waits for a child, and says how it ended. */
 void reap(pid_t child);
+/* Passes `s` to a program that is not accelerated, which answers four bytes in brackets, and waits for its end. */
+void pass_to_a_plain_process(void);
 /* Leaves `fd` to a child that is killed once there is something to receive. */
 void leave_unread(int fd);
 /* To hand a socket to others needs a peer that is in socket calls now and then: this end polls until the other says

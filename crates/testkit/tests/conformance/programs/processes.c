@@ -275,42 +275,7 @@ static void shell_commands_meanwhile(void)
     NEAR(GET(s, 1, 0));
 }
 
-/* The peer takes its part later than a hand-over waits that could be taken back. */
-static void passed_while_the_peer_is_busy(void)
-{
-    static const char program[] = "import socket, array\n"
-                                  "m, a, f, n = socket.socket(fileno=0).recvmsg(1, 64)\n"
-                                  "s = socket.socket(fileno=array.array('i', a[0][2])[0])\n"
-                                  "s.sendall(b'<' + s.recv(4, socket.MSG_WAITALL) + b'>')\n";
-    char *const arguments[] = {"/usr/bin/python3", "-c", (char *)program, NULL}, *const nothing[] = {NULL};
-    int channel[2];
-
-    if (is_near) {
-        R(send(s, "early", 5, 0));
-        ALL(s, 3);
-        sleep_ms(500);
-        R(send(s, "word", 4, 0));
-        ALL(s, 6);
-        GET(s, 1, 0);
-    } else {
-        ALL(s, 5);
-        R(send(s, "now", 3, 0));
-        socketpair(AF_UNIX, SOCK_STREAM, 0, channel);
-        pid_t child = fork();
-        if (child == 0) {
-            dup2(channel[1], 0);
-            close(s);
-            execve(arguments[0], arguments, nothing);
-            _exit(127);
-        }
-        R(pass_descriptor(channel[0], s));
-        close(s);
-        reap(child);
-    }
-    step();
-}
-
 MAIN(JOINED(a_child_of_vfork), JOINED(shell_commands_meanwhile), JOINED(a_child_takes_over), JOINED(a_child_takes_over_with_bytes_waiting), JOINED(a_child_that_only_exits),
      JOINED(a_child_that_ends_at_once), JOINED(the_parent_leaves), JOINED(end_only_with_the_last_holder),
      JOINED(shutdown_reaches_all_holders), JOINED(two_processes_read), JOINED(two_processes_write),
-     JOINED(parent_and_child_at_either_direction), JOINED(children_on_the_same_memory), JOINED(passed_while_the_peer_is_busy))
+     JOINED(parent_and_child_at_either_direction), JOINED(children_on_the_same_memory))

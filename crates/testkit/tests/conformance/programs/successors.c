@@ -352,30 +352,30 @@ static void passed_to_oneself(void)
 
 static void passed_to_a_plain_process(void)
 {
-    static const char program[] = "import socket, array\n"
-                                  "c = socket.socket(fileno=0)\n"
-                                  "m, a, f, n = c.recvmsg(1, 64)\n"
-                                  "s = socket.socket(fileno=array.array('i', a[0][2])[0])\n"
-                                  "s.sendall(b'<' + s.recv(4, socket.MSG_WAITALL) + b'>')\n";
-    char *const arguments[] = {"/usr/bin/python3", "-c", (char *)program, NULL};
-    int channel[2];
-
     if (is_near) {
         R(send(s, "word", 4, 0));
         ALL(s, 6);
         GET(s, 1, 0);
     } else {
-        socketpair(AF_UNIX, SOCK_STREAM, 0, channel);
-        pid_t child = fork();
-        if (child == 0) {
-            dup2(channel[1], 0);
-            close(s);
-            execve(arguments[0], arguments, nothing);
-            _exit(127);
-        }
-        R(pass_descriptor(channel[0], s));
-        close(s);
-        reap(child);
+        pass_to_a_plain_process();
+    }
+    step();
+}
+
+/* The peer takes its part later than a hand-over waits that could be taken back. */
+static void passed_while_the_peer_is_busy(void)
+{
+    if (is_near) {
+        R(send(s, "early", 5, 0));
+        ALL(s, 3);
+        sleep_ms(500);
+        R(send(s, "word", 4, 0));
+        ALL(s, 6);
+        GET(s, 1, 0);
+    } else {
+        ALL(s, 5);
+        R(send(s, "now", 3, 0));
+        pass_to_a_plain_process();
     }
     step();
 }
@@ -507,5 +507,5 @@ MAIN(JOINED(a_successor), JOINED(a_foreign_successor), JOINED(a_successor_withou
      JOINED(a_successor_that_is_meant_by_a_flag), JOINED(a_successor_that_is_meant_by_a_copy),
      JOINED(a_spawned_successor_that_is_meant_by_a_flag), JOINED(closed_by_exec),
      JOINED(exec_by_the_only_process),
-     JOINED(passed_to_a_child), JOINED(passed_while_the_peer_waits_for_events), JOINED(passed_to_oneself), JOINED(passed_to_a_plain_process),
+     JOINED(passed_to_a_child), JOINED(passed_while_the_peer_waits_for_events), JOINED(passed_to_oneself), JOINED(passed_to_a_plain_process), JOINED(passed_while_the_peer_is_busy),
      BARE(a_listener_inherited), BARE(several_accept), JOINED(deep_families), JOINED(connections_of_children))

@@ -401,3 +401,26 @@ void leave_unread(int fd)
     close(fd);
     reap(child);
 }
+
+void pass_to_a_plain_process(void)
+{
+    static const char program[] = "import socket, array\n"
+                                  "c = socket.socket(fileno=0)\n"
+                                  "m, a, f, n = c.recvmsg(1, 64)\n"
+                                  "s = socket.socket(fileno=array.array('i', a[0][2])[0])\n"
+                                  "s.sendall(b'<' + s.recv(4, socket.MSG_WAITALL) + b'>')\n";
+    char *const arguments[] = {"/usr/bin/python3", "-c", (char *)program, NULL}, *const nothing[] = {NULL};
+    int channel[2];
+
+    socketpair(AF_UNIX, SOCK_STREAM, 0, channel);
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(channel[1], 0);
+        close(s);
+        execve(arguments[0], arguments, nothing);
+        _exit(127);
+    }
+    R(pass_descriptor(channel[0], s));
+    close(s);
+    reap(child);
+}
