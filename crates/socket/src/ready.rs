@@ -349,6 +349,12 @@ pub(crate) fn turned_at<P>(proof: &P, conn: &Conn) -> u64 {
         .map_or(0, |segment| segment.receiver(conn.side()).sent_at())
 }
 
+/// Whether the sender has said that its stream ends.
+pub(crate) fn has_ended<P>(proof: &P, conn: &Conn) -> bool {
+    conn.segment(proof)
+        .is_some_and(|segment| Incoming::new(segment.receiver(conn.side())).sender_ends())
+}
+
 /// Takes back what [`arm`] left, where it was the set's bell.
 pub(crate) fn disarm(set: &Set, owner: &Guard<'_>, conn: &'static Conn) {
     if set.bit_for(conn) == bell::BY_BELL {

@@ -305,7 +305,8 @@ fn from_lanes(set: &'static Set, owner: &Guard<'_>, events: &mut Events) {
     if taken.passed > 0 && taken.count <= SORTED {
         let (last, passed) = (taken.last, taken.passed);
         let is_missing = |member: &Member, conn: &'static Conn| {
-            ready::stirs(owner, member, conn) && ready::turned_at(owner, conn) <= last
+            ready::turned_at(owner, conn) <= last
+                && (ready::stirs(owner, member, conn) || ready::has_ended(owner, conn))
         };
         take(set, owner, events, passed, is_missing, |conn, _| {
             taken.note(owner, conn, 0)
