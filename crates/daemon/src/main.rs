@@ -25,7 +25,7 @@ use std::time::Duration;
 use viaduct_control::runtime;
 
 fn main() -> ExitCode {
-    let args: args::Args = match viaduct_manual::parse() {
+    let args: args::Args = match viaduct_manual::parse(Ok(())) {
         Ok(args) => args,
         Err(status) => return status,
     };
