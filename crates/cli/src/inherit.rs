@@ -48,6 +48,11 @@ extern "C" fn note() {
     }
 }
 
+/// Whether standard output was closed when this process began.
+pub(crate) fn is_output_closed() -> bool {
+    CLOSED.load(Ordering::Relaxed) >> libc::STDOUT_FILENO & 1 == 1
+}
+
 fn is_ignored(signal: libc::c_int) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: asks only, and has room for the answer.

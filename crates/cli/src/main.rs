@@ -83,7 +83,7 @@ enum Command {
 fn main() -> ExitCode {
     // Started again by a link of the kernel's, it would be listed under that one's name.
     let _ = set_name(c"viaduct");
-    let cli: Cli = match viaduct_manual::parse() {
+    let cli: Cli = match viaduct_manual::parse(terminal::check()) {
         Ok(cli) => cli,
         Err(status) => return status,
     };

@@ -1,5 +1,7 @@
 //! Output: colours only where a person looks, quiet when nobody reads on.
 
+use crate::inherit;
+use rustix::io::Errno;
 use rustix::termios::{isatty, tcgetwinsize};
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
@@ -89,13 +91,25 @@ pub(crate) fn styled(text: &str, style: Style) -> String {
     format!("\x1b[{code}m{text}\x1b[0m")
 }
 
+/// Whether standard output can be written at all.
+///
+/// # Errors
+/// It is closed. What the runtime has opened there takes all that is written, and nobody ever sees it.
+pub(crate) fn check() -> io::Result<()> {
+    match inherit::is_output_closed() {
+        true => Err(Errno::BADF.into()),
+        false => Ok(()),
+    }
+}
+
 /// Writes `text` to standard output; a reader who has seen enough, as `head` does, is no failure but ends the program.
 ///
 /// # Errors
 /// The text cannot be written.
 pub(crate) fn print(text: &str) -> io::Result<()> {
     let mut output = io::stdout().lock();
-    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+    let written = check().and_then(|()| output.write_all(text.as_bytes()));
+    match written.and_then(|()| output.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
         result => result.map_err(|error| io::Error::new(error.kind(), format!("standard output: {error}"))),
     }

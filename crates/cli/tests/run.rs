@@ -1067,6 +1067,37 @@ fn help_that_cannot_be_written_is_told() {
     }
 }
 
+/// In the place of a closed one Rust's runtime opens `/dev/null`, which takes everything.
+#[test]
+fn a_closed_standard_output_is_told() {
+    let home = Dir::new();
+    let commands = [
+        "--version",
+        "--help",
+        "run --help",
+        "doctor",
+        "status",
+        "status --json",
+        "status --totals",
+        "bench latency",
+        "explain 1",
+    ];
+    for words in commands {
+        let own = viaduct(&home.path);
+        let mut closed = Command::new("sh");
+        closed.args(["-c", "exec \"$0\" \"$@\" >&-"]).arg(own.get_program());
+        closed.args(words.split(' '));
+        closed.envs(own.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let output = closed.output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{words}");
+        let said = stderr(&output);
+        assert_eq!(
+            said, "viaduct: standard output: Bad file descriptor (os error 9)\n",
+            "{words}"
+        );
+    }
+}
+
 #[test]
 fn help_tells_what_holds_without_an_option() {
     let dir = Dir::new();

@@ -30,6 +30,8 @@ const LOOK: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(crate) struct Place {
     socket_path: PathBuf,
+    /// File system and number of the socket's file.
+    socket: (u64, u64),
     programs: OwnedFd,
     _lock: OwnedFd,
 }
@@ -128,8 +130,10 @@ fn settle(dir: &Path, uid: u32, lock: OwnedFd) -> anyhow::Result<(Place, OwnedFd
     // Before anybody is served, since programs look for it once.
     let programs = open_programs(dir, uid)?;
     let socket = open_socket(&socket_path, uid).with_context(|| socket_path.display().to_string())?;
+    let named = named(&socket_path).with_context(|| socket_path.display().to_string())?;
     let place = Place {
         socket_path,
+        socket: named,
         programs,
         _lock: lock,
     };
@@ -142,13 +146,40 @@ impl Place {
     pub(crate) fn has_programs(&self) -> bool {
         flock(&self.programs, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK)
     }
+
+    /// # Errors
+    /// No program can find viaductd here any more. It may open nothing, so whoever starts it makes the directory anew.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        use std::io::ErrorKind::{NotADirectory, NotFound};
+        let is_lost = match named(&self.socket_path) {
+            Ok(found) => found != self.socket,
+            // Whether it is there is not known to who may not look.
+            Err(error) => matches!(error.kind(), NotFound | NotADirectory),
+        };
+        if is_lost {
+            bail!(
+                "{}: somebody has removed or replaced it, so no program finds this viaductd any more; it ends, \
+                 connections go on",
+                self.socket_path.display()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// What has that name.
+fn named(path: &Path) -> std::io::Result<(u64, u64)> {
+    std::fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
 impl Drop for Place {
     /// The lock file stays: removing it would let two processes lock two files of one name.
     fn drop(&mut self) {
-        // Nobody is left to tell if it fails, and the next viaductd removes it.
-        let _ = std::fs::remove_file(&self.socket_path);
+        // Where the directory was removed and made anew, another viaductd's socket has the name.
+        if named(&self.socket_path).is_ok_and(|found| found == self.socket) {
+            // Nobody is left to tell if it fails, and the next viaductd removes it.
+            let _ = std::fs::remove_file(&self.socket_path);
+        }
     }
 }
 

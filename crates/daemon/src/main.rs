@@ -1,6 +1,7 @@
 //! viaductd: matches the two ends of a connection and gives them a segment.
 #![forbid(unsafe_code)]
 
+mod admission;
 mod args;
 mod bells;
 mod closing;
@@ -16,7 +17,6 @@ mod server;
 mod stats;
 mod ticket;
 
-use anyhow::Context;
 use nix::sys::signal::{SigSet, Signal};
 use std::io::{IsTerminal, Write};
 use std::os::unix::net::UnixStream;
@@ -25,7 +25,7 @@ use std::time::Duration;
 use viaduct_control::runtime;
 
 fn main() -> ExitCode {
-    let args: args::Args = match viaduct_manual::parse() {
+    let args: args::Args = match viaduct_manual::parse(Ok(())) {
         Ok(args) => args,
         Err(status) => return status,
     };
@@ -128,7 +128,7 @@ fn run(args: &args::Args) -> anyhow::Result<()> {
         ),
         false => tracing::info!("serving {}", dir.display()),
     }
-    server.run(|| place.has_programs()).context("epoll")
+    server.run(&place)
 }
 
 /// A descriptor that becomes readable at SIGTERM or SIGINT.

@@ -3,14 +3,15 @@
 use crate::bells::Bell;
 use crate::closing::Closing;
 use crate::guest::{Farewell, Guest, Mail, Received};
+use crate::listen::Place;
 use crate::pairing::Early;
 use crate::registry::{GuestId, LIMIT_RETRY_MS, Limits, Registry};
 use crate::seldom::Seldom;
 use crate::ticket::Tickets;
+use anyhow::Context;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with, sockopt};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -20,20 +21,17 @@ use viaduct_control::message::{
 };
 use viaduct_control::{PROTOCOL_VERSION, Reason};
 
-const LISTENER: u64 = 0;
+pub(crate) const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const RING: u64 = 2;
 const FIRST_GUEST: u64 = 16;
 
 /// Packets taken from one guest before the others have their turn.
-const TURN: usize = 64;
-/// Connections that one user may have beyond its processes: of those that have not said hello yet, of the command line,
-/// and of those that are to be told that there are too many.
-const STRANGERS: usize = 64;
-/// Room for mail in the kernel, for one guest: descriptors in flight count against limits that all guests share.
-const SEND_BUFFER: usize = 16 << 10;
+pub(crate) const TURN: usize = 64;
 /// How long viaductd leaves alone what failed for want of descriptors: accepting, and sending some.
-const PAUSE: Duration = Duration::from_millis(100);
+pub(crate) const PAUSE: Duration = Duration::from_millis(100);
+/// How often viaductd looks whether its socket still has its name.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// What viaductd was told to do.
 #[derive(Clone, Copy, Debug)]
@@ -50,17 +48,17 @@ pub(crate) struct Settings {
 
 /// How many a user has: connections, and those of them that are processes that have said hello.
 #[derive(Debug, Default)]
-struct Crowd {
-    connected: usize,
-    introduced: usize,
+pub(crate) struct Crowd {
+    pub(crate) connected: usize,
+    pub(crate) introduced: usize,
 }
 
 /// All state of a running viaductd.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) settings: Settings,
-    epoll: OwnedFd,
-    listener: OwnedFd,
+    pub(crate) epoll: OwnedFd,
+    pub(crate) listener: OwnedFd,
     _stop: OwnedFd,
     pub(crate) started: Instant,
     instance: u64,
@@ -68,22 +66,23 @@ pub(crate) struct Server {
     pub(crate) tickets: Result<Tickets, String>,
     pub(crate) guests: HashMap<GuestId, Guest>,
     pub(crate) introduced: usize,
-    users: HashMap<u32, Crowd>,
+    pub(crate) users: HashMap<u32, Crowd>,
     pub(crate) bells: HashMap<u64, Bell>,
-    next_guest: u64,
+    pub(crate) next_guest: u64,
     pub(crate) next_bell: u64,
-    accept_again: Option<Instant>,
-    /// That nobody is accepted, that a user is not served, and that there is no segment: all may be so often, and as
-    /// long as somebody wants.
+    pub(crate) accept_again: Option<Instant>,
+    /// That nobody is accepted, that a process of a user is not served, or no longer, and why, and that there is no
+    /// segment: all may be so often, and as long as somebody wants.
     pub(crate) untaken: Seldom,
-    turned_away: Seldom,
+    pub(crate) turned_away: Seldom<(u32, &'static str)>,
     pub(crate) unmade: Seldom,
     flush_again: Option<Instant>,
     /// Offers that came ahead of their tickets, and when to look for these.
     pub(crate) early: Vec<Early>,
     pub(crate) prove_again: Option<Instant>,
     idle_since: Instant,
-    closing: Closing,
+    pub(crate) closing: Closing,
+    look_again: Instant,
 }
 
 impl Server {
@@ -130,11 +129,15 @@ impl Server {
             prove_again: None,
             idle_since: now,
             closing,
+            look_again: now + LOOK,
         })
     }
 
-    /// Serves until told to stop, or idle for too long while `has_programs` says that none runs which may yet connect.
-    pub(crate) fn run(&mut self, has_programs: impl Fn() -> bool) -> Result<(), Errno> {
+    /// Serves until told to stop, or idle for too long while no program runs in `place` which may yet connect.
+    ///
+    /// # Errors
+    /// Nobody can find it there any more, or it cannot wait.
+    pub(crate) fn run(&mut self, place: &Place) -> anyhow::Result<()> {
         let mut events = Vec::with_capacity(256);
         loop {
             events.clear();
@@ -144,7 +147,7 @@ impl Server {
                 self.timeout().as_ref(),
             ) {
                 Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return Err(error),
+                Err(error) => return Err(error).context("epoll"),
             }
             self.closing.hurry();
             for event in &events {
@@ -160,7 +163,11 @@ impl Server {
             self.prove_early();
             self.closing.rest();
             let idle = self.introduced == 0 && self.settings.idle_exit.is_some_and(|s| self.idle_since.elapsed() >= s);
-            if idle && has_programs() {
+            if self.look_again <= Instant::now() {
+                self.look_again = Instant::now() + LOOK;
+                place.check()?;
+            }
+            if idle && place.has_programs() {
                 self.idle_since = Instant::now();
             } else if idle {
                 tracing::info!("idle, exiting");
@@ -175,83 +182,11 @@ impl Server {
             Some(limit) if self.introduced == 0 => self.idle_since.checked_add(limit),
             _ => None,
         };
-        let next = [idle, self.accept_again, self.flush_again, self.prove_again]
-            .into_iter()
-            .flatten()
-            .min()?;
+        let next = [idle, self.accept_again, self.flush_again, self.prove_again];
+        let next = next.into_iter().flatten().fold(self.look_again, Instant::min);
         // Rounded up to the milliseconds of epoll_wait, or the loop would spin for the last one.
         let wait = next.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
         Timespec::try_from(wait).ok()
-    }
-
-    fn accept(&mut self) {
-        for _ in 0..TURN {
-            match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => self.admit(socket),
-                Err(Errno::AGAIN) => return,
-                Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(error) => {
-                    if self.untaken.is_due(Some(error.raw_os_error())) {
-                        tracing::warn!("accept: {error}");
-                    }
-                    self.watch_listener(EventFlags::empty());
-                    self.accept_again = Some(Instant::now() + PAUSE);
-                    return;
-                }
-            }
-        }
-    }
-
-    fn resume_accepting(&mut self) {
-        if self.accept_again.is_some_and(|at| at <= Instant::now()) {
-            self.accept_again = None;
-            self.watch_listener(EventFlags::IN);
-        }
-    }
-
-    fn watch_listener(&self, flags: EventFlags) {
-        if let Err(error) = epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), flags) {
-            tracing::error!("epoll: {error}");
-        }
-    }
-
-    fn admit(&mut self, socket: OwnedFd) {
-        let Ok(credentials) = sockopt::socket_peercred(&socket) else {
-            return;
-        };
-        let user = credentials.uid.as_raw();
-        let pid = u32::try_from(credentials.pid.as_raw_nonzero().get()).unwrap_or(0);
-        if self.settings.uid != 0 && user != self.settings.uid {
-            if self.turned_away.is_due(user.try_into().ok()) {
-                let served = self.settings.uid;
-                tracing::warn!(pid, user, "turned away: this viaductd serves user {served}");
-            }
-            return;
-        }
-        if self.closing.bars(user) {
-            tracing::info!(
-                pid,
-                user,
-                "turned away: this user has sent too many files that are not safely closed"
-            );
-            return;
-        }
-        let crowd = self.users.entry(user).or_default();
-        let most = self.settings.processes_per_user;
-        if crowd.connected >= most + most.min(STRANGERS) {
-            tracing::info!(pid, user, "turned away: too many connections of this user");
-            return;
-        }
-        let id = GuestId(self.next_guest);
-        let watched = epoll::add(&self.epoll, &socket, EventData::new_u64(id.0), EventFlags::IN)
-            .and_then(|()| sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER));
-        if let Err(error) = watched {
-            tracing::warn!(pid, "epoll: {error}");
-            return;
-        }
-        crowd.connected += 1;
-        self.next_guest += 1;
-        self.guests.insert(id, Guest::new(id, socket, user, pid));
     }
 
     fn serve(&mut self, id: GuestId, flags: EventFlags) {
@@ -455,18 +390,7 @@ impl Server {
 
     fn dismiss(&mut self, id: GuestId, farewell: &Farewell) {
         let Some(guest) = self.guests.remove(&id) else { return };
-        // Nothing that a guest can cause at will is logged by default.
-        match farewell {
-            Farewell::HangUp => tracing::debug!(pid = guest.pid, "hung up"),
-            Farewell::Overflow => tracing::info!(pid = guest.pid, "dropped: does not read its mail"),
-            Farewell::Turned => tracing::info!(
-                pid = guest.pid,
-                user = guest.user,
-                "turned away: too many processes of this user"
-            ),
-            Farewell::Violation(what) => tracing::info!(pid = guest.pid, "dropped: {what}"),
-            Farewell::Io(error) => tracing::warn!(pid = guest.pid, "dropped: {error}"),
-        }
+        self.tell(&guest, farewell);
         self.registry.hang_up(id);
         self.early.retain(|early| early.guest != id);
         if let (Ok(tickets), Some(introduced)) = (&mut self.tickets, &guest.introduced) {

@@ -3,10 +3,14 @@
 mod support;
 
 use rustix::event::{EventfdFlags, eventfd};
-use std::os::fd::AsFd;
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::process::Stdio;
 use std::time::Duration;
 use support::driver::join;
-use support::{Daemon, Driver, Event, Guest, Host, connect, connection, is_root, link, listener, receive, send, until};
+use support::{
+    Daemon, Driver, Event, Guest, Host, command, connect, connection, is_root, link, listener, receive, send, until,
+};
 use viaduct_channel::Mapping;
 use viaduct_control::message::{
     Detach, Hello, Kind, MODE_TICKET, Offer, Packet, Refuse, Welcome, Withdraw, decode, kind_of,
@@ -387,6 +391,47 @@ fn a_user_may_hold_so_many_silent_connections_and_no_more() {
         let socket = connect(daemon.dir()).unwrap();
         matches!(receive(&socket, Duration::from_millis(20)), Ok(None))
     });
+}
+
+/// A program in a loop, or one that is started again and again, is not to fill the disk.
+#[test]
+fn who_is_let_go_again_and_again_is_told_of_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config.toml");
+    std::fs::write(&file, "[daemon]\nprocesses_per_user = 2\n").unwrap();
+    let options = ["--same-user", "--log", "info", "--config", file.to_str().unwrap()];
+    let mut viaductd = command(dir.path(), &options);
+    viaductd.stderr(Stdio::piped());
+    let mut daemon = Daemon::start_as(dir, viaductd);
+    let let_go = |packet: &[u8], files: &[BorrowedFd<'_>]| {
+        let socket = connect(daemon.dir()).unwrap();
+        send(&socket, packet, files).unwrap();
+        while receive(&socket, support::PATIENCE).is_ok_and(|packet| !packet.unwrap().0.is_empty()) {}
+    };
+    let (_region, region) = Mapping::create(c"viaduct-counters", counters::REGION_WORDS * size_of::<u64>()).unwrap();
+    let full: Vec<Guest> = (0..2).map(|_| Guest::hello(daemon.dir())).collect();
+    for _ in 0..20 {
+        let_go(&[1], &[]);
+        let_go(hello(PROTOCOL_VERSION + 1).as_bytes(), &[region.as_fd()]);
+        let_go(hello(PROTOCOL_VERSION).as_bytes(), &[region.as_fd()]);
+    }
+    let silent: Vec<_> = (0..2).map(|_| connect(daemon.dir()).unwrap()).collect();
+    for _ in 0..20 {
+        let socket = connect(daemon.dir()).unwrap();
+        assert!(receive(&socket, support::PATIENCE).unwrap().unwrap().0.is_empty());
+    }
+    drop((full, silent));
+    daemon.child.kill().unwrap();
+    let mut said = String::new();
+    daemon.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    for what in [
+        "a malformed packet",
+        "another version",
+        "too many processes",
+        "too many connections",
+    ] {
+        assert_eq!(said.matches(what).count(), 1, "{what}: {said}");
+    }
 }
 
 #[test]

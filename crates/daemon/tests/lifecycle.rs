@@ -214,6 +214,33 @@ fn told_to_stop_it_removes_its_socket() {
     }
 }
 
+/// Its socket is no name for programs to find any more, and it may make none.
+#[test]
+fn one_that_cannot_be_found_any_more_ends_and_says_so() {
+    for is_made_anew in [false, true] {
+        let outer = tempfile::tempdir().unwrap();
+        let dir = outer.path().join("run");
+        let own = command(&dir, &["--same-user"]).stderr(Stdio::piped()).spawn();
+        let mut own = Running(own.unwrap());
+        until("it listens", || connect(&dir).is_ok());
+        let guest = Guest::hello(&dir);
+        std::fs::remove_dir_all(&dir).unwrap();
+        let next = is_made_anew.then(|| Running(command(&dir, &["--same-user"]).spawn().unwrap()));
+        until("it has ended", || own.0.try_wait().unwrap().is_some());
+        guest.expect_hang_up();
+        let mut said = String::new();
+        own.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        let socket = socket_path(&dir);
+        let told = format!("{}: somebody has removed or replaced it", socket.display());
+        assert!(!own.0.wait().unwrap().success() && said.contains(&told), "{said}");
+        if let Some(mut next) = next {
+            // Its socket is not taken for the old one's.
+            until("the next one listens", || connect(&dir).is_ok());
+            assert!(next.0.try_wait().unwrap().is_none());
+        }
+    }
+}
+
 #[test]
 fn it_stops_though_the_signal_was_blocked_and_ignored() {
     let dir = tempfile::tempdir().unwrap();

@@ -10,14 +10,18 @@ use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Write as _};
 use std::process::ExitCode;
 
-/// What the command line says.
+/// What the command line says. `output`: whether standard output can be written at all, where the program knows that
+/// better than the runtime, which opens `/dev/null` in the place of one that is closed.
 ///
 /// # Errors
 /// It asks for help or the version, or makes no sense: what is to be said of that has been printed, and this is the
 /// status to exit with. A reader who has seen enough of the help, as `head` does, is no failure.
-pub fn parse<P: Parser>() -> Result<P, ExitCode> {
+pub fn parse<P: Parser>(output: io::Result<()>) -> Result<P, ExitCode> {
     P::try_parse().map_err(|error| {
-        let printed = error.print().and_then(|()| io::stdout().flush());
+        let printed = match error.use_stderr() {
+            true => error.print(),
+            false => output.and_then(|()| error.print()).and_then(|()| io::stdout().flush()),
+        };
         match printed {
             Err(fault) if !error.use_stderr() && fault.kind() != ErrorKind::BrokenPipe => {
                 // Where this cannot be told either, the status tells it.

@@ -139,6 +139,7 @@ pub(crate) trait Findings: Serialize {
 
 /// Runs the experiments.
 pub(crate) fn run(args: Args) -> Result<()> {
+    terminal::check().context("standard output")?;
     for file in args.json.iter().chain(&args.svg) {
         check_writable(file)?;
     }

@@ -35,6 +35,9 @@ use viaduct_control::{PROTOCOL_VERSION, Reason, counters as layout, runtime};
 /// An offer that finds viaductd behind with reading is followed by no other for so long.
 const BEHIND_NS: u64 = 200_000;
 
+/// How often it is looked whether viaductd still has what was offered, in ticks: a tenth of a second, more or less.
+const LOOK_TICKS: u64 = 1 << 28;
+
 /// Owner of the connection to viaductd, as in [`lock`].
 static OWNER: AtomicU32 = AtomicU32::new(0);
 /// Counts connections made to viaductd.
@@ -43,6 +46,8 @@ static MODE: AtomicU32 = AtomicU32::new(0);
 static NONCE: AtomicU32 = AtomicU32::new(0);
 /// Until then viaductd is known to be behind with reading.
 static BEHIND_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
+/// When it was last looked whether viaductd is there, in ticks.
+static LOOKED_AT: AtomicU64 = AtomicU64::new(0);
 static TICKETS: AtomicU32 = AtomicU32::new(0);
 
 /// What every call looks at: on one cache line, with what it leads to on another.
@@ -95,11 +100,22 @@ pub(crate) fn unhide(fd: i32) {
     }
 }
 
+/// Whether it is time to ask [`probe`] of an offer of that generation: its connection to viaductd is not there any more,
+/// or nobody has looked for a while.
+#[inline]
+pub(crate) fn is_due_for_look(offered_in: u32) -> bool {
+    let is_lost = MAILBOX.fd.load(Relaxed) < 0 || GENERATION.load(Relaxed) != offered_in;
+    is_lost || sys::ticks().wrapping_sub(LOOKED_AT.load(Relaxed)) > LOOK_TICKS
+}
+
 /// The number of the connection to viaductd that stands now; 0 if none does, and all mail that came by it has been seen
 /// to.
 pub(crate) fn probe() -> u32 {
     match lock::try_acquire(&OWNER) {
-        Some(_owner) => standing(),
+        Some(_owner) => {
+            LOOKED_AT.store(sys::ticks(), Relaxed);
+            standing()
+        }
         // Whoever deals with viaductd may be about to attach what it said last.
         None => GENERATION.load(Acquire),
     }
@@ -266,9 +282,19 @@ pub(crate) fn offer(conn: &Conn, (messages, volume): (u32, u64)) -> Result<bool,
         conn.set_flag(conn::BANNED, true);
         return Err(Reason::Uncounted);
     }
-    let daemon = connect()?;
+    let mut daemon = connect()?;
     // Asked before the ticket is taken: viaductd keeps only so many that no offer follows.
-    if raw::poll_now(daemon, libc::POLLOUT) == 0 {
+    let mut state = raw::poll_now(daemon, libc::POLLOUT);
+    if state & libc::POLLHUP != 0 {
+        if look_after(daemon) {
+            // Its last mail is read first.
+            return Ok(false);
+        }
+        // Another may be there by now.
+        daemon = connect()?;
+        state = raw::poll_now(daemon, libc::POLLOUT);
+    }
+    if state == 0 {
         BEHIND_UNTIL_NS.store(sys::now_ns() + BEHIND_NS, Relaxed);
         return Ok(false);
     }

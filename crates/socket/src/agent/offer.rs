@@ -83,7 +83,7 @@ impl Conn {
         }
         match self.phase() {
             Phase::Plain => self.consider_offer(way, messages, volume),
-            Phase::Offered if messages.is_multiple_of(256) => self.check_offer(),
+            Phase::Offered if agent::is_due_for_look(self.offered_in.load(Relaxed)) => self.check_offer(),
             _ => {}
         }
     }
@@ -93,6 +93,7 @@ impl Conn {
         // viaductd is gone, and the offer with it.
         if agent::probe() != self.offered_in.load(Relaxed) {
             self.end_offer();
+            self.retry_at_ns.store(0, Relaxed);
         }
     }
 
