@@ -236,7 +236,7 @@ while True:
     time.sleep(0.2)
 ";
 
-/// Such a connection would carry 256 messages in half a minute.
+/// Such a connection carries eight messages in a second.
 #[test]
 fn what_was_offered_to_a_viaductd_that_dies_is_offered_anew_soon_though_little_is_sent() {
     if !can_run(false, &["python3"]) {
