@@ -53,6 +53,12 @@ impl<'a> Vector<'a> {
             .any(|part| is_nowhere(part.iov_base) && part.iov_len > 0)
     }
 
+    /// Whether the first byte does, so that none is moved.
+    pub(crate) fn begins_nowhere(&self) -> bool {
+        let first = self.parts.iter().find(|part| part.iov_len > 0);
+        first.is_some_and(|part| is_nowhere(part.iov_base))
+    }
+
     /// Whether there is no byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -58,6 +58,7 @@ const MARKING: u64 = 4;
 const ENDING: u64 = 8;
 const REFUSING: u64 = 16;
 const REFUSED: u64 = 32;
+const GONE: u64 = 64;
 const R_READY: usize = 0;
 const R_ENDED: usize = 1;
 const R_REQUEST: usize = 2;
@@ -213,6 +214,12 @@ impl<'a> Outgoing<'a> {
         self.lane.word(S_CLOSED).load(Relaxed) & REFUSED != 0
     }
 
+    /// The process has handed the connection over, and lets go of it: nobody sends again what the receiver has not
+    /// received.
+    pub fn set_gone(&self) {
+        self.lane.word(S_CLOSED).fetch_or(GONE, Relaxed);
+    }
+
     /// The end is being closed, and takes marks once more after [`Incoming::peer_marks`] is false: those that are put
     /// later find nobody.
     pub fn set_closing(&self) {
@@ -331,6 +338,11 @@ impl<'a> Incoming<'a> {
     #[inline]
     pub fn sender_ends(&self) -> bool {
         self.lane.peer_word(S_CLOSED).load(Relaxed) & (ENDING | CLOSING) != 0
+    }
+
+    /// Whether the sender [is gone](Outgoing::set_gone), though the connection goes on.
+    pub fn sender_is_gone(&self) -> bool {
+        self.lane.peer_word(S_CLOSED).load(Relaxed) & GONE != 0
     }
 
     /// Whether the sender's kernel [answers whatever is sent to it](Outgoing::set_refusing) with RST.

@@ -22,15 +22,19 @@ pub(crate) fn reset_on_close(conn: &Conn) {
 }
 
 /// The process lets go of a connection that it has handed over: what is left in its lane, after a peer that can send
-/// nothing again has ended the stream, reaches nobody. The successor is not to take what it has for the whole stream.
-/// The receiving direction is owned.
+/// nothing again has ended the stream, or has handed over its own end, reaches nobody. The successor is not to take what
+/// it has for the whole stream. The receiving direction is owned.
 fn tell_of_loss(conn: &Conn, receive: &Guard<'_>) {
     let Some(segment) = conn.segment(receive) else { return };
+    if conn.alone() {
+        Outgoing::new(segment.sender(conn.side())).set_gone();
+    }
     let lane = segment.receiver(conn.side());
     let incoming = Incoming::new(lane);
     let on_lane = matches!(incoming.source(), Source::Lane | Source::LaneThenRaw);
     let lost = on_lane && conn.alone() && !incoming.may_give_back() && lane.readable() != Ok(0);
-    if lost && raw::poll_now(conn.fd(), libc::POLLRDHUP) != 0 {
+    // Where this end receives no more, a poll tells of an end whether or not there is one.
+    if lost && (incoming.sender_is_gone() || kernel::peer_has_ended(conn.fd())) {
         let _ = raw::disconnect(conn.fd());
     }
 }
@@ -174,7 +178,14 @@ mod tests {
     #[test]
     fn a_successor_hears_of_lost_bytes() {
         let mut kept = Vec::new();
-        for (lost, ended) in [(true, true), (false, true), (true, false)] {
+        for (lost, ended, gone, deaf) in [
+            (true, true, false, false),
+            (false, true, false, false),
+            (true, false, false, false),
+            (true, false, true, false),
+            (false, false, true, false),
+            (true, false, false, true),
+        ] {
             let (conn, [own, peer]) = records::on_the_heap();
             let mut successor = own.try_clone().unwrap();
             let segment = conn.segment(&conn).unwrap();
@@ -187,16 +198,24 @@ mod tests {
                 peer.shutdown(Shutdown::Write).unwrap();
                 while raw::poll_now(conn.fd(), libc::POLLRDHUP) == 0 {}
             }
+            if gone {
+                Outgoing::new(sender).set_gone();
+            }
+            if deaf {
+                own.shutdown(Shutdown::Read).unwrap();
+            }
             conn.set_flag(conn::HANDED_OVER, true);
             settle(conn, &conn.own_receive(conn.id()).unwrap());
             successor.set_nonblocking(true).unwrap();
             let found = successor.read(&mut [0; 8]).map_err(|error| error.raw_os_error());
-            let expected = match (lost, ended) {
+            let expected = match (lost, ended || gone) {
                 (true, true) => Err(Some(libc::ECONNRESET)),
-                (false, _) => Ok(0),
-                (_, false) => Err(Some(libc::EAGAIN)),
+                _ if ended || deaf => Ok(0),
+                _ => Err(Some(libc::EAGAIN)),
             };
             assert_eq!(found, expected);
+            let said = Incoming::new(segment.receiver(conn.side().other())).sender_is_gone();
+            assert!(said, "who hands its own end over is to know");
             kept.push((own, peer));
         }
     }

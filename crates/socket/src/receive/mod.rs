@@ -123,11 +123,10 @@ pub(crate) fn attached(
         let _guard = conn.own_receive(id);
         return direct();
     }
-    if vector.is_nowhere() && flags & libc::MSG_TRUNC == 0 {
-        return sys::fail(libc::EFAULT);
-    }
+    let nowhere = vector.is_nowhere() && flags & libc::MSG_TRUNC == 0;
     if conn.searched() {
         match total {
+            _ if nowhere => return sys::fail(libc::EFAULT),
             0 if conn.phase() != Phase::Attached => return direct(),
             0 => {}
             _ => return search::receive_in_order(conn, id, vector, flags),
@@ -147,6 +146,11 @@ pub(crate) fn attached(
         let found = match total {
             // Nothing is received, but not before something could be.
             0 => receive_nothing(conn, id),
+            // Only what could be received has no place to go.
+            _ if nowhere => receive_nothing(conn, id).and_then(|found| match found {
+                Found::Bytes(_) => Err(libc::EFAULT),
+                other => Ok(other),
+            }),
             _ => attempt(conn, id, vector, if peek { 0 } else { done }, flags, nonblocking),
         };
         match found {

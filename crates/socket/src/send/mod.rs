@@ -83,9 +83,12 @@ pub(crate) fn attached(
     direct: impl FnOnce() -> isize,
 ) -> isize {
     let total = vector.len();
-    if total == 0 {
+    // The kernel says whether the connection is over, and puts nothing out.
+    let begins_nowhere = vector.begins_nowhere();
+    if total == 0 || begins_nowhere {
         return match conn.take_error() {
-            0 if conn.flag(conn::QUIET_END) => 0,
+            0 if conn.flag(conn::QUIET_END) && !begins_nowhere => 0,
+            0 if conn.flag(conn::QUIET_END) => sys::fail(libc::EFAULT),
             0 => direct(),
             errno => sys::fail(errno),
         };

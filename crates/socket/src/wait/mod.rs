@@ -111,11 +111,12 @@ pub(crate) fn nap(conn: &Conn, bit: u32, events: i16, deadline: Deadline, cap_ns
     }
     let bound = [left, cap_ns, idle::tend()].into_iter().flatten().min();
     let errno = sys::errno();
+    let before = signals::before_sleep();
     let result = real::ppoll_wait(entries, bound.map(sys::timespec).as_ref());
     let woken = match result {
         Ok(0) if bound == left && left.is_some() => Some(Woken::TimedOut),
         Ok(0) => None,
-        Err(libc::EINTR) if signals::all_restart(deadline.left_ns().is_some()) => Some(Woken::Restarted),
+        Err(libc::EINTR) if before.goes_on(deadline.left_ns().is_some()) => Some(Woken::Restarted),
         Err(libc::EINTR) => Some(Woken::Interrupted),
         Ok(_) | Err(_) => Some(Woken::Look),
     };

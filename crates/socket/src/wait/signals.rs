@@ -6,6 +6,7 @@
 //! afterwards which of them ran: then a receive sleeps in a call that the kernel restarts by itself (`mixed`). Calls
 //! with a timeout (`SO_RCVTIMEO`) are never restarted by the kernel either.
 
+use core::cell::Cell;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -13,6 +14,11 @@ use core::sync::atomic::Ordering::Relaxed;
 static INTERRUPTING: AtomicU64 = AtomicU64::new(0);
 /// Bit N: signal N+1 has a handler with `SA_RESTART`.
 static RESTARTING: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// The thread has changed handlers since it began to sleep: so one of them has that has interrupted the sleep.
+    static CHANGED: Cell<bool> = const { Cell::new(false) };
+}
 
 /// Notes a successful `sigaction` with these flags; `handled`: the disposition is a function.
 pub fn installed(signal: i32, handled: bool, flags: i32) {
@@ -22,6 +28,7 @@ pub fn installed(signal: i32, handled: bool, flags: i32) {
     else {
         return;
     };
+    CHANGED.set(true);
     let restarts = flags & libc::SA_RESTART != 0;
     for (word, kind) in [(&INTERRUPTING, false), (&RESTARTING, true)] {
         if handled && restarts == kind {
@@ -32,9 +39,30 @@ pub fn installed(signal: i32, handled: bool, flags: i32) {
     }
 }
 
-/// Whether a wait that was interrupted goes on; `timed`: the call has a timeout.
-pub(crate) fn all_restart(timed: bool) -> bool {
-    !timed && INTERRUPTING.load(Relaxed) == 0
+/// What was asked for when a sleep began.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Before {
+    all_restart: bool,
+}
+
+/// Before a sleep that may be interrupted.
+pub(crate) fn before_sleep() -> Before {
+    CHANGED.set(false);
+    Before {
+        all_restart: all_restart(),
+    }
+}
+
+impl Before {
+    /// Whether the sleep, which was interrupted, goes on: as the handler asked when it was called, whatever it has
+    /// changed since. `timed`: the call has a timeout.
+    pub(crate) fn goes_on(self, timed: bool) -> bool {
+        !timed && if CHANGED.get() { self.all_restart } else { all_restart() }
+    }
+}
+
+fn all_restart() -> bool {
+    INTERRUPTING.load(Relaxed) == 0
 }
 
 /// Whether some handlers ask for a restart and others do not.

@@ -36,7 +36,16 @@ const SHOWN_BY_FAMILIES: [u64; 6] = [
 const PASSED: (u64, u64) = (700_000_000, 100);
 const PATIENCE: Duration = Duration::from_secs(600);
 const TRIES: usize = 3;
-const SOURCES: [&str; 5] = ["calls", "meet", "transfers", "looks", "lives"];
+const SOURCES: [&str; 8] = [
+    "calls",
+    "meet",
+    "transfers",
+    "looks",
+    "sets",
+    "settings",
+    "interrupted",
+    "lives",
+];
 
 /// What `variable` says, in numbers separated by commas.
 fn numbers(variable: &str) -> Vec<u64> {

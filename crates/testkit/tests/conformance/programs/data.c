@@ -215,6 +215,22 @@ static void bad_addresses_to_receive(void)
     FAR(R(read(s, bad, 4)); R(recv(s, bad, 4, 0)); R(readv(s, &part, 1)); R(recvmsg(s, (void *)bad, 0)); GET(s, 4, 0));
 }
 
+/* Whether a connection is over, or there is nothing, comes first. */
+static void bad_addresses_behind_the_end(void)
+{
+    struct iovec part = {nowhere, 10};
+    char *volatile bad = nowhere;
+
+    FAR(R(recv(s, bad, 4, MSG_DONTWAIT)); R(recv(s, bad, 4, MSG_PEEK | MSG_DONTWAIT)));
+    step();
+    NEAR(R(send(s, "last", 4, 0)); R(shutdown(s, SHUT_WR)); R(send(s, bad, 10, MSG_NOSIGNAL));
+         R(sendto(s, bad, 10, MSG_NOSIGNAL, NULL, 0)));
+    FAR(R(recv(s, bad, 4, 0)); ALL(s, 4); R(recv(s, bad, 4, 0)); R(readv(s, &part, 1)); R(recv(s, bad, 4, MSG_PEEK)));
+    step();
+    FAR(R(send(s, bad, 10, MSG_NOSIGNAL)); R(shutdown(s, SHUT_WR)); R(send(s, bad, 10, MSG_NOSIGNAL)));
+    NEAR(GET(s, 4, 0); R(recv(s, bad, 4, 0)));
+}
+
 static void messages(void)
 {
     char a[4], b[10], control[64], name[64];
@@ -351,6 +367,7 @@ MAIN(JOINED(peeking), JOINED(peeking_waits), JOINED(peeking_at_the_end), JOINED(
      JOINED(trunc_throws_away), JOINED(trunc_with_peek_throws_nothing_away), JOINED(trunc_of_much),
      JOINED(nothing_sent), JOINED(nothing_received), JOINED(vectors_with_empty_parts), JOINED(vectors_of_many_parts),
      JOINED(messages_of_too_many_parts), JOINED(bad_addresses_to_send), JOINED(bad_addresses_to_receive),
+     JOINED(bad_addresses_behind_the_end),
      JOINED(messages), JOINED(message_flags_by_what_was_asked), JOINED(several_messages),
      JOINED(several_messages_wait_for_one), JOINED(several_messages_until_the_end), JOINED(addresses_with_bytes),
      JOINED(flags_without_effect), JOINED(corked_bytes_come_when_flushed), JOINED(counts_of_waiting_bytes),

@@ -10,12 +10,11 @@
 #include "calls.h"
 #include <sched.h>
 #include <stdarg.h>
-#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 
 /* Calls after which a connection stays on TCP are drawn with some seeds only, or little would happen on lanes. */
-enum flavour { ALWAYS, PIPES, URGENT, FLAVOURS };
+enum flavour { ALWAYS, PIPES, URGENT, LOW_WATER, FLAVOURS };
 
 static const struct {
     void (*call)(int end);
@@ -40,6 +39,15 @@ static const struct {
     {call_copy, 2, ALWAYS},
     {call_fork, 1, ALWAYS},
     {call_linger, 1, ALWAYS},
+    {call_look_at_sets, 3, ALWAYS},
+    {call_receive_interrupted, 1, ALWAYS},
+    {call_wait_masked, 3, ALWAYS},
+    {call_set_time_outs, 1, ALWAYS},
+    {call_set_nonblocking, 1, ALWAYS},
+    {call_ask_who, 1, ALWAYS},
+    {call_without_memory, 1, ALWAYS},
+    {call_replace, 2, ALWAYS},
+    {call_set_low_water, 2, LOW_WATER},
     {call_splice_in, 3, PIPES},
     {call_splice_out, 3, PIPES},
     {call_send_urgent, 2, URGENT},
@@ -53,7 +61,7 @@ enum { FAMILIES = 500000000, PASSED = 700000000 };
 
 struct end ends[2];
 unsigned char buffer[BUFFER];
-int set, file, pipe_ends[2];
+int file, pipe_ends[2];
 bool told_of_edges_once;
 long sent_in_all;
 static uint64_t state;
@@ -155,6 +163,13 @@ void set_blocking(int end, bool blocking)
     int flags = fcntl(ends[end].fd, F_GETFL);
 
     fcntl(ends[end].fd, F_SETFL, blocking ? flags & ~O_NONBLOCK : flags | O_NONBLOCK);
+}
+
+bool is_over(int end)
+{
+    struct pollfd entry = {ends[end].fd, POLLRDHUP, 0};
+
+    return ends[!end].fd < 0 || poll(&entry, 1, 0) != 0;
 }
 
 static struct info told_by_kernel(int end)
@@ -305,7 +320,7 @@ static void be_second(void)
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     close(to_second[1]);
     close(from_second[0]);
-    set = epoll_create1(0);
+    make_sets();
     while (read(to_second[0], &play, sizeof play) == sizeof play && play.call) {
         take_over(&play);
         play.call(play.end);
@@ -381,7 +396,7 @@ static void play(unsigned seed, int count)
     else
         meet();
     warm_up_ends(seed >= PASSED);
-    set = epoll_create1(0);
+    make_sets();
     set_blocking(0, false);
     set_blocking(1, false);
     begin_counts();
@@ -424,7 +439,7 @@ static void play(unsigned seed, int count)
         if (ends[end].fd >= 0)
             drain(end);
     close_all();
-    close(set);
+    close_sets();
 }
 
 int main(int count, char **arguments)
@@ -439,6 +454,7 @@ int main(int count, char **arguments)
     signal(SIGPIPE, SIG_IGN);
     sigemptyset(&end);
     sigaddset(&end, SIGTERM);
+    sigaddset(&end, SIGUSR1);
     sigprocmask(SIG_BLOCK, &end, NULL);
     file = memfd_create("file", 0);
     for (int at = 0; at < FILE_SIZE; at++)
@@ -452,6 +468,7 @@ int main(int count, char **arguments)
     for (int other = 4; other < count; other++)
         play((unsigned)atoi(arguments[other]), atoi(arguments[3]));
     say("sent %ld\n", sent_in_all);
+    sigdelset(&end, SIGUSR1);
     sigwait(&end, &signal_number);
     return 0;
 }

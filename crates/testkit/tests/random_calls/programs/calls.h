@@ -7,6 +7,7 @@
 #include "../../programs/ends.h"
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/epoll.h>
 
 enum {
     /* Longest buffer of a call, and most bytes on their way to an end: every window stays open, so that all are there
@@ -28,8 +29,8 @@ struct end {
 };
 extern struct end ends[2];
 extern unsigned char buffer[BUFFER];
-/* An epoll set, a file of FILE_SIZE bytes, and a pipe, whose ends do not wait. */
-extern int set, file, pipe_ends[2];
+/* A file of FILE_SIZE bytes, and a pipe, whose ends do not wait. */
+extern int file, pipe_ends[2];
 enum { FILE_SIZE = 6000 };
 /* Bytes that sends have taken, of all seeds. */
 extern long sent_in_all;
@@ -53,6 +54,8 @@ bool has_room(int end, long count);
 /* So many bytes have been sent by the end, or received. */
 void was_sent(int end, long count);
 void was_received(int end, long count);
+/* Whether a direction has ended, or the other end is closed. */
+bool is_over(int end);
 /* Whether calls wait. */
 void set_blocking(int end, bool blocking);
 
@@ -83,11 +86,29 @@ extern bool told_of_edges_once;
 /* looks.c */
 void call_poll(int end);
 void call_select(int end);
-void call_register(int end);
-void call_wait_in_set(int end);
 void call_count(int end);
 void call_error(int end);
 void call_at_mark(int end);
+
+/* sets.c: two sets, of which the second is in a third. */
+extern int sets[2];
+void make_sets(void);
+void close_sets(void);
+void call_register(int end);
+void call_wait_in_set(int end);
+void call_look_at_sets(int end);
+void say_events(const struct epoll_event *events, long count);
+
+/* interrupted.c */
+void call_receive_interrupted(int end);
+void call_wait_masked(int end);
+
+/* settings.c */
+void call_set_time_outs(int end);
+void call_set_nonblocking(int end);
+void call_ask_who(int end);
+void call_set_low_water(int end);
+void call_without_memory(int end);
 
 /* lives.c */
 void call_shut_down(int end);
@@ -95,6 +116,7 @@ void call_close(int end);
 void call_copy(int end);
 void call_fork(int end);
 void call_linger(int end);
+void call_replace(int end);
 /* An end and its copy are closed in this process. */
 int close_end(int end);
 void leave(int end);

@@ -102,3 +102,25 @@ void call_linger(int end)
     say("SO_LINGER %d", linger.l_onoff);
     say_result(setsockopt(any_descriptor(end), SOL_SOCKET, SO_LINGER, &linger, sizeof linger));
 }
+
+/* The copy of one end becomes one of the other, which has none. */
+void call_replace(int end)
+{
+    struct end *own = &ends[end], *other = &ends[!end];
+    int copy = own->copy;
+
+    if (copy < 0 || other->fd < 0 || other->copy >= 0) {
+        say("dup2 onto itself");
+        say_result(dup2(own->fd, own->fd) == own->fd ? 0 : -1);
+        return;
+    }
+    own->copy = -1;
+    if (chance(50)) {
+        say("dup2");
+        say_result(dup2(other->fd, copy) == copy ? 0 : -1);
+    } else {
+        say("dup3");
+        say_result(dup3(other->fd, copy, O_CLOEXEC) == copy ? 0 : -1);
+    }
+    other->copy = copy;
+}

@@ -1,7 +1,6 @@
 /* Calls that tell how a connection is. */
 #include "calls.h"
 #include <linux/sockios.h>
-#include <sys/epoll.h>
 #include <sys/select.h>
 
 /* How long a wait is that finds nothing. */
@@ -47,41 +46,6 @@ void call_select(int end)
         if (ends[which].fd >= 0)
             say(" %c %d%d%d", 'a' + which, FD_ISSET(ends[which].fd, &sets[0]) != 0,
                 FD_ISSET(ends[which].fd, &sets[1]) != 0, FD_ISSET(ends[which].fd, &sets[2]) != 0);
-    (void)end;
-}
-
-void call_register(int end)
-{
-    static const struct {
-        unsigned bit, percent;
-    } kinds[] = {{EPOLLIN, 75},  {EPOLLOUT, 33},     {EPOLLRDHUP, 33}, {EPOLLPRI, 33},
-                 {EPOLLET, 67}, {EPOLLONESHOT, 33}, {EPOLLRDNORM, 33}};
-    static const char *const names[] = {"add", "delete", "change"};
-    int operation = 1 + (int)below(3), fd = any_descriptor(end);
-    struct epoll_event event = {.data.u32 = (uint32_t)end * 2 + (fd != ends[end].fd)};
-
-    for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++)
-        event.events |= chance(kinds[kind].percent) ? kinds[kind].bit : 0;
-    if (!told_of_edges_once)
-        event.events &= ~(uint32_t)EPOLLET;
-    say("epoll %s%s for %x", names[operation - 1], fd != ends[end].fd ? " copy" : "", event.events);
-    say_result(epoll_ctl(set, operation, fd, &event));
-}
-
-void call_wait_in_set(int end)
-{
-    struct epoll_event events[8];
-    unsigned told[4] = {0};
-    int ms = chance(20) ? PATIENCE_MS : 0, ready;
-
-    say("epoll wait%s", ms ? " patiently" : "");
-    ready = epoll_wait(set, events, 8, ms);
-    say_result(ready);
-    /* In the order of the registrations: that of the events is the kernel's affair. */
-    for (int event = 0; event < ready; event++)
-        told[events[event].data.u32 & 3] |= events[event].events;
-    for (int which = 0; which < 4; which++)
-        say(" %x", told[which]);
     (void)end;
 }
 

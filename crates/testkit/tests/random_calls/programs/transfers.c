@@ -24,13 +24,17 @@ static void in_parts(struct iovec parts[5], unsigned char *bytes, long count)
 
 void call_send(int end)
 {
-    static const char *const names[] = {"write", "send", "writev", "sendmsg"};
+    static const char *const names[] = {"write", "send", "writev", "sendmsg", "pwritev2", "sendto", "dprintf"};
+    struct sockaddr_in nobody = {.sin_family = AF_INET, .sin_port = 1};
     struct iovec parts[5];
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 5};
     long count = any_size(), sent;
-    unsigned way = below(4);
-    int fd = any_descriptor(end);
+    unsigned way = below(7);
+    int flags = MSG_NOSIGNAL | (chance(20) ? MSG_DONTWAIT : 0) | (chance(10) ? MSG_EOR : 0), fd = any_descriptor(end);
 
+    /* It goes in several pieces where it is long. */
+    if (way == 6)
+        count = count < 1000 ? count : 1000;
     if (!has_room(end, count))
         return;
     fill(end, buffer, count);
@@ -41,13 +45,23 @@ void call_send(int end)
         sent = write(fd, buffer, (size_t)count);
         break;
     case 1:
-        sent = send(fd, buffer, (size_t)count, MSG_NOSIGNAL);
+        sent = send(fd, buffer, (size_t)count, flags);
         break;
     case 2:
         sent = writev(fd, parts, 5);
         break;
+    case 3:
+        sent = sendmsg(fd, &message, flags);
+        break;
+    case 4:
+        sent = pwritev2(fd, parts, 5, -1, 0);
+        break;
+    case 5:
+        sent = sendto(fd, buffer, (size_t)count, flags, (struct sockaddr *)&nobody, sizeof nobody);
+        break;
     default:
-        sent = sendmsg(fd, &message, MSG_NOSIGNAL);
+        memset(buffer, 'a' + ends[end].next % 16, (size_t)count);
+        sent = dprintf(fd, "%.*s", (int)count, (char *)buffer);
     }
     say_result(sent);
     was_sent(end, sent);
@@ -56,7 +70,7 @@ void call_send(int end)
 
 void call_receive(int end)
 {
-    static const char *const names[] = {"read", "recv", "readv", "recvmsg"};
+    static const char *const names[] = {"read", "recv", "readv", "recvmsg", "preadv2", "recvfrom"};
     static const int all_flags[] = {0,
                                     0,
                                     0,
@@ -65,11 +79,16 @@ void call_receive(int end)
                                     MSG_PEEK | MSG_TRUNC,
                                     MSG_WAITALL,
                                     MSG_PEEK | MSG_WAITALL,
-                                    MSG_DONTWAIT | MSG_WAITALL};
+                                    MSG_DONTWAIT | MSG_WAITALL,
+                                    MSG_PEEK | MSG_WAITALL | MSG_TRUNC,
+                                    MSG_ERRQUEUE,
+                                    MSG_CMSG_CLOEXEC | MSG_NOSIGNAL | MSG_WAITFORONE};
+    struct sockaddr_in address;
+    socklen_t length = sizeof address;
     struct iovec parts[5];
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 5};
     long count = any_size(), received;
-    unsigned way = below(4);
+    unsigned way = below(6);
     int flags = all_flags[below(sizeof all_flags / sizeof *all_flags)], fd = any_descriptor(end);
 
     if (way % 2 == 0)
@@ -89,13 +108,21 @@ void call_receive(int end)
     case 2:
         received = readv(fd, parts, 5);
         break;
-    default:
+    case 3:
         received = recvmsg(fd, &message, flags);
+        break;
+    case 4:
+        received = preadv2(fd, parts, 5, -1, 0);
+        break;
+    default:
+        received = recvfrom(fd, buffer, (size_t)count, flags, (struct sockaddr *)&address, &length);
     }
     say_result(received);
     say_sum(buffer, count);
     if (way == 3)
         say(" tells %x", message.msg_flags);
+    if (way == 5)
+        say(" from %u", (unsigned)length);
     if (!(flags & MSG_PEEK))
         was_received(end, received);
 }
