@@ -161,11 +161,8 @@ pub(crate) struct Found {
 /// # Errors
 /// The kernel has no memfds, or shows no processes.
 pub(crate) fn read_all(instance: Option<u64>) -> std::io::Result<Found> {
-    match proc::processes().as_slice() {
-        // Not even this one.
-        [] => Err(std::io::Error::other("no process is to be seen: /proc cannot be read")),
-        pids => read_some(pids, instance),
-    }
+    proc::check()?;
+    read_some(&proc::processes(), instance)
 }
 
 /// As [`read_all`], but looks only at `pids`.

@@ -138,7 +138,7 @@ pub(crate) fn ensure(dir: &Path, config: Option<&Named>) -> Result<()> {
     }
     let daemon = locate::daemon().with_context(|| {
         locate::misnamed(locate::DAEMON_VARIABLE)
-            .unwrap_or_else(|| "viaductd is not installed beside viaduct".to_owned())
+            .unwrap_or_else(|| format!("viaductd is not installed beside viaduct{}", locate::lost()))
     })?;
     // Started from a process of its own that ends at once: viaductd becomes nobody's child, so that the program, into
     // which this process is about to turn, never reaps a stranger; and it inherits none of the descriptors open here.

@@ -211,7 +211,11 @@ fn tickets() -> Check {
     let has = |number: u32| capabilities >> number & 1 == 1;
     let missing = [
         (
-            !Path::new("/proc/sys/kernel/unprivileged_bpf_disabled").exists(),
+            !Path::new("/proc/sys/kernel").exists(),
+            "/proc/sys is not there to tell what the kernel can do",
+        ),
+        (
+            Path::new("/proc/sys/kernel").exists() && !Path::new("/proc/sys/kernel/unprivileged_bpf_disabled").exists(),
             "the kernel has no bpf system call",
         ),
         (
@@ -340,7 +344,7 @@ fn preload() -> Check {
         return Check::new(
             NAME,
             Level::Fail,
-            format!("{} was not found", locate::PRELOAD_NAME),
+            format!("{} was not found{}", locate::PRELOAD_NAME, locate::lost()),
             format!(
                 "All programs run as plain TCP. Install it beside viaduct or in ../lib/viaduct, or set {}.",
                 locate::PRELOAD_VARIABLE

@@ -21,13 +21,12 @@ const LIBRARY_DIR: &str = match option_env!("VIADUCT_LIBDIR") {
 
 /// The preload library: as the environment says, beside this program, in `../lib/viaduct`, or where it was installed.
 pub(crate) fn preload() -> Option<PathBuf> {
-    first_file(PRELOAD_VARIABLE, |beside| {
-        vec![
-            beside.join(PRELOAD_NAME),
-            beside.join("../lib/viaduct").join(PRELOAD_NAME),
-            Path::new(LIBRARY_DIR).join(PRELOAD_NAME),
-        ]
-    })
+    let installed = Path::new(LIBRARY_DIR).join(PRELOAD_NAME);
+    first_file(
+        PRELOAD_VARIABLE,
+        &[PRELOAD_NAME, "../lib/viaduct/libviaduct_preload.so"],
+        Some(installed),
+    )
 }
 
 /// How `LD_PRELOAD` names the library: by a way that only the GNU loader knows, which puts the name of its own
@@ -46,13 +45,11 @@ pub(crate) fn preload_entry(library: &Path) -> OsString {
 
 /// viaductd: as the environment says, beside this program, or in `../sbin`.
 pub(crate) fn daemon() -> Option<PathBuf> {
-    first_file(DAEMON_VARIABLE, |beside| {
-        vec![
-            beside.join("viaductd"),
-            beside.join("../sbin/viaductd"),
-            beside.join("../bin/viaductd"),
-        ]
-    })
+    first_file(
+        DAEMON_VARIABLE,
+        &["viaductd", "../sbin/viaductd", "../bin/viaductd"],
+        None,
+    )
 }
 
 /// What is wrong where the environment names a part that was not found.
@@ -61,10 +58,24 @@ pub(crate) fn misnamed(variable: &str) -> Option<String> {
     Some(format!("{variable}: there is no file {named}"))
 }
 
-fn first_file(variable: &str, places: impl Fn(&Path) -> Vec<PathBuf>) -> Option<PathBuf> {
+/// Why this program may find nothing of its own: what shows it where it is is missing.
+pub(crate) fn lost() -> &'static str {
+    match env::current_exe() {
+        Ok(_) => "",
+        Err(_) => "; without /proc `viaduct` does not know where it is itself",
+    }
+}
+
+/// What the environment names, else the first of those that are beside this program, or installed there.
+fn first_file(variable: &str, beside: &[&str], installed: Option<PathBuf>) -> Option<PathBuf> {
     let candidates = match env::var_os(variable) {
         Some(path) if !path.is_empty() => vec![PathBuf::from(path)],
-        _ => places(env::current_exe().ok()?.parent()?),
+        _ => {
+            let own = env::current_exe().ok();
+            let own = own.as_deref().and_then(Path::parent);
+            let own = own.into_iter().flat_map(|dir| beside.iter().map(|name| dir.join(name)));
+            own.chain(installed).collect()
+        }
     };
     candidates
         .into_iter()

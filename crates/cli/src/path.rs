@@ -247,6 +247,7 @@ fn candidates(meant: Meant, dir: Option<PathBuf>) -> Result<Found> {
             if !proc::exists(pid) {
                 bail!("there is no process {pid}");
             }
+            proc::check()?;
             if !proc::may_look_into(pid) {
                 bail!("process {pid} may not be looked into: run this as the user it belongs to, or as root");
             }

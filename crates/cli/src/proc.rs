@@ -2,9 +2,9 @@
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, openat, readlinkat, statx};
 use std::collections::HashMap;
-use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::{fs, io};
 use viaduct_control::counters::MEMFD_NAME;
 
 /// Processes there are now, by number.
@@ -53,6 +53,17 @@ impl Descriptors {
 /// Whether the caller may see the descriptors of `pid`.
 pub(crate) fn may_look_into(pid: u32) -> bool {
     fs::read_dir(format!("/proc/{pid}/fd")).is_ok()
+}
+
+/// Whether processes can be looked at here.
+///
+/// # Errors
+/// The kernel shows no processes, not even this one.
+pub(crate) fn check() -> io::Result<()> {
+    match processes().is_empty() {
+        true => Err(io::Error::other("no process is to be seen: /proc cannot be read")),
+        false => Ok(()),
+    }
 }
 
 /// Whether there is a process `pid`, even one that the caller does not see.

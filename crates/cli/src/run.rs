@@ -194,8 +194,9 @@ fn preload_for(file: &Path) -> Result<PathBuf, String> {
     let library = locate::preload().ok_or_else(|| {
         locate::misnamed(locate::PRELOAD_VARIABLE).unwrap_or_else(|| {
             format!(
-                "{} was not found beside viaduct or where it is installed",
-                locate::PRELOAD_NAME
+                "{} was not found beside viaduct or where it is installed{}",
+                locate::PRELOAD_NAME,
+                locate::lost()
             )
         })
     })?;

@@ -5,6 +5,7 @@ mod common;
 use common::{Dir, viaduct};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -165,6 +166,23 @@ fn a_file_that_cannot_be_written_is_told_before_anything_is_measured() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(errors.contains("bad.svg") && !errors.contains("road"), "{errors}");
     assert!(!good.exists());
+}
+
+#[test]
+fn why_viaductd_could_not_start_is_told() {
+    let home = Dir::new();
+    let stand_in = home.path.join("stand-in");
+    std::fs::write(&stand_in, "#!/bin/sh\necho '12:00 ERROR it is Friday' >&2; exit 1").unwrap();
+    std::fs::set_permissions(&stand_in, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = viaduct(&home.path);
+    command
+        .args(["bench", "latency", "--quick"])
+        .env("VIADUCT_DAEMON", &stand_in);
+    // Nothing gets as far as to load it.
+    command.env("VIADUCT_PRELOAD", &stand_in).env("TMPDIR", &home.path);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(said, "viaduct: viaductd exited at once: it is Friday\n");
 }
 
 #[test]

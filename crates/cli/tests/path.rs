@@ -254,6 +254,7 @@ fn the_reason_and_the_other_end_are_explained() {
         Reason::Offered.text(),
         "[offered]",
         Reason::Offered.advice(),
+        "as the same user unless viaductd is root's",
         "does not run under Viaduct",
         "none. Paired connections go on",
     ] {

@@ -1067,6 +1067,39 @@ fn help_that_cannot_be_written_is_told() {
     }
 }
 
+#[test]
+fn where_proc_is_missing_that_is_told() {
+    if !has(CapabilitySet::SYS_ADMIN) {
+        return;
+    }
+    let home = Dir::new();
+    for (words, told, status) in [
+        (
+            "run -- true",
+            "; without /proc `viaduct` does not know where it is itself",
+            0,
+        ),
+        ("path 1 3 tcp", "no process is to be seen: /proc cannot be read", 1),
+        ("status", "no process is to be seen: /proc cannot be read", 1),
+    ] {
+        let own = viaduct(&home.path);
+        let mut hidden = Command::new("unshare");
+        hidden.args(["-m", "sh", "-c", "mount -t tmpfs none /proc && exec \"$0\" \"$@\""]);
+        hidden.arg(own.get_program()).args(words.split(' '));
+        for (name, value) in own.get_envs() {
+            match value {
+                Some(value) => hidden.env(name, value),
+                None => hidden.env_remove(name),
+            };
+        }
+        // What names the library needs no other place.
+        hidden.env_remove("VIADUCT_PRELOAD").env("VIADUCT_DIR", &home.path);
+        let output = hidden.output().unwrap();
+        assert_eq!(output.status.code(), Some(status), "{words}");
+        assert!(stderr(&output).contains(told), "{words}: {}", stderr(&output));
+    }
+}
+
 /// In the place of a closed one Rust's runtime opens `/dev/null`, which takes everything.
 #[test]
 fn a_closed_standard_output_is_told() {

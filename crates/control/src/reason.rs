@@ -39,7 +39,7 @@ reasons! {
     NotYet = 1, "not-yet", "The connection has not yet carried enough to be worth matching.",
         "Nothing; or `--offer now` to match at the first byte.";
     Offered = 2, "offered", "Offered to viaductd; the other end has not offered itself.",
-        "Start the other end's program with `viaduct run` under the same runtime directory; a peer on another machine stays on TCP.";
+        "Start the other end's program with `viaduct run` under the same runtime directory, as the same user unless viaductd is root's; a peer on another machine stays on TCP.";
     NoDaemon = 3, "no-daemon", "No viaductd answers in the runtime directory.",
         "Start viaductd, or use `viaduct run`, which starts one if it can; that one leaves a minute after the last program under Viaduct has ended.";
     Version = 4, "version", "viaductd is of another version.", "Restart viaductd, then the program.";

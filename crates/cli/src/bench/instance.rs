@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -43,15 +44,22 @@ impl Instance {
                 .env_remove("LD_PRELOAD")
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
-                .stderr(Stdio::null())
+                .stderr(Stdio::piped())
                 .spawn()
                 .with_context(|| daemon.display().to_string())?,
             dir,
         };
+        let mut said = instance.daemon.stderr.take();
         let start = Instant::now();
         while !matches!(daemon::query(instance.dir()), Answer::Stats(_)) {
             if let Some(status) = instance.daemon.try_wait()? {
-                bail!("viaductd exited at once ({status})");
+                let mut log = String::new();
+                if let Some(said) = &mut said {
+                    said.read_to_string(&mut log)?;
+                }
+                // Before it is when.
+                let why = log.trim_end().rsplit_once("ERROR ").map(|(_, why)| why);
+                bail!("viaductd exited at once: {}", why.unwrap_or(&status.to_string()));
             }
             if start.elapsed() > READY {
                 bail!("viaductd does not answer");

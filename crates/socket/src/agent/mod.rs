@@ -100,8 +100,8 @@ pub(crate) fn unhide(fd: i32) {
     }
 }
 
-/// Whether it is time to ask [`probe`] of an offer of that generation: its connection to viaductd is not there any more,
-/// or nobody has looked for a while.
+/// Whether it is time to ask [`probe`] of an offer of that generation: its connection to viaductd is not there any
+/// more, or nobody has looked for a while.
 #[inline]
 pub(crate) fn is_due_for_look(offered_in: u32) -> bool {
     let is_lost = MAILBOX.fd.load(Relaxed) < 0 || GENERATION.load(Relaxed) != offered_in;

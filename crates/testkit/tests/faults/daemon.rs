@@ -157,8 +157,8 @@ fn programs_started_before_viaductd_are_accelerated_once_it_is_there() {
     instance.kill_daemon();
 }
 
-/// Who asks while viaductd is on its way asks again when it is there, not a second later. The server has a connection to
-/// the viaductd that has gone.
+/// Who asks while viaductd is on its way asks again when it is there, not a second later. The server has a connection
+/// to the viaductd that has gone.
 #[test]
 fn a_restart_delays_what_begins_meanwhile_by_little_more_than_it_takes() {
     for options in [&[][..], &["--same-user"]] {
