@@ -22,8 +22,8 @@ pub(crate) fn reset_on_close(conn: &Conn) {
 }
 
 /// The process lets go of a connection that it has handed over: what is left in its lane, after a peer that can send
-/// nothing again has ended the stream, or has handed over its own end, reaches nobody. The successor is not to take what
-/// it has for the whole stream. The receiving direction is owned.
+/// nothing again has ended the stream, or has handed over its own end, reaches nobody. The successor is not to take
+/// what it has for the whole stream. The receiving direction is owned.
 fn tell_of_loss(conn: &Conn, receive: &Guard<'_>) {
     let Some(segment) = conn.segment(receive) else { return };
     if conn.alone() {

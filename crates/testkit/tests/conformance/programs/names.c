@@ -359,8 +359,36 @@ static void error_between_messages(void)
     step();
 }
 
+static int flags_from_then_on;
+
+static void change_itself(int number)
+{
+    sigaction(number, &(struct sigaction){.sa_handler = change_itself, .sa_flags = flags_from_then_on}, NULL);
+}
+
+/* What counts is what the handler was installed with as it was called. */
+static void handlers_that_change_themselves(void)
+{
+    for (int restarts = 0; restarts < 2; restarts++) {
+        if (is_near) {
+            sleep_ms(200);
+            R(send(s, "x", 1, 0));
+        } else {
+            struct sigaction action = {.sa_handler = change_itself, .sa_flags = restarts ? SA_RESTART : 0};
+
+            flags_from_then_on = restarts ? 0 : SA_RESTART;
+            sigaction(SIGUSR1, &action, NULL);
+            signal_in(60, SIGUSR1);
+            TIMED(40, 900, GET(s, 1, 0));
+            ALL(s, !restarts);
+        }
+        step();
+    }
+}
+
 MAIN(JOINED(other_names_of_transfers), JOINED(other_names_of_descriptors), JOINED(other_names_of_handlers), JOINED(numbers_of_waits),
      JOINED(numbers_of_waits_with_bad_times), JOINED(ends_on_memory_of_another),
      BARE(numbers_that_make_descriptors), JOINED(children_by_every_call), JOINED(ends_by_every_call), JOINED(streams_reopened),
      JOINED(streams_by_other_names), JOINED(fetched_from_this_process), JOINED(in_the_background), JOINED(copies_that_are_refused),
-     JOINED(vectors_of_nothing), JOINED(error_between_messages))
+     JOINED(vectors_of_nothing), JOINED(error_between_messages),
+     JOINED(handlers_that_change_themselves))

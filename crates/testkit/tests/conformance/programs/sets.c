@@ -460,10 +460,9 @@ static void masks_of_short_waits(void)
 
     FAR(count_signals(SIGUSR1, 0); sigemptyset(&none); sigemptyset(&blocked); sigaddset(&blocked, SIGUSR1);
         pthread_sigmask(SIG_BLOCK, &blocked, NULL); R(watch(set, s, EPOLLIN));
-        for (int round = 0; round < 40; round++) {
-            raise(SIGUSR1);
-            interrupted += epoll_pwait2(set, &event, 1, &time, &none) == -1 && errno == EINTR;
-        } say("%d interrupted, %d signals", interrupted, signals));
+        for (int round = 0; round < 40; round++)
+            raise(SIGUSR1), interrupted += epoll_pwait2(set, &event, 1, &time, &none) < 0 && errno == EINTR;
+        say("%d interrupted, %d signals", interrupted, signals));
 }
 
 /* A set gives few events at a time: everyone gets a turn. */
@@ -518,5 +517,4 @@ MAIN(JOINED(small_waits_with_others_ready), JOINED(small_waits_with_others_comin
      JOINED(socket_passed_in), BARE(set_registered_before_connecting), BARE(registered_early_by_level),
      BARE(registered_early_by_edge), BARE(registered_early_and_changed), BARE(registered_beside_connecting),
      BARE(registered_early_and_used_in_vain), BARE(connected_again_in_a_set), JOINED(others_are_not_starved),
-     BARE(many_connections_in_one_set), JOINED(masks_of_waits),
-     JOINED(masks_of_short_waits))
+     BARE(many_connections_in_one_set), JOINED(masks_of_waits), JOINED(masks_of_short_waits))

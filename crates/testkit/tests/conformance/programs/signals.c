@@ -123,33 +123,6 @@ static void handlers_change_while_receives_wait(void)
     step();
 }
 
-static int flags_from_then_on;
-
-static void change_itself(int number)
-{
-    sigaction(number, &(struct sigaction){.sa_handler = change_itself, .sa_flags = flags_from_then_on}, NULL);
-}
-
-/* What counts is what the handler was installed with as it was called. */
-static void handlers_that_change_themselves(void)
-{
-    for (int restarts = 0; restarts < 2; restarts++) {
-        if (is_near) {
-            sleep_ms(200);
-            R(send(s, "x", 1, 0));
-        } else {
-            struct sigaction action = {.sa_handler = change_itself, .sa_flags = restarts ? SA_RESTART : 0};
-
-            flags_from_then_on = restarts ? 0 : SA_RESTART;
-            sigaction(SIGUSR1, &action, NULL);
-            signal_in(60, SIGUSR1);
-            TIMED(40, 900, GET(s, 1, 0));
-            ALL(s, !restarts);
-        }
-        step();
-    }
-}
-
 static void interrupted_waits(void)
 {
     int set = epoll_create1(0);
@@ -530,8 +503,8 @@ static void jumps_out_of_busy_sends(void)
 
 MAIN(JOINED(interrupted_receive), JOINED(restarted_receive), JOINED(restart_by_other_names),
      JOINED(no_restart_by_other_names), JOINED(no_restart_with_a_time_out), JOINED(other_handlers_do_not_matter),
-     JOINED(handlers_change_while_receives_wait), JOINED(handlers_that_change_themselves), JOINED(interrupted_waits),
-     JOINED(interrupted_send), JOINED(restarted_send), BARE(interrupted_accept_and_connect), JOINED(masked_signals_wait), JOINED(stop_and_continue),
+     JOINED(handlers_change_while_receives_wait), JOINED(interrupted_waits), JOINED(interrupted_send), JOINED(restarted_send),
+     BARE(interrupted_accept_and_connect), JOINED(masked_signals_wait), JOINED(stop_and_continue),
      JOINED(stopped_meanwhile), JOINED(children_end_meanwhile), JOINED(handlers_send), JOINED(handlers_receive),
      JOINED(handlers_close), JOINED(handlers_jump_within_themselves),
      JOINED(handlers_jump_on_stacks_of_their_own), JOINED(jumps_out_of_busy_sends))

@@ -55,8 +55,8 @@ void call_ask_who(int end)
     say_result(lseek(fd, 0, SEEK_CUR));
 }
 
-/* Only where there are no bytes, of which fewer are told all the same, a known limit, and no end, which natively is told
- * once more. */
+/* Only where there are no bytes, of which fewer are told all the same, a known limit, and no end, which natively is
+ * told once more. */
 void call_set_low_water(int end)
 {
     static const int values[] = {1, 2, 100, 3000};
