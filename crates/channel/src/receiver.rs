@@ -425,6 +425,11 @@ impl<'a> Receiver<'a> {
         &self.lane.sender.words[number % WORDS]
     }
 
+    /// The sender's word [aside](crate::Sender::aside). Written by the peer.
+    pub fn peer_aside(&self) -> &'a AtomicU64 {
+        &self.lane.sender_own.aside
+    }
+
     /// Bytes after `head` that `readable` last saw.
     #[inline(always)]
     fn seen(&self, head: u64) -> usize {

@@ -29,7 +29,8 @@ fn tell_of_loss(conn: &Conn, receive: &Guard<'_>) {
     let lane = segment.receiver(conn.side());
     let incoming = Incoming::new(lane);
     let on_lane = matches!(incoming.source(), Source::Lane | Source::LaneThenRaw);
-    let lost = on_lane && conn.alone() && !incoming.may_give_back() && lane.readable() != Ok(0);
+    let unread = || on_lane && !incoming.may_give_back() && lane.readable() != Ok(0);
+    let lost = conn.alone() && (unread() || incoming.is_owed());
     if lost && raw::poll_now(conn.fd(), libc::POLLRDHUP) != 0 {
         let _ = raw::disconnect(conn.fd());
     }

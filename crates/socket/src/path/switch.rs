@@ -77,10 +77,9 @@ pub(crate) fn demote(conn: &Conn, out: &Outgoing<'_>, reason: Reason) {
     conn.set_reason(reason);
 }
 
-/// Sends the mark that ends a lane stretch; false: the kernel's buffer is full.
+/// Sends the mark that ends a lane stretch, unless the peer needs none; false: the kernel's buffer is full.
 pub(crate) fn send_back(conn: &Conn, out: &Outgoing<'_>) -> Result<bool, Errno> {
-    let put = || raw::send(conn.fd(), &[MARK_BACK], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
-    match marks::unless_closing(conn, out, put) {
+    match marks::unless_closing(conn, out, || marks::put(conn, out, MARK_BACK)).flatten() {
         None | Some(Ok(_)) => {
             out.back_sent();
             conn.sends_on(Path::Tcp);
