@@ -9,8 +9,8 @@
 
 use crate::recall::ATTEMPTS;
 use crate::{
-    ANSWERED, COUNT, HEEDS, Incoming, LEAVING, LEFT, Mode, Outgoing, PROMOTING, R_READING, R_READY, R_REQUEST, RECALL,
-    S_CLOSED, S_MODE, S_UNTIL, Source,
+    ANSWERED, BACK_SEEN, COUNT, HEEDS, Incoming, LEAVING, LEFT, Mode, Outgoing, PROMOTING, R_ENDED, R_READING, R_READY,
+    R_REQUEST, RECALL, S_CLOSED, S_MODE, S_UNTIL, Source,
 };
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
@@ -18,6 +18,9 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 const PUTTING: u64 = 1;
 /// One mark there.
 const ONE: u64 = 2;
+/// In the receiver's word of readiness, once it has left: it was amid a lane stretch, whose back it had seen.
+const AMID: u64 = 2;
+const BEHIND_BACK: u64 = 4;
 
 /// What a receiver that leaves has to do before it [has left](Incoming::has_left).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +59,7 @@ impl Outgoing<'_> {
     }
 
     /// Whether the receiver leaves, or has left.
-    pub(crate) fn is_being_left(&self) -> bool {
+    pub fn is_being_left(&self) -> bool {
         self.lane.peer_word(R_REQUEST).load(Acquire) & LEAVING != 0
     }
 
@@ -74,9 +77,12 @@ impl Outgoing<'_> {
 
 impl Incoming<'_> {
     /// Ends a recall without the sender. Nobody who knows lanes goes on here. To be called again until it
-    /// [has left](Self::has_left); in between, a sender that runs after all may do its part.
-    pub fn leave(&self) -> Leave {
-        if !self.answer_in_its_stead() {
+    /// [has left](Self::has_left); in between, a sender that runs after all may do its part. `for_good`: the recall will
+    /// not be withdrawn, so that bytes may be given back.
+    pub fn leave(&self, for_good: bool) -> Leave {
+        let request = self.lane.word(R_REQUEST).load(Relaxed);
+        let heeds = self.lane.peer_word(S_CLOSED).load(Relaxed) & HEEDS != 0;
+        if request & (RECALL | PROMOTING) != RECALL || !heeds {
             return Leave::NotNow;
         }
         let sender = self.lane.peer_word(S_MODE).load(Acquire);
@@ -85,6 +91,10 @@ impl Incoming<'_> {
             (Source::Raw, Mode::Raw) if sender >> COUNT != self.given_back() => Leave::Raw,
             // Once begun, by where it stands: the sender waits.
             (Source::Lane, _) if self.leaves() => Leave::Marks,
+            (Source::RawUntil(_) | Source::LaneThenRaw, _) if for_good => {
+                self.answer_in_its_stead();
+                return Leave::NotNow;
+            }
             _ => return Leave::NotNow,
         };
         // SeqCst pairs with `Outgoing::begin_put`.
@@ -94,23 +104,18 @@ impl Incoming<'_> {
 
     /// The sender may not have seen the recall. What it promises by its answer holds all the same: it looks whether there
     /// is one before it does anything that it must not do any more, but for putting a mark, and for promoting.
-    fn answer_in_its_stead(&self) -> bool {
+    fn answer_in_its_stead(&self) {
         let request = self.lane.word(R_REQUEST);
         let mut found = request.load(Relaxed);
         for _ in 0..ATTEMPTS {
-            if found & ANSWERED != 0 {
+            if found & (RECALL | PROMOTING | ANSWERED) != RECALL {
                 break;
             }
-            let heeds = self.lane.peer_word(S_CLOSED).load(Relaxed) & HEEDS != 0;
-            if found & (RECALL | PROMOTING) != RECALL || !heeds {
-                return false;
-            }
             match request.compare_exchange(found, found | ANSWERED, AcqRel, Relaxed) {
-                Ok(_) => return true,
+                Ok(_) => break,
                 Err(other) => found = other,
             }
         }
-        found & (ANSWERED | PROMOTING) == ANSWERED && self.lane.peer_word(S_CLOSED).load(Relaxed) & HEEDS != 0
     }
 
     /// Whether this end [leaves](Self::leave), or has left.
@@ -130,12 +135,29 @@ impl Incoming<'_> {
     /// This end has left, at kernel position `position`: the sender puts no mark any more, and sends what it finds in
     /// the lane and what was given back. A stretch that was being read has ended.
     pub fn has_gone(&self, position: u64) {
-        self.lane.word(R_READY).store(position << COUNT, Relaxed);
-        if self.lane.word(R_READING).load(Relaxed) != 0 {
+        let reading = self.lane.word(R_READING).load(Relaxed);
+        let was_amid = match reading {
+            0 => 0,
+            _ if reading & BACK_SEEN == 0 => AMID,
+            _ => AMID | BEHIND_BACK,
+        };
+        self.lane.word(R_READY).store(position << COUNT | was_amid, Relaxed);
+        if reading != 0 {
             self.lane_drained();
         }
         // Release pairs with the acquires of `Outgoing`: who sees this sees all that was given back, and where it ended.
         self.lane.word(R_REQUEST).fetch_or(LEAVING | LEFT, Release);
+    }
+
+    /// The recall has been withdrawn: a stretch that was ended is read on.
+    pub(crate) fn come_back(&self) {
+        let was_amid = self.lane.word(R_READY).swap(0, Relaxed);
+        if was_amid & AMID != 0 {
+            let epoch = self.lane.word(R_ENDED).load(Relaxed);
+            let back = if was_amid & BEHIND_BACK == 0 { 0 } else { BACK_SEEN };
+            self.lane.word(R_ENDED).store(epoch.wrapping_sub(1), Release);
+            self.lane.word(R_READING).store(epoch | back, Release);
+        }
     }
 
     /// Whether this end has left: all that comes by the kernel connection from then on is the stream.

@@ -81,7 +81,7 @@ impl Outgoing<'_> {
 
     /// Whether a recall has been answered: what the receiver left in the lane must travel again, raw, after
     /// [`MARK_BACK`](crate::MARK_BACK).
-    pub(crate) fn has_answered(&self) -> bool {
+    pub fn has_answered(&self) -> bool {
         let request = self.lane.peer_word(R_REQUEST).load(Acquire);
         request & (RECALL | ANSWERED) == RECALL | ANSWERED
     }
@@ -90,7 +90,8 @@ impl Outgoing<'_> {
     pub fn owes_recalled(&self) -> bool {
         let owes_raw =
             || (!self.is_given_up() || self.has_been_left()) && (self.awaits_receiver() || self.must_fetch());
-        self.has_answered() && (self.mode() != Mode::Raw || owes_raw())
+        let is_awaited = self.has_answered() || self.has_been_left();
+        is_awaited && (self.mode() != Mode::Raw || owes_raw())
     }
 
     /// Bytes given back that have not been sent again, by their positions in the room for returns.
@@ -108,7 +109,7 @@ impl Outgoing<'_> {
     /// Whether a raw direction must stop for bytes that the receiver has given back, or has left in the lane as it
     /// [left](Incoming::has_left) between two steps of this end.
     pub fn must_fetch(&self) -> bool {
-        let left = self.has_been_left();
+        let left = self.has_been_left() && self.has_answered();
         self.mode() == Mode::Raw
             && (left || !self.is_being_left())
             && (!self.returned().is_empty() || left && self.lane.in_flight() > 0)
@@ -202,7 +203,12 @@ impl Incoming<'_> {
                 return false;
             }
             // One of this and `Outgoing::answer` comes first.
-            match request.compare_exchange(found, found & !(RECALL | GIVEN_UP) | WISH, AcqRel, Relaxed) {
+            let withdrawn = found & !(RECALL | GIVEN_UP | LEAVING | LEFT) | WISH;
+            match request.compare_exchange(found, withdrawn, AcqRel, Relaxed) {
+                Ok(_) if found & LEFT != 0 => {
+                    self.come_back();
+                    return true;
+                }
                 Ok(_) => return true,
                 Err(other) => found = other,
             }

@@ -129,7 +129,7 @@ fn events() -> impl Strategy<Value = Vec<(bool, Event)>> {
 /// What the talker does, and what the listener does without it: it stands still as the listener leaves.
 fn left_by(direction: &mut Direction<'_>) {
     direction.happen(Event::Recall);
-    direction.listener.leave();
+    direction.listener.leave(true);
     // It goes on, whatever the listener has come to.
     for _ in 0..10_000 {
         if direction.listener.has_handed_over() || direction.listener.ran_out_of_room() {
@@ -137,7 +137,7 @@ fn left_by(direction: &mut Direction<'_>) {
         }
         direction.talker.act(Deed::Send(0));
         direction.talker.pipe.hold_back(false);
-        direction.listener.leave();
+        direction.listener.leave(true);
     }
     direction.talker.pipe.hold_back(false);
     if direction.listener.ran_out_of_room() {
@@ -311,8 +311,9 @@ fn a_recall_sends_again_what_was_left_and_what_is_given_back() {
 
 #[test]
 fn who_leaves_a_talker_that_stands_still_leaves_no_mark_and_no_byte() {
-    let (mut at_once, mut gone, mut unread, mut raw, mut withheld, mut returned, mut broken) = (0, 0, 0, 0, 0, 0, 0);
-    for seed in 0..4000 {
+    let (mut at_once, mut gone, mut unread, mut raw, mut withheld, mut returned) = (0, 0, 0, 0, 0, 0);
+    let (mut broken, mut came_back) = (0, 0);
+    for seed in 0..6000 {
         let (first, second) = support::segment();
         let pipe = Pipe::new(64);
         let mut direction = Direction::new(&first, &second, Side::First, &pipe);
@@ -322,6 +323,17 @@ fn who_leaves_a_talker_that_stands_still_leaves_no_mark_and_no_byte() {
             pipe.hold_back(seed % 4 == 0 && round > 95);
             direction.happen(Event::Talk(drawn_deed(&mut state)));
             direction.happen(Event::Listen(drawn_glance(&mut state)));
+        }
+        if seed % 2 == 0 {
+            direction.happen(Event::Recall);
+            direction.listener.leave(false);
+            direction.listener.withdraw();
+            came_back += direction.listener.withdrawn * direction.listener.gone;
+            if seed % 8 < 6 {
+                pipe.hold_back(false);
+                direction.settle();
+                continue;
+            }
         }
         left_by(&mut direction);
         let Direction { talker, listener } = direction;
@@ -341,6 +353,7 @@ fn who_leaves_a_talker_that_stands_still_leaves_no_mark_and_no_byte() {
     assert!(returned > 1000, "{returned}");
     assert!(at_once > 100, "{at_once}");
     assert!(broken < 100, "{broken}");
+    assert!(came_back > 200, "{came_back}");
 }
 
 #[test]

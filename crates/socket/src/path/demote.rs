@@ -181,7 +181,7 @@ impl Patience {
 
     /// Hands `conn` over without its peer, if that has had its time: bytes that are unread had better come from the peer
     /// before the successor looks for them.
-    fn leave_if_over(self, conn: &Conn) {
+    fn leave_if_over(self, conn: &Conn, for_good: bool) {
         let late = self.late();
         if late < LEFT_NS {
             return;
@@ -191,7 +191,7 @@ impl Patience {
             if has_unread {
                 IN_VAIN_UNTIL.store(sys::now_ns() + IN_VAIN_NS, Relaxed);
             }
-            leave::leave(conn, conn.id());
+            leave::leave(conn, conn.id(), for_good);
         }
     }
 
@@ -229,7 +229,7 @@ pub(crate) fn hand_over(conn: &'static Conn, reason: Reason, leaves: bool) -> bo
             return true;
         }
         if leaves && progress == Progress::Going {
-            patience.leave_if_over(conn);
+            patience.leave_if_over(conn, true);
         }
         let is_gone = patience.is_for_the_gone(conn);
         if progress == Progress::Stuck || is_gone || patience.is_over(leaves) {
@@ -329,7 +329,7 @@ where
                         conn.ring_peer();
                     }
                     if leaves && progress == Progress::Going {
-                        patience.leave_if_over(conn);
+                        patience.leave_if_over(conn, false);
                         leaving |= leave::has_begun(conn);
                     }
                 }

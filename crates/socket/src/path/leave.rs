@@ -11,7 +11,8 @@ use viaduct_stream::{Incoming, Leave, Source};
 
 /// Ends the peer's stretch in its stead, as far as that can be done now. What it has sent and this end has not received
 /// it sends again once it goes on. Nobody who knows lanes goes on here. The recall has been made.
-pub(crate) fn leave(conn: &Conn, id: u64) {
+/// `for_good`: and is not withdrawn, as where a program cannot be started.
+pub(crate) fn leave(conn: &Conn, id: u64, for_good: bool) {
     let Some(guard) = conn.own_receive(id) else { return };
     let Some(segment) = conn.segment(&guard) else { return };
     let lane = segment.receiver(conn.side());
@@ -19,7 +20,7 @@ pub(crate) fn leave(conn: &Conn, id: u64) {
     if incoming.has_left() {
         return;
     }
-    let has_all = match incoming.leave() {
+    let has_all = match incoming.leave(for_good) {
         Leave::NotNow => false,
         Leave::Marks => {
             let looked = incoming.source() != Source::Lane || look_at_marks(conn, &incoming, &lane).is_ok();
@@ -100,14 +101,14 @@ mod tests {
         incoming.recall();
         // Handed to the kernel, but not here yet.
         assert!(out.begin_put());
-        leave(conn, conn.id());
+        leave(conn, conn.id(), true);
         assert!(has_begun(conn));
         out.end_put(true);
-        leave(conn, conn.id());
+        leave(conn, conn.id(), true);
         assert!(has_begun(conn));
         peer.write_all(&[MARK_BELL]).unwrap();
         while kernel::queued(conn.fd()) == 0 {}
-        leave(conn, conn.id());
+        leave(conn, conn.id(), true);
         assert!(incoming.has_left() && incoming.is_owed());
         assert_eq!((incoming.source(), kernel::queued(conn.fd())), (Source::Raw, 0));
         // The peer goes on.
@@ -134,7 +135,7 @@ mod tests {
         assert!(out.begin_put());
         peer.write_all(&[MARK_BELL]).unwrap();
         while kernel::queued(conn.fd()) == 0 {}
-        leave(conn, conn.id());
+        leave(conn, conn.id(), true);
         assert!(incoming.has_left());
     }
 }

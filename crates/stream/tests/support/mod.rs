@@ -129,6 +129,8 @@ impl<'a> Talker<'a> {
             }
             Switch::Put(mark, taken, done) => {
                 self.out.end_put(taken);
+                // None is put to a peer that has left, which may come back until it has been answered.
+                let done = done && (taken || self.out.has_answered());
                 self.switch = if mark == MARK_BACK && done {
                     Switch::BackSent
                 } else {
@@ -331,7 +333,8 @@ impl<'a> Listener<'a> {
 
     /// Goes on by itself if the recall can be taken back.
     pub(crate) fn withdraw(&mut self) {
-        if self.handing_over == HandOver::Begun && self.incoming.withdraw_recall() {
+        let may = self.handing_over == HandOver::Begun || self.incoming.has_left();
+        if may && self.incoming.withdraw_recall() {
             self.handing_over = HandOver::No;
             self.withdrawn += 1;
         }
@@ -397,7 +400,7 @@ impl<'a> Listener<'a> {
     }
 
     /// Hands the connection over without the talker, as far as that is possible while it does nothing.
-    pub(crate) fn leave(&mut self) {
+    pub(crate) fn leave(&mut self, for_good: bool) {
         let glance = Glance {
             room: 5000,
             batch: 64,
@@ -409,7 +412,7 @@ impl<'a> Listener<'a> {
             if self.handing_over != HandOver::Begun {
                 return;
             }
-            let had_room = match self.incoming.leave() {
+            let had_room = match self.incoming.leave(for_good) {
                 Leave::NotNow => continue,
                 Leave::Marks if self.incoming.source() == Source::Lane => {
                     while self.incoming.source() == Source::Lane && self.take_marks(glance.batch) == Step::Moved {
@@ -442,7 +445,7 @@ impl<'a> Listener<'a> {
         match self.incoming.recalling() {
             // The pipe may be full until the successor receives.
             Recall::Done | Recall::Sending => {
-                if self.incoming.leaves() {
+                if self.incoming.leaves() && !self.incoming.has_left() {
                     self.incoming.has_gone(self.pipe.receive_position());
                 }
                 self.handing_over = HandOver::Done;
