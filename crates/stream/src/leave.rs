@@ -1,6 +1,6 @@
 //! A receiver that ends a lane stretch in its sender's stead, and leaves the connection to a successor that knows no
-//! lanes: the sender has not answered the recall, since it does not run, and a mark that it put later would be a byte of
-//! the stream to whoever receives then.
+//! lanes: the sender has not answered the recall, since it does not run, and a mark that it put later would be a byte
+//! of the stream to whoever receives then.
 //!
 //! Two words make the two exclude each other. The sender says that it is putting a mark, and then looks whether the
 //! receiver leaves; the receiver says that it leaves, and then looks whether a mark is being put, or is on its way: the
@@ -41,8 +41,8 @@ impl Outgoing<'_> {
         self.lane.word(S_CLOSED).fetch_or(HEEDS, Relaxed);
     }
 
-    /// Before any mark is handed to the kernel. False if the receiver leaves: then none may be. [`end_put`](Self::end_put)
-    /// is due either way.
+    /// Before any mark is handed to the kernel. False if the receiver leaves: then none may be.
+    /// [`end_put`](Self::end_put) is due either way.
     pub fn begin_put(&self) -> bool {
         let puts = self.lane.aside();
         // SeqCst pairs with `Incoming::leave`: either this end sees the receiver leave, or that sees a mark coming.
@@ -76,9 +76,9 @@ impl Outgoing<'_> {
 }
 
 impl Incoming<'_> {
-    /// Ends a recall without the sender. Nobody who knows lanes goes on here. To be called again until it
-    /// [has left](Self::has_left); in between, a sender that runs after all may do its part. `for_good`: the recall will
-    /// not be withdrawn, so that bytes may be given back.
+    /// Ends a recall without the sender. Nobody who knows lanes goes on here. To be called again until it [has
+    /// left](Self::has_left); in between, a sender that runs after all may do its part. `for_good`: the recall will not
+    /// be withdrawn, so that bytes may be given back.
     pub fn leave(&self, for_good: bool) -> Leave {
         let request = self.lane.word(R_REQUEST).load(Relaxed);
         let heeds = self.lane.peer_word(S_CLOSED).load(Relaxed) & HEEDS != 0;
@@ -102,8 +102,8 @@ impl Incoming<'_> {
         leave
     }
 
-    /// The sender may not have seen the recall. What it promises by its answer holds all the same: it looks whether there
-    /// is one before it does anything that it must not do any more, but for putting a mark, and for promoting.
+    /// The sender may not have seen the recall. What it promises by its answer holds all the same: it looks whether
+    /// there is one before it does anything that it must not do any more, but for putting a mark, and for promoting.
     fn answer_in_its_stead(&self) {
         let request = self.lane.word(R_REQUEST);
         let mut found = request.load(Relaxed);
@@ -145,7 +145,8 @@ impl Incoming<'_> {
         if reading != 0 {
             self.lane_drained();
         }
-        // Release pairs with the acquires of `Outgoing`: who sees this sees all that was given back, and where it ended.
+        // Release pairs with the acquires of `Outgoing`: who sees this sees all that was given back, and where it
+        // ended.
         self.lane.word(R_REQUEST).fetch_or(LEAVING | LEFT, Release);
     }
 

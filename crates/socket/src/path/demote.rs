@@ -168,10 +168,10 @@ impl Patience {
         sys::now_ns().saturating_sub(self.begun)
     }
 
-    /// Where the caller has hardly run itself, or slept much longer than it meant to, others use the processors, and the
-    /// peer may not have run at all: it has longer. So it has where there is no way back (`leaves`): its mark would be a
-    /// byte of the stream to whoever reads next. But not while such waits are in vain: who hands over one connection
-    /// after another, whose peers stand still or are gone, would stand still as well.
+    /// Where the caller has hardly run itself, or slept much longer than it meant to, others use the processors, and
+    /// the peer may not have run at all: it has longer. So it has where there is no way back (`leaves`): its mark would
+    /// be a byte of the stream to whoever reads next. But not while such waits are in vain: who hands over one
+    /// connection after another, whose peers stand still or are gone, would stand still as well.
     fn is_over(self, leaves: bool) -> bool {
         let late = self.late();
         let had = || sys::thread_ns().saturating_sub(self.run) + self.napped;
@@ -179,8 +179,8 @@ impl Patience {
         late > ANSWERED_NS || late > PATIENCE_NS && !has_longer() && had() > PATIENCE_NS / 2
     }
 
-    /// Hands `conn` over without its peer, if that has had its time: bytes that are unread had better come from the peer
-    /// before the successor looks for them.
+    /// Hands `conn` over without its peer, if that has had its time: bytes that are unread had better come from the
+    /// peer before the successor looks for them.
     fn leave_if_over(self, conn: &Conn, for_good: bool) {
         let late = self.late();
         if late < LEFT_NS {

@@ -112,6 +112,7 @@ mod tests {
         assert!(incoming.has_left() && incoming.is_owed());
         assert_eq!((incoming.source(), kernel::queued(conn.fd())), (Source::Raw, 0));
         // The peer goes on.
+        assert!(out.answer(|| 0));
         out.demote();
         assert!(!out.begin_put());
         out.end_put(false);
