@@ -130,6 +130,8 @@ pub(crate) struct SenderOwn {
     pub(crate) since: PlainU64,
     /// Blocks that the lane may have because somebody found no space in fewer.
     pub(crate) granted: AtomicU32,
+    /// One more word for the layer above, which the receiver hardly ever reads.
+    pub(crate) aside: AtomicU64,
 }
 
 /// Seldom written by the receiver, looked at by the sender after each publication, so it
@@ -255,6 +257,7 @@ const _: () = {
     assert!(offset_of!(SenderOwn, spared) == 20);
     assert!(offset_of!(SenderOwn, since) == 24);
     assert!(offset_of!(SenderOwn, granted) == 32);
+    assert!(offset_of!(SenderOwn, aside) == 40);
     assert!(offset_of!(Lane, receiver) == 128);
     assert!(offset_of!(ReceiverSignal, wait) == 0);
     assert!(offset_of!(ReceiverSignal, words) == 8);

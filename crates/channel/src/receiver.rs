@@ -76,8 +76,7 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// Bytes published and not yet consumed, counted from the head, with what has been
-    /// released in between.
+    /// Bytes published and not yet consumed, counted from the head, with what has been released in between.
     ///
     /// # Errors
     /// [`Violation`] when the sender's tail makes no sense.
@@ -88,8 +87,7 @@ impl<'a> Receiver<'a> {
 
     #[inline(always)]
     fn look(&self, head: u64) -> Result<usize, Violation> {
-        // Pairs with the release store in `Sender::publish`: bytes and table entries
-        // below this tail are there.
+        // Pairs with the release store in `Sender::publish`: bytes and table entries below this tail are there.
         let tail = self.lane.sender.tail.load(Acquire);
         let bytes = tail.wrapping_sub(head);
         if bytes > self.geometry.span() {
@@ -150,9 +148,8 @@ impl<'a> Receiver<'a> {
         self.lane.sender.tail.load(Relaxed) != self.head()
     }
 
-    /// Copies bytes from `offset` after the head on, without consuming them. Returns how
-    /// many there were, as far as [`readable`](Self::readable) last saw and `dest` holds.
-    /// Bytes of released blocks are garbage.
+    /// Copies bytes from `offset` after the head on, without consuming them. Returns how many there were, as far as
+    /// [`readable`](Self::readable) last saw and `dest` holds. Bytes of released blocks are garbage.
     #[inline(always)]
     pub fn copy_out(&self, dest: Dest<'_>, offset: usize) -> usize {
         self.copy_found(self.found(), dest, offset)
@@ -175,8 +172,7 @@ impl<'a> Receiver<'a> {
         bytes.wrapping_sub(1) < self.geometry.block_size() - self.geometry.offset_of(at)
     }
 
-    /// Fills `dest` from stream position `at` on, up to the end of a block. Returns how
-    /// many bytes there were.
+    /// Fills `dest` from stream position `at` on, up to the end of a block. Returns how many bytes there were.
     #[inline(always)]
     fn read_block(&self, at: u64, dest: Dest<'_>) -> usize {
         let block = self.numbers.block(self.geometry.block_of(at));
@@ -242,9 +238,8 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// Gives back the blocks that lie wholly in the stream positions `from..to`, which
-    /// have been read already, although the head is not there yet. Blocks given back
-    /// before stay so. Returns how many were given back now; unless 0,
+    /// Gives back the blocks that lie wholly in the stream positions `from..to`, which have been read already, although
+    /// the head is not there yet. Blocks given back before stay so. Returns how many were given back now; unless 0,
     /// [`take_credit_wait`](Self::take_credit_wait) is due.
     pub fn release(&self, from: u64, to: u64) -> usize {
         let head = self.head();
@@ -257,8 +252,7 @@ impl<'a> Receiver<'a> {
         let before = given;
         for logical in first..self.geometry.block_of(to) {
             if !self.lane.released.contains(logical) {
-                // Marked before the credit is out: killed in between, the block is lost
-                // to the lane, not used twice.
+                // Marked before the credit is out: killed in between, the block is lost to the lane, not used twice.
                 self.lane.released.insert(logical);
                 given = self.prepare(given, logical);
             }
@@ -344,17 +338,15 @@ impl<'a> Receiver<'a> {
         fence(SeqCst);
     }
 
-    /// Like [`arm`](Self::arm), but for a waiter whom nothing helps before the tail has
-    /// come to stream position `until`: it is not woken earlier, unless others wait for
-    /// less. For the receiver's user only.
+    /// Like [`arm`](Self::arm), but for a waiter whom nothing helps before the tail has come to stream position
+    /// `until`: it is not woken earlier, unless others wait for less. For the receiver's user only.
     pub fn arm_until(&self, bits: u32, until: u64) {
         let signal = &self.lane.receiver;
         let free = signal.wait.load(Relaxed);
         if free & !LATER == 0 {
             signal.until.store(until, Relaxed);
             let bits = bits | LATER;
-            // Release pairs with the acquire in `Sender::take_due`: who sees these bits
-            // sees their position.
+            // Release pairs with the acquire in `Sender::take_due`: who sees these bits sees their position.
             if signal.wait.compare_exchange(free, bits, AcqRel, Relaxed).is_ok() {
                 // As in `arm`.
                 fence(SeqCst);
@@ -364,8 +356,7 @@ impl<'a> Receiver<'a> {
         self.arm(bits);
     }
 
-    /// Takes bits back. Returns those that were still there; for the others a bell has
-    /// been or will be rung.
+    /// Takes bits back. Returns those that were still there; for the others a bell has been or will be rung.
     pub fn disarm(&self, bits: u32) -> u32 {
         let wait = &self.lane.receiver.wait;
         if wait.load(Relaxed) & bits == 0 {
@@ -381,9 +372,8 @@ impl<'a> Receiver<'a> {
         self.lane.sender.sent_at.load(Relaxed)
     }
 
-    /// After blocks were given back: the bits the sender sleeps with for lack of space,
-    /// which are taken, so that the caller must ring the bells they stand for. 0 when it
-    /// does not wait, or waits for more blocks.
+    /// After blocks were given back: the bits the sender sleeps with for lack of space, which are taken, so that the
+    /// caller must ring the bells they stand for. 0 when it does not wait, or waits for more blocks.
     #[inline]
     #[must_use = "bits taken must be answered with a bell"]
     pub fn take_credit_wait(&self) -> u32 {
@@ -425,6 +415,11 @@ impl<'a> Receiver<'a> {
         &self.lane.sender.words[number % WORDS]
     }
 
+    /// The sender's word [aside](crate::Sender::aside). Written by the peer.
+    pub fn peer_aside(&self) -> &'a AtomicU64 {
+        &self.lane.sender_own.aside
+    }
+
     /// Bytes after `head` that `readable` last saw.
     #[inline(always)]
     fn seen(&self, head: u64) -> usize {
@@ -435,13 +430,11 @@ impl<'a> Receiver<'a> {
 
     #[inline(always)]
     fn store_head(&self, head: u64) {
-        // Pairs with the acquire load in `Sender::window`: table entries of blocks behind
-        // the head have been read.
+        // Pairs with the acquire load in `Sender::window`: table entries of blocks behind the head have been read.
         self.lane.receiver_own.head.store(head, Release);
     }
 
-    /// Moves the head to `next` and with it out of the logical blocks `from..to`. Returns
-    /// how many those are.
+    /// Moves the head to `next` and with it out of the logical blocks `from..to`. Returns how many those are.
     #[inline(never)]
     fn leave(self, from: u64, to: u64, next: u64) -> usize {
         let mut given = self.given();
@@ -455,8 +448,7 @@ impl<'a> Receiver<'a> {
                 given = self.prepare(given, logical);
             }
         }
-        // The head moves before credits go out: killed in between, blocks are lost to the
-        // lane, not given back twice.
+        // The head moves before credits go out: killed in between, blocks are lost to the lane, not given back twice.
         self.store_head(next);
         if released {
             (from..to).for_each(|logical| self.lane.released.remove(logical));
@@ -481,8 +473,7 @@ impl<'a> Receiver<'a> {
         self.lane.receiver_own.credit_tail.load(Relaxed)
     }
 
-    /// Puts a logical block's physical block into the credit ring. Returns the number of
-    /// credits with it.
+    /// Puts a logical block's physical block into the credit ring. Returns the number of credits with it.
     #[inline]
     fn prepare(&self, given: u64, logical: u64) -> u64 {
         self.numbers.set_credit(given, logical);

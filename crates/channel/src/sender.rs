@@ -209,6 +209,11 @@ impl<'a> Sender<'a> {
         &self.lane.sender.words[number % WORDS]
     }
 
+    /// One more, for what the receiver hardly ever reads. Written by this side; 0 where that is of an earlier release.
+    pub fn aside(&self) -> &'a AtomicU64 {
+        &self.lane.sender_own.aside
+    }
+
     /// The same, of the receiver. Written by the peer.
     #[inline]
     pub fn peer_word(&self, number: usize) -> &'a AtomicU64 {

@@ -26,18 +26,21 @@
 //! |---|---|
 //! | sender 0 | X of the newest epoch |
 //! | sender 1 | newest epoch, counted from 1 |
-//! | sender 2 | bit 0: a reset from this end is one that its program means; bit 1: this end is closing; bit 2: it is putting a mark; bit 3: its FIN is about to go out; bit 4: its kernel answers whatever comes with RST; bit 5: so will the receiver's kernel what this end has sent; from bit 8 on: its send position when it answered a recall, if it was raw |
+//! | sender 2 | bit 0: a reset from this end is one that its program means; bit 1: this end is closing; bit 2: it is putting a mark; bit 3: its FIN is about to go out; bit 4: its kernel answers whatever comes with RST; bit 5: so will the receiver's kernel what this end has sent; bit 6: it heeds a receiver that leaves; from bit 8 on: its send position when it answered a recall, if it was raw |
 //! | sender 3 | the sender's own [`Mode`], so that forked processes share it; from bit 8 on: bytes given back that it has sent again |
-//! | receiver 0 | bit 0: this end is attached, promotions may come; from bit 8 on: receives of raw bytes that a promotion waits for |
+//! | sender's aside | bit 0: it is putting a mark; from bit 1 on: marks that it has put in the newest stretch |
+//! | receiver 0 | bit 0: this end is attached, promotions may come; from bit 8 on: receives of raw bytes that a promotion waits for, or the kernel position at which the receiver has left |
 //! | receiver 1 | newest epoch whose stretch has ended and been read |
-//! | receiver 2 | bit 0: please demote; bit 1: recall; bits 2 and 3, set by the sender: it is promoting, it answers the recall; bit 4: the recall has been given up; bit 5: please demote for now; from bit 8 on: bytes given back |
+//! | receiver 2 | bit 0: please demote; bit 1: recall; bits 2 and 3, set by the sender: it is promoting, it answers the recall; bit 4: the recall has been given up; bit 5: please demote for now; bit 6: the receiver leaves; bit 7: it has left; from bit 8 on: bytes given back |
 //! | receiver 3 | epoch being read, bit 63: its [`MARK_BACK`] has been seen |
 #![forbid(unsafe_code)]
 
 mod holes;
+mod leave;
 mod recall;
 
 pub use holes::{Full, HOLES, Holes};
+pub use leave::Leave;
 pub use recall::Recall;
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -58,7 +61,8 @@ const MARKING: u64 = 4;
 const ENDING: u64 = 8;
 const REFUSING: u64 = 16;
 const REFUSED: u64 = 32;
-const GONE: u64 = 64;
+const HEEDS: u64 = 64;
+const GONE: u64 = 128;
 const R_READY: usize = 0;
 const R_ENDED: usize = 1;
 const R_REQUEST: usize = 2;
@@ -71,6 +75,8 @@ const PROMOTING: u64 = 4;
 const ANSWERED: u64 = 8;
 const GIVEN_UP: u64 = 16;
 const NEED: u64 = 32;
+const LEAVING: u64 = 64;
+const LEFT: u64 = 128;
 /// Where counts begin: of bytes given back in the sender's mode and the receiver's request, of receives beside its
 /// readiness.
 const COUNT: u32 = 8;
@@ -170,6 +176,7 @@ impl<'a> Outgoing<'a> {
     fn announce(&self, until: u64) {
         let epoch = self.lane.word(S_EPOCH).load(Relaxed);
         self.lane.word(S_UNTIL).store(until, Relaxed);
+        self.begin_puts();
         self.set_mode(1);
         // Release pairs with the acquire in `Incoming::source`: who sees the epoch sees X.
         self.lane.word(S_EPOCH).store(epoch.wrapping_add(1), Release);

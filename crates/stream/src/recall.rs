@@ -11,15 +11,15 @@
 //! has happened.
 
 use crate::{
-    ANSWERED, BACK_SEEN, COUNT, GIVEN_UP, Incoming, Mode, Outgoing, PROMOTING, R_ENDED, R_READING, R_REQUEST, RECALL,
-    S_CLOSED, S_EPOCH, S_MODE, Source, WISH,
+    ANSWERED, BACK_SEEN, COUNT, GIVEN_UP, Incoming, LEAVING, LEFT, Mode, Outgoing, PROMOTING, R_ENDED, R_READING,
+    R_REQUEST, RECALL, S_CLOSED, S_EPOCH, S_MODE, Source, WISH,
 };
 use core::ops::Range;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::fence;
 
 /// Attempts to change a word that the peer changes too; a hostile one can spoil them all.
-const ATTEMPTS: u32 = 16;
+pub(crate) const ATTEMPTS: u32 = 16;
 
 /// What a receiver that recalls has to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,15 +81,17 @@ impl Outgoing<'_> {
 
     /// Whether a recall has been answered: what the receiver left in the lane must travel again, raw, after
     /// [`MARK_BACK`](crate::MARK_BACK).
-    pub(crate) fn has_answered(&self) -> bool {
+    pub fn has_answered(&self) -> bool {
         let request = self.lane.peer_word(R_REQUEST).load(Acquire);
         request & (RECALL | ANSWERED) == RECALL | ANSWERED
     }
 
     /// Whether something that a recall asks for is still to be sent, or may be given back yet: a FIN would cut it off.
     pub fn owes_recalled(&self) -> bool {
-        let owes_raw = || !self.is_given_up() && (self.awaits_receiver() || self.must_fetch());
-        self.has_answered() && (self.mode() != Mode::Raw || owes_raw())
+        let owes_raw =
+            || (!self.is_given_up() || self.has_been_left()) && (self.awaits_receiver() || self.must_fetch());
+        let is_awaited = self.has_answered() || self.has_been_left();
+        is_awaited && (self.mode() != Mode::Raw || owes_raw())
     }
 
     /// Bytes given back that have not been sent again, by their positions in the room for returns.
@@ -104,9 +106,14 @@ impl Outgoing<'_> {
         self.lane.word(S_MODE).fetch_add((bytes as u64) << COUNT, Relaxed);
     }
 
-    /// Whether a raw direction must stop for bytes that the receiver has given back.
+    /// Whether a raw direction must stop for bytes that the receiver has given back, or has left in the lane as it
+    /// [left](Incoming::has_left) between two steps of this end.
     pub fn must_fetch(&self) -> bool {
-        self.mode() == Mode::Raw && !self.returned().is_empty() && self.read_to_the_end()
+        let left = self.has_been_left() && self.has_answered();
+        self.mode() == Mode::Raw
+            && (left || !self.is_being_left())
+            && (!self.returned().is_empty() || left && self.lane.in_flight() > 0)
+            && self.read_to_the_end()
     }
 
     /// Where [`must_fetch`](Self::must_fetch) holds: begins a stretch without lane bytes at kernel position `until`,
@@ -126,7 +133,7 @@ impl Outgoing<'_> {
 
     /// In [`Mode::Recalling`]: whether the receiver has given back all that it will.
     fn knows_rest(&self) -> bool {
-        self.has_entered() || self.read_to_the_end() || self.is_given_up()
+        self.has_entered() && !self.is_being_left() || self.read_to_the_end() || self.is_given_up()
     }
 
     /// Whether it is the receiver's turn in a recall. Nothing is sent meanwhile: what a raw direction sends before the
@@ -134,6 +141,7 @@ impl Outgoing<'_> {
     pub fn awaits_receiver(&self) -> bool {
         match self.mode() {
             Mode::Recalling => !self.knows_rest(),
+            Mode::Raw if self.is_being_left() => !self.has_been_left(),
             Mode::Raw => {
                 self.has_answered() && !self.read_to_the_end() && !self.is_given_up() && !self.nothing_comes_back()
             }
@@ -165,8 +173,10 @@ impl Outgoing<'_> {
         self.lane.peer_word(R_ENDED).load(Acquire) == self.lane.word(S_EPOCH).load(Relaxed)
     }
 
+    /// A receiver that leaves has said so before it has, whatever it gave up before.
     fn is_given_up(&self) -> bool {
-        self.lane.peer_word(R_REQUEST).load(Relaxed) & GIVEN_UP != 0
+        let request = self.lane.peer_word(R_REQUEST).load(Acquire);
+        request & if request & LEAVING == 0 { GIVEN_UP } else { LEFT } != 0
     }
 }
 
@@ -193,7 +203,12 @@ impl Incoming<'_> {
                 return false;
             }
             // One of this and `Outgoing::answer` comes first.
-            match request.compare_exchange(found, found & !(RECALL | GIVEN_UP) | WISH, AcqRel, Relaxed) {
+            let withdrawn = found & !(RECALL | GIVEN_UP | LEAVING | LEFT) | WISH;
+            match request.compare_exchange(found, withdrawn, AcqRel, Relaxed) {
+                Ok(_) if found & LEFT != 0 => {
+                    self.come_back();
+                    return true;
+                }
                 Ok(_) => return true,
                 Err(other) => found = other,
             }
@@ -203,6 +218,9 @@ impl Incoming<'_> {
 
     /// Where a recall stands.
     pub fn recalling(&self) -> Recall {
+        if self.has_left() {
+            return Recall::Done;
+        }
         // Acquire there pairs with the release in `Outgoing::promote`: a promotion that came first has been announced.
         if self.is_being_promoted() {
             return Recall::Wait;
@@ -264,7 +282,7 @@ impl Incoming<'_> {
 
     /// Whether the sender has answered the recall, and still counts on this end.
     pub fn may_give_back(&self) -> bool {
-        self.lane.word(R_REQUEST).load(Acquire) & (ANSWERED | GIVEN_UP) == ANSWERED
+        self.lane.word(R_REQUEST).load(Acquire) & (ANSWERED | GIVEN_UP | LEFT) == ANSWERED
     }
 
     /// Bytes given back so far, and so the position of the next one in the room for returns.

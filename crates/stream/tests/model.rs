@@ -126,6 +126,33 @@ fn events() -> impl Strategy<Value = Vec<(bool, Event)>> {
     prop::collection::vec((any::<bool>(), event()), 0..600)
 }
 
+/// What the talker does, and what the listener does without it: it stands still as the listener leaves.
+fn left_by(direction: &mut Direction<'_>) {
+    direction.happen(Event::Recall);
+    direction.listener.leave(true);
+    // It goes on, whatever the listener has come to.
+    for _ in 0..10_000 {
+        if direction.listener.has_handed_over() || direction.listener.ran_out_of_room() {
+            break;
+        }
+        direction.talker.act(Deed::Send(0));
+        direction.talker.pipe.hold_back(false);
+        direction.listener.leave(true);
+    }
+    direction.talker.pipe.hold_back(false);
+    if direction.listener.ran_out_of_room() {
+        return;
+    }
+    assert!(direction.listener.has_handed_over(), "{direction}");
+    for _ in 0..50 {
+        direction.talker.act(Deed::Send(0));
+        if direction.talker.broken {
+            return;
+        }
+    }
+    direction.settle();
+}
+
 proptest! {
     #[test]
     fn both_directions_deliver_every_byte_once_and_in_order(
@@ -172,6 +199,21 @@ proptest! {
         let events = before.into_iter().chain([Event::Recall]).chain(between).chain([Event::Withdraw]).chain(after);
         events.for_each(|event| direction.happen(event));
         direction.settle();
+    }
+
+    #[test]
+    fn what_is_left_arrives_once_and_in_order_once_the_talker_goes_on(
+        capacity in 1usize..200,
+        before in prop::collection::vec(event(), 0..300),
+        held_back in prop::collection::vec(event(), 0..6),
+    ) {
+        let (first, second) = support::segment();
+        let pipe = Pipe::new(capacity);
+        let mut direction = Direction::new(&first, &second, Side::First, &pipe);
+        before.into_iter().for_each(|event| direction.happen(event));
+        pipe.hold_back(true);
+        held_back.into_iter().for_each(|event| direction.happen(event));
+        left_by(&mut direction);
     }
 
     #[test]
@@ -268,9 +310,56 @@ fn a_recall_sends_again_what_was_left_and_what_is_given_back() {
 }
 
 #[test]
+fn who_leaves_a_talker_that_stands_still_leaves_no_mark_and_no_byte() {
+    let (mut at_once, mut gone, mut unread, mut raw, mut withheld, mut returned) = (0, 0, 0, 0, 0, 0);
+    let (mut broken, mut came_back) = (0, 0);
+    for seed in 0..6000 {
+        let (first, second) = support::segment();
+        let pipe = Pipe::new(64);
+        let mut direction = Direction::new(&first, &second, Side::First, &pipe);
+        let mut state = seed;
+        for round in 0..100 {
+            // What has not come is unknown to the listener.
+            pipe.hold_back(seed % 4 == 0 && round > 95);
+            direction.happen(Event::Talk(drawn_deed(&mut state)));
+            direction.happen(Event::Listen(drawn_glance(&mut state)));
+        }
+        if seed % 2 == 0 {
+            direction.happen(Event::Recall);
+            direction.listener.leave(false);
+            direction.listener.withdraw();
+            came_back += direction.listener.withdrawn * direction.listener.gone;
+            if seed % 8 < 6 {
+                pipe.hold_back(false);
+                direction.settle();
+                continue;
+            }
+        }
+        left_by(&mut direction);
+        let Direction { talker, listener } = direction;
+        at_once += u32::from(listener.gone > 0 && talker.again + talker.withheld == 0);
+        gone += listener.gone;
+        unread += listener.gone_unread;
+        raw += listener.gone_raw;
+        withheld += talker.withheld;
+        returned += talker.returned;
+        broken += u32::from(talker.broken);
+    }
+    // The runs have been through what they are for.
+    assert!(gone > 1000, "{gone}");
+    assert!(unread > 500, "{unread}");
+    assert!(raw > 20, "{raw}");
+    assert!(withheld > 500, "{withheld}");
+    assert!(returned > 1000, "{returned}");
+    assert!(at_once > 100, "{at_once}");
+    assert!(broken < 100, "{broken}");
+    assert!(came_back > 200, "{came_back}");
+}
+
+#[test]
 fn what_is_to_be_given_back_is_known_before_anything_is() {
     let (mut handed_over, mut full) = (0, 0);
-    for seed in 0..1000 {
+    for seed in 0..1500 {
         let (first, second) = support::segment();
         // Holds more than there is room for.
         let pipe = Pipe::new(100_000);

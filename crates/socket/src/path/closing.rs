@@ -32,7 +32,8 @@ fn tell_of_loss(conn: &Conn, receive: &Guard<'_>) {
     let lane = segment.receiver(conn.side());
     let incoming = Incoming::new(lane);
     let on_lane = matches!(incoming.source(), Source::Lane | Source::LaneThenRaw);
-    let lost = on_lane && conn.alone() && !incoming.may_give_back() && lane.readable() != Ok(0);
+    let unread = || on_lane && !incoming.may_give_back() && lane.readable() != Ok(0);
+    let lost = conn.alone() && (unread() || incoming.is_owed());
     // Where this end receives no more, a poll tells of an end whether or not there is one.
     if lost && (incoming.sender_is_gone() || kernel::peer_has_ended(conn.fd())) {
         let _ = raw::disconnect(conn.fd());

@@ -5,7 +5,7 @@ use crate::conn::common::Timed;
 use crate::conn::{self, Conn, Phase, records};
 use crate::lock::Guard;
 use crate::path::recall::Progress;
-use crate::path::{marks, recall, switch};
+use crate::path::{leave, marks, recall, switch};
 use crate::send::PLAIN_FLAGS;
 use crate::send::waiting::wait_for_space;
 use crate::sys::{self, Errno, raw};
@@ -23,6 +23,10 @@ use viaduct_stream::{Incoming, Mode, Outgoing, Source};
 pub(crate) const PATIENCE_NS: u64 = 200_000_000;
 /// How long it waits for a peer that has begun to answer.
 const ANSWERED_NS: u64 = 1_000_000_000;
+/// How long for one that has sent nothing that is unread, and can be left without its help.
+const LEFT_NS: u64 = 5_000_000;
+/// A peer whose end of the stream has come does its part in this time, or has done it.
+const GONE_NS: u64 = 20_000_000;
 
 /// Bans the connection from lanes, brings the sending direction back to TCP and asks the peer to do the same. A
 /// direction whose stretch has not ended yet goes on correctly; it is just not on TCP yet.
@@ -105,12 +109,12 @@ pub(crate) fn receives_raw(conn: &Conn, id: u64) -> bool {
 }
 
 fn patiently(mut done: impl FnMut() -> bool) -> bool {
-    let until = sys::now_ns() + PATIENCE_NS;
+    let mut patience = Patience::begin();
     while !done() {
-        if sys::now_ns() > until {
+        if patience.late() > PATIENCE_NS {
             return false;
         }
-        raw::sched_yield();
+        patience.rest();
     }
     true
 }
@@ -119,12 +123,23 @@ fn patiently(mut done: impl FnMut() -> bool) -> bool {
 static IN_VAIN_UNTIL: AtomicU64 = AtomicU64::new(0);
 const IN_VAIN_NS: u64 = 10_000_000_000;
 
+fn is_in_vain() -> bool {
+    sys::now_ns() < IN_VAIN_UNTIL.load(Relaxed)
+}
+
+/// A peer that runs mostly does its part in this time, in which its answer is looked for all the time.
+const PROMPT_NS: u64 = 500_000;
+/// Longest nap between two looks.
+const NAP_NS: u64 = 1_000_000;
+
 /// How long whoever gives the core up between its looks waits for a peer.
 #[derive(Clone, Copy, Debug)]
 struct Patience {
     begun: u64,
     /// What the thread had run then.
     run: u64,
+    /// How long it has meant to sleep since.
+    napped: u64,
 }
 
 impl Patience {
@@ -132,6 +147,19 @@ impl Patience {
         Self {
             begun: sys::now_ns(),
             run: sys::thread_ns(),
+            napped: 0,
+        }
+    }
+
+    /// Leaves the core to others for a moment, and the longer the more it takes.
+    fn rest(&mut self) {
+        let late = self.late();
+        if late < PROMPT_NS {
+            raw::sched_yield();
+        } else {
+            let nap = (late / 16).min(NAP_NS);
+            sys::wait_quietly(-1, 0, nap);
+            self.napped += nap;
         }
     }
 
@@ -140,15 +168,36 @@ impl Patience {
         sys::now_ns().saturating_sub(self.begun)
     }
 
-    /// Where the caller has hardly run itself others use the processors, and the peer may not have run at all: it has
-    /// longer. So it has where there is no way back (`leaves`): its mark would be a byte of the stream to whoever reads
-    /// next. But not while such waits are in vain: who hands over one connection after another, whose peers stand still
-    /// or are gone, would stand still as well.
+    /// Where the caller has hardly run itself, or slept much longer than it meant to, others use the processors, and
+    /// the peer may not have run at all: it has longer. So it has where there is no way back (`leaves`): its mark would
+    /// be a byte of the stream to whoever reads next. But not while such waits are in vain: who hands over one
+    /// connection after another, whose peers stand still or are gone, would stand still as well.
     fn is_over(self, leaves: bool) -> bool {
         let late = self.late();
-        let ran = || sys::thread_ns().saturating_sub(self.run);
-        let has_longer = || leaves && sys::now_ns() >= IN_VAIN_UNTIL.load(Relaxed);
-        late > ANSWERED_NS || late > PATIENCE_NS && !has_longer() && ran() > PATIENCE_NS / 2
+        let had = || sys::thread_ns().saturating_sub(self.run) + self.napped;
+        let has_longer = || leaves && !is_in_vain();
+        late > ANSWERED_NS || late > PATIENCE_NS && !has_longer() && had() > PATIENCE_NS / 2
+    }
+
+    /// Hands `conn` over without its peer, if that has had its time: bytes that are unread had better come from the
+    /// peer before the successor looks for them.
+    fn leave_if_over(self, conn: &Conn, for_good: bool) {
+        let late = self.late();
+        if late < LEFT_NS {
+            return;
+        }
+        let has_unread = leave::has_unread(conn);
+        if !has_unread || late > if is_in_vain() { GONE_NS } else { PATIENCE_NS } {
+            if has_unread {
+                IN_VAIN_UNTIL.store(sys::now_ns() + IN_VAIN_NS, Relaxed);
+            }
+            leave::leave(conn, conn.id(), for_good);
+        }
+    }
+
+    /// Whether nothing is to be waited for any more: the peer has ended its direction.
+    fn is_for_the_gone(self, conn: &Conn) -> bool {
+        self.late() > GONE_NS && leave::is_gone(conn) && sends_raw(conn, conn.id())
     }
 
     /// There was no answer in this time.
@@ -164,7 +213,7 @@ impl Patience {
 /// `leaves`), all is as it was, but on its way to TCP.
 pub(crate) fn hand_over(conn: &'static Conn, reason: Reason, leaves: bool) -> bool {
     begin_hand_over(conn, reason);
-    let patience = Patience::begin();
+    let mut patience = Patience::begin();
     let mut rung = patience.begun;
     loop {
         let progress = go_on_handing_over(conn);
@@ -179,19 +228,27 @@ pub(crate) fn hand_over(conn: &'static Conn, reason: Reason, leaves: bool) -> bo
         if progress == Progress::Sending && late > PATIENCE_NS {
             return true;
         }
-        if progress == Progress::Stuck || patience.is_over(leaves) {
+        if leaves && progress == Progress::Going {
+            patience.leave_if_over(conn, true);
+        }
+        let is_gone = patience.is_for_the_gone(conn);
+        if progress == Progress::Stuck || is_gone || patience.is_over(leaves) {
             if !leaves && recall::withdraw(conn, id) {
                 return false;
             }
             // A peer that has begun to answer may have been interrupted in it.
-            if progress == Progress::Stuck || late > ANSWERED_NS || !recall::is_answered(conn, id) {
+            let is_over = is_gone || late > ANSWERED_NS || !recall::is_answered(conn, id);
+            if progress == Progress::Stuck || is_over {
                 patience.was_in_vain(leaves);
+                if leaves {
+                    leave::break_off(conn, id);
+                }
                 recall::give_up(conn, id);
                 conn.set_flag(conn::HANDED_OVER, leaves);
                 return false;
             }
         }
-        raw::sched_yield();
+        patience.rest();
     }
 }
 
@@ -260,15 +317,20 @@ where
     let (mut patience, mut most) = (all_of_it, 0);
     let mut rung = all_of_it.begun;
     loop {
-        let (mut done, mut going) = (0, 0);
+        let (mut done, mut going, mut leaving) = (0, 0, false);
         let rings = rings_again(&mut rung);
         for conn in all() {
-            match go_on_handing_over(conn) {
+            let progress = go_on_handing_over(conn);
+            match progress {
                 Progress::Over => done += 1,
                 Progress::Going | Progress::Sending => {
-                    going += 1;
+                    going += usize::from(!patience.is_for_the_gone(conn));
                     if rings {
                         conn.ring_peer();
+                    }
+                    if leaves && progress == Progress::Going {
+                        patience.leave_if_over(conn, false);
+                        leaving |= leave::has_begun(conn);
                     }
                 }
                 Progress::Stuck => {}
@@ -277,14 +339,18 @@ where
         if done > most {
             (patience, most) = (Patience::begin(), done);
         }
-        if going == 0 || patience.is_over(leaves) || all_of_it.late() > ANSWERED_NS {
+        let is_over = patience.is_over(leaves) && !leaving;
+        if going == 0 || is_over || all_of_it.late() > ANSWERED_NS {
             break;
         }
-        raw::sched_yield();
+        patience.rest();
     }
     for conn in all().filter(|conn| !conn.flag(conn::GIVEN_AWAY)) {
         all_of_it.was_in_vain(leaves);
         if leaves || !recall::withdraw(conn, conn.id()) {
+            if leaves {
+                leave::break_off(conn, conn.id());
+            }
             recall::give_up(conn, conn.id());
         }
     }

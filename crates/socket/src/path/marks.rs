@@ -278,6 +278,16 @@ pub(crate) fn unless_closing<T>(conn: &Conn, out: &Outgoing<'_>, put: impl FnOnc
     done
 }
 
+/// Puts a mark; `None`: the peer has left, or is about to, and whoever receives there would take it for data. The
+/// sending direction is owned, and not raw.
+pub(crate) fn put(conn: &Conn, out: &Outgoing<'_>, mark: u8) -> Option<Result<usize, Errno>> {
+    let done = out
+        .begin_put()
+        .then(|| raw::send(conn.fd(), &[mark], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL));
+    out.end_put(matches!(done, Some(Ok(1..))));
+    done
+}
+
 /// A mark could not be sent. The kernel tells a broken connection's error once, so it is kept for the program's next
 /// call.
 pub(crate) fn found_broken(conn: &Conn, errno: Errno) {

@@ -5,6 +5,7 @@ pub(crate) mod announce;
 pub(crate) mod behind;
 pub(crate) mod closing;
 pub(crate) mod demote;
+pub(crate) mod leave;
 pub(crate) mod marks;
 pub(crate) mod recall;
 pub(crate) mod switch;

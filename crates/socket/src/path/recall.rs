@@ -3,7 +3,7 @@
 
 use crate::conn::{self, Conn, Phase, records};
 use crate::path::marks::{self, Marks};
-use crate::path::switch;
+use crate::path::{leave, switch};
 use crate::receive::{self, plain};
 use crate::sys::{self, Errno, raw};
 use crate::{kernel, send};
@@ -37,6 +37,14 @@ pub(crate) enum Progress {
 
 /// Does what can be done now so that the kernel connection carries the stream.
 pub(crate) fn go_on(conn: &Conn, id: u64) -> Progress {
+    let progress = take_steps(conn, id);
+    if matches!(progress, Progress::Over | Progress::Sending) {
+        leave::has_not_to_leave(conn, id);
+    }
+    progress
+}
+
+fn take_steps(conn: &Conn, id: u64) -> Progress {
     for _ in 0..STEPS {
         let Some(guard) = conn.own_receive(id) else {
             return Progress::Over;
@@ -140,7 +148,7 @@ fn position_or_end(conn: &Conn) -> u64 {
 }
 
 /// Gives back raw bytes before kernel position `until`; false if there are none yet, or no room for all of them.
-fn give_back_raw(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>, until: u64) -> bool {
+pub(crate) fn give_back_raw(conn: &Conn, segment: &Segment, incoming: &Incoming<'_>, until: u64) -> bool {
     let Some(room) = segment.returns(conn.side().other()) else {
         return false;
     };
@@ -359,7 +367,16 @@ pub(crate) fn fetch(conn: &Conn, out: &Outgoing<'_>) -> bool {
         return false;
     }
     conn.rest_awaited_since.store(0, Relaxed);
-    out.fetch(position(conn))
+    let until = position(conn);
+    if let (Some(left), Some(until)) = (out.left_at(), until)
+        && left != until
+    {
+        // Bytes that went out meanwhile belong behind those that are to be sent again: whoever has them must not go on.
+        kernel::give_up(conn.fd());
+        conn.set_error(send::violated(conn));
+        return false;
+    }
+    out.fetch(until)
 }
 
 fn position(conn: &Conn) -> Option<u64> {

@@ -77,20 +77,30 @@ pub(crate) fn demote(conn: &Conn, out: &Outgoing<'_>, reason: Reason) {
     conn.set_reason(reason);
 }
 
-/// Sends the mark that ends a lane stretch; false: the kernel's buffer is full.
+/// Sends the mark that ends a lane stretch, unless the peer needs none; false: the kernel's buffer is full.
 pub(crate) fn send_back(conn: &Conn, out: &Outgoing<'_>) -> Result<bool, Errno> {
-    let put = || raw::send(conn.fd(), &[MARK_BACK], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
-    match marks::unless_closing(conn, out, put) {
-        None | Some(Ok(_)) => {
-            out.back_sent();
-            conn.sends_on(Path::Tcp);
-            Ok(true)
+    loop {
+        match marks::unless_closing(conn, out, || marks::put(conn, out, MARK_BACK)) {
+            // A peer that has left may come back until this end has answered.
+            Some(None) => {
+                recall::answer(conn, out);
+                if !out.has_answered() && !conn.flag(conn::SHUT_WRITE | conn::DEAD) {
+                    if out.is_being_left() {
+                        return Ok(false);
+                    }
+                    continue;
+                }
+            }
+            None | Some(Some(Ok(_))) => {}
+            Some(Some(Err(libc::EAGAIN | libc::EINTR))) => return Ok(false),
+            Some(Some(Err(errno))) => {
+                conn.set_flag(conn::DEAD, true);
+                return Err(errno);
+            }
         }
-        Some(Err(libc::EAGAIN | libc::EINTR)) => Ok(false),
-        Some(Err(errno)) => {
-            conn.set_flag(conn::DEAD, true);
-            Err(errno)
-        }
+        out.back_sent();
+        conn.sends_on(Path::Tcp);
+        return Ok(true);
     }
 }
 

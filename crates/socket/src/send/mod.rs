@@ -9,7 +9,7 @@ use crate::conn::{self, Conn, Phase};
 use crate::lock::Guard;
 use crate::path::{behind, demote, marks, recall, switch, wish};
 use crate::send::waiting::wait_for_space;
-use crate::sys::{self, Errno, raw};
+use crate::sys::{self, Errno};
 use crate::vector::Vector;
 use crate::wait::direct::DirectCall;
 use crate::wait::{self, Deadline, Woken, bell, cancel};
@@ -371,12 +371,13 @@ fn broken(conn: &Conn) -> Errno {
     }
 }
 
-/// Puts a mark on the kernel connection. A full kernel buffer is no error: then there is something to read anyway. The
-/// sending direction is owned and not raw.
+/// Puts a mark on the kernel connection. A full kernel buffer is no error: then there is something to read anyway. Nor
+/// is a peer that has left: who receives there now knows no lanes. The sending direction is owned and not raw.
 pub(crate) fn mark(conn: &Conn, mark: u8) -> Result<(), Errno> {
-    match raw::send(conn.fd(), &[mark], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
-        Ok(_) | Err(libc::EAGAIN | libc::EINTR) => Ok(()),
-        Err(errno) => {
+    let put = |segment: &Segment| marks::put(conn, &Outgoing::new(segment.sender(conn.side())), mark);
+    match conn.segment(&conn).and_then(put) {
+        None | Some(Ok(_) | Err(libc::EAGAIN | libc::EINTR)) => Ok(()),
+        Some(Err(errno)) => {
             conn.set_flag(conn::DEAD, true);
             Err(errno)
         }
@@ -443,6 +444,7 @@ fn raw_send(conn: &Conn, vector: Vector<'_>, skip: usize, flags: c_int) -> Resul
 mod tests {
     use super::*;
     use crate::conn::records;
+    use crate::sys::raw;
     use core::time::Duration;
     use std::io::Read;
     use std::net::Shutdown;

@@ -11,7 +11,7 @@ mod script;
 pub(crate) use pipe::Pipe;
 pub(crate) use script::scramble;
 use viaduct_channel::{Geometry, Receiver, Returns, Segment, Sender, Side};
-use viaduct_stream::{Incoming, MARK_BACK, MARK_BELL, Mode, Outgoing, Recall, Source};
+use viaduct_stream::{Incoming, Leave, MARK_BACK, MARK_BELL, Mode, Outgoing, Recall, Source};
 
 /// Bytes that a lane of [`segment`] holds, and that there is room for to give back.
 const ROOM: u64 = 8 << 12;
@@ -51,6 +51,10 @@ enum Switch {
     None,
     Positioned(u64),
     BellOwed,
+    /// A mark is about to be put, if it may be.
+    Putting(u8, bool),
+    /// The mark has been handed to the pipe; whether that took it, and whether nothing is left to be done.
+    Put(u8, bool, bool),
     BackSent,
 }
 
@@ -77,6 +81,10 @@ pub(crate) struct Talker<'a> {
     pub(crate) switches: u64,
     /// Times that [`MARK_BACK`] met a full pipe.
     pub(crate) refused: u64,
+    /// Marks that were not put, since the peer had left.
+    pub(crate) withheld: u64,
+    /// The peer has left without bytes that have been sent since: the connection is reset.
+    pub(crate) broken: bool,
 }
 
 impl<'a> Talker<'a> {
@@ -96,6 +104,8 @@ impl<'a> Talker<'a> {
             fetches: 0,
             switches: 0,
             refused: 0,
+            withheld: 0,
+            broken: false,
         }
     }
 
@@ -109,10 +119,23 @@ impl<'a> Talker<'a> {
                     Switch::None
                 };
             }
-            Switch::BellOwed => {
+            Switch::BellOwed => self.put(MARK_BELL),
+            Switch::Putting(mark, may) => {
                 // A full pipe wakes its reader anyway.
-                self.pipe.send(&[MARK_BELL]);
-                self.switch = Switch::None;
+                let taken = may && self.pipe.send(&[mark]) == 1;
+                self.withheld += u64::from(!may);
+                self.refused += u64::from(mark == MARK_BACK && may && !taken);
+                self.switch = Switch::Put(mark, taken, taken || !may);
+            }
+            Switch::Put(mark, taken, done) => {
+                self.out.end_put(taken);
+                // None is put to a peer that has left, which may come back until it has been answered.
+                let done = done && (taken || self.out.has_answered());
+                self.switch = if mark == MARK_BACK && done {
+                    Switch::BackSent
+                } else {
+                    Switch::None
+                };
             }
             Switch::BackSent => {
                 self.out.back_sent();
@@ -129,8 +152,11 @@ impl<'a> Talker<'a> {
             {
                 self.has_answered = true;
             }
+            _ if self.broken => {}
             (Mode::Raw, _) if self.out.must_fetch() => {
-                self.out.fetch(Some(self.pipe.send_position()));
+                let position = self.pipe.send_position();
+                self.broken = self.out.left_at().is_some_and(|left| left != position);
+                self.out.fetch(Some(position));
                 self.fetches += 1;
             }
             (Mode::Raw, _) if self.out.awaits_receiver() => {}
@@ -152,19 +178,15 @@ impl<'a> Talker<'a> {
                     .unwrap_or(0);
                 self.sent += appended as u64;
             }
-            (Mode::Lane, Deed::Bell) => {
-                self.pipe.send(&[MARK_BELL]);
-            }
-            (Mode::BackPending, _) => {
-                if self.pipe.send(&[MARK_BACK]) == 1 {
-                    self.switch = Switch::BackSent;
-                } else {
-                    self.refused += 1;
-                }
-            }
+            (Mode::Lane, Deed::Bell) => self.put(MARK_BELL),
+            (Mode::BackPending, _) => self.put(MARK_BACK),
             (Mode::Recalling, _) => self.send_again(),
             (Mode::Raw | Mode::Lane, _) => {}
         }
+    }
+
+    fn put(&mut self, mark: u8) {
+        self.switch = Switch::Putting(mark, self.out.begin_put());
     }
 
     fn demote(&mut self) {
@@ -267,6 +289,11 @@ pub(crate) struct Listener<'a> {
     pub(crate) withdrawn: u64,
     /// Ends of lane stretches that were seen before the lane had been read.
     pub(crate) ahead: u64,
+    /// Times that it left without the talker, those of them with bytes unread in the lane, and those in which raw bytes
+    /// were behind what was unread there.
+    pub(crate) gone: u64,
+    pub(crate) gone_unread: u64,
+    pub(crate) gone_raw: u64,
 }
 
 impl<'a> Listener<'a> {
@@ -286,6 +313,9 @@ impl<'a> Listener<'a> {
             full_batches: 0,
             withdrawn: 0,
             ahead: 0,
+            gone: 0,
+            gone_unread: 0,
+            gone_raw: 0,
         }
     }
 
@@ -303,7 +333,8 @@ impl<'a> Listener<'a> {
 
     /// Goes on by itself if the recall can be taken back.
     pub(crate) fn withdraw(&mut self) {
-        if self.handing_over == HandOver::Begun && self.incoming.withdraw_recall() {
+        let may = self.handing_over == HandOver::Begun || self.incoming.has_left();
+        if may && self.incoming.withdraw_recall() {
             self.handing_over = HandOver::No;
             self.withdrawn += 1;
         }
@@ -368,10 +399,57 @@ impl<'a> Listener<'a> {
         }
     }
 
+    /// Hands the connection over without the talker, as far as that is possible while it does nothing.
+    pub(crate) fn leave(&mut self, for_good: bool) {
+        let glance = Glance {
+            room: 5000,
+            batch: 64,
+            marks_first: false,
+        };
+        // The first may make it possible to give bytes back.
+        for _ in 0..4 {
+            while self.handing_over == HandOver::Begun && self.step(glance) == Step::Moved {}
+            if self.handing_over != HandOver::Begun {
+                return;
+            }
+            let had_room = match self.incoming.leave(for_good) {
+                Leave::NotNow => continue,
+                Leave::Marks if self.incoming.source() == Source::Lane => {
+                    while self.incoming.source() == Source::Lane && self.take_marks(glance.batch) == Step::Moved {
+                        self.step(glance);
+                    }
+                    true
+                }
+                Leave::Marks => true,
+                Leave::Raw => {
+                    let come = self.pipe.queued();
+                    let fits = self.incoming.given_back() + come as u64 <= ROOM;
+                    if fits {
+                        let bytes = self.pipe.receive(come);
+                        self.give_back(&bytes);
+                        self.gone_raw += 1;
+                    }
+                    fits
+                }
+            };
+            let position = self.pipe.receive_position();
+            if had_room && (self.incoming.source() == Source::Raw || self.incoming.has_all_marks(position)) {
+                self.incoming.has_gone(position);
+                self.gone += 1;
+                self.gone_unread += u64::from(self.lane.has_bytes());
+            }
+        }
+    }
+
     fn hand_over(&mut self, glance: Glance) -> Step {
         match self.incoming.recalling() {
             // The pipe may be full until the successor receives.
-            Recall::Done | Recall::Sending => self.handing_over = HandOver::Done,
+            Recall::Done | Recall::Sending => {
+                if self.incoming.leaves() && !self.incoming.has_left() {
+                    self.incoming.has_gone(self.pipe.receive_position());
+                }
+                self.handing_over = HandOver::Done;
+            }
             Recall::Wait => return Step::Idle,
             Recall::Marks => return self.take_marks(glance.batch),
             Recall::RawUntil(until) => {

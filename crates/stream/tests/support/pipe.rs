@@ -14,6 +14,15 @@ pub(crate) struct Pipe {
 struct Inner {
     bytes: VecDeque<u8>,
     received: u64,
+    /// The last of them have not come yet.
+    under_way: usize,
+    holds_back: bool,
+}
+
+impl Inner {
+    fn come(&self) -> usize {
+        self.bytes.len() - self.under_way
+    }
 }
 
 impl Pipe {
@@ -29,11 +38,23 @@ impl Pipe {
         let mut inner = self.inner.lock().expect("no panic inside");
         let sent = bytes.len().min(self.capacity - inner.bytes.len());
         inner.bytes.extend(&bytes[..sent]);
+        if inner.holds_back {
+            inner.under_way += sent;
+        }
         sent
     }
 
+    /// What is sent from now on comes later, or no more so.
+    pub(crate) fn hold_back(&self, holds_back: bool) {
+        let mut inner = self.inner.lock().expect("no panic inside");
+        inner.holds_back = holds_back;
+        if !holds_back {
+            inner.under_way = 0;
+        }
+    }
+
     pub(crate) fn queued(&self) -> usize {
-        self.inner.lock().expect("no panic inside").bytes.len()
+        self.inner.lock().expect("no panic inside").come()
     }
 
     /// Kernel position of the next byte to be sent.
@@ -49,12 +70,12 @@ impl Pipe {
 
     pub(crate) fn peek(&self, most: usize) -> Vec<u8> {
         let inner = self.inner.lock().expect("no panic inside");
-        inner.bytes.iter().copied().take(most).collect()
+        inner.bytes.iter().copied().take(most.min(inner.come())).collect()
     }
 
     pub(crate) fn receive(&self, most: usize) -> Vec<u8> {
         let mut inner = self.inner.lock().expect("no panic inside");
-        let taken = most.min(inner.bytes.len());
+        let taken = most.min(inner.come());
         inner.received += taken as u64;
         inner.bytes.drain(..taken).collect()
     }

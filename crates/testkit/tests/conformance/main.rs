@@ -227,6 +227,6 @@ macro_rules! themes {
 }
 
 themes! {
-    breaks data flags amounts arrivals ends epolls inner_sets sets fds kernels listeners lives names processes raw_rings requests rings successors setups options signals storms stretches threads waits worlds
+    breaks data flags amounts arrivals ends epolls handovers inner_sets sets fds kernels listeners lives names processes raw_rings requests rings successors setups options signals storms stretches threads waits worlds
     alone_cancels alone_data alone_ends alone_families alone_heap alone_looks alone_processes alone_sets alone_sleepers alone_successors alone_waits
 }
