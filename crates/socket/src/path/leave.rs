@@ -5,9 +5,12 @@ use crate::kernel;
 use crate::path::marks::look_at_marks;
 use crate::path::recall::give_back_raw;
 use crate::receive::plain;
-use crate::sys::raw;
+use crate::sys::{self, raw};
 use viaduct_control::counters::Path;
 use viaduct_stream::{Incoming, Leave, Source};
+
+/// Where no raw bytes come for so long, all have that the peer has sent.
+const QUIET_NS: u64 = 1_000_000;
 
 /// Ends the peer's stretch in its stead, as far as that can be done now. What it has sent and this end has not received
 /// it sends again once it goes on. Nobody who knows lanes goes on here. The recall has been made.
@@ -24,12 +27,20 @@ pub(crate) fn leave(conn: &Conn, id: u64, for_good: bool) {
         Leave::NotNow => false,
         Leave::Marks => {
             let looked = incoming.source() != Source::Lane || look_at_marks(conn, &incoming, &lane).is_ok();
-            looked && plain::position(conn).is_some_and(|position| incoming.has_all_marks(position))
+            let all = || plain::position(conn).is_some_and(|position| incoming.has_all_marks(position));
+            // A mark that a killed process had only announced.
+            let none_comes = || kernel::peer_has_ended(conn.fd()) && kernel::queued(conn.fd()) == 0;
+            looked && (all() || none_comes())
         }
         Leave::Raw => {
             let come = || kernel::queued(conn.fd()) as u64;
             let until = plain::position(conn).map_or(0, |position| position + come());
-            (come() == 0 || give_back_raw(conn, segment, &incoming, until)) && come() == 0
+            // A peer that stands in the middle of a send has more on its way once there is room.
+            let is_quiet = || {
+                sys::wait_quietly(-1, 0, QUIET_NS);
+                come() == 0
+            };
+            (come() == 0 || give_back_raw(conn, segment, &incoming, until)) && come() == 0 && is_quiet()
         }
     };
     if has_all && let Some(position) = plain::position(conn) {
@@ -84,6 +95,8 @@ pub(crate) fn break_off(conn: &Conn, id: u64) {
 mod tests {
     use super::*;
     use crate::conn::{Phase, records};
+    use crate::path::switch;
+    use core::sync::atomic::Ordering::SeqCst;
     use std::io::Write;
     use viaduct_stream::{MARK_BELL, Mode, Outgoing};
 
@@ -119,6 +132,21 @@ mod tests {
         out.back_sent();
         assert_eq!(out.mode(), Mode::Recalling);
         assert!(!out.awaits_receiver() && out.owes_recalled());
+    }
+
+    #[test]
+    fn who_leaves_without_a_recall_breaks_the_connection() {
+        let (conn, _sockets) = records::on_the_heap();
+        conn.set_phase(Phase::Attached);
+        let segment = conn.segment(&conn).unwrap();
+        let peer = segment.receiver(conn.side().other());
+        let out = Outgoing::new(segment.sender(conn.side()));
+        Incoming::new(peer).set_ready();
+        assert!(out.promote(0));
+        out.demote();
+        // Bit 6 alone, and the wish for TCP.
+        peer.word(2).fetch_or(1 << 6 | 1, SeqCst);
+        assert_eq!(switch::send_back(conn, &out), Err(libc::ECONNRESET));
     }
 
     /// The kernel has taken it, and the peer has not come to note that.

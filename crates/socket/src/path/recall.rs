@@ -368,7 +368,12 @@ pub(crate) fn fetch(conn: &Conn, out: &Outgoing<'_>) -> bool {
     }
     conn.rest_awaited_since.store(0, Relaxed);
     let until = position(conn);
-    if let (Some(left), Some(until)) = (out.left_at(), until)
+    if !out.fetch(until) {
+        return false;
+    }
+    // Only now: the peer may have left since the first look at it.
+    if out.mode() == Mode::Recalling
+        && let (Some(left), Some(until)) = (out.left_at(), until)
         && left != until
     {
         // Bytes that went out meanwhile belong behind those that are to be sent again: whoever has them must not go on.
@@ -376,7 +381,7 @@ pub(crate) fn fetch(conn: &Conn, out: &Outgoing<'_>) -> bool {
         conn.set_error(send::violated(conn));
         return false;
     }
-    out.fetch(until)
+    true
 }
 
 fn position(conn: &Conn) -> Option<u64> {

@@ -11,6 +11,9 @@ use viaduct_control::Reason;
 use viaduct_control::counters::{Path, Wanted, slot};
 use viaduct_stream::{MARK_BACK, MARK_BELL, Mode, Outgoing};
 
+/// A peer that leaves and comes back changes its mind at most so often while a back is put; a hostile one might for ever.
+const ATTEMPTS: u32 = 16;
+
 /// Moves the direction onto the lane if that is possible now.
 #[cold]
 pub(crate) fn promote(conn: &Conn, out: &Outgoing<'_>) -> bool {
@@ -79,15 +82,12 @@ pub(crate) fn demote(conn: &Conn, out: &Outgoing<'_>, reason: Reason) {
 
 /// Sends the mark that ends a lane stretch, unless the peer needs none; false: the kernel's buffer is full.
 pub(crate) fn send_back(conn: &Conn, out: &Outgoing<'_>) -> Result<bool, Errno> {
-    loop {
+    for _ in 0..ATTEMPTS {
         match marks::unless_closing(conn, out, || marks::put(conn, out, MARK_BACK)) {
             // A peer that has left may come back until this end has answered.
             Some(None) => {
                 recall::answer(conn, out);
                 if !out.has_answered() && !conn.flag(conn::SHUT_WRITE | conn::DEAD) {
-                    if out.is_being_left() {
-                        return Ok(false);
-                    }
                     continue;
                 }
             }
@@ -102,6 +102,8 @@ pub(crate) fn send_back(conn: &Conn, out: &Outgoing<'_>) -> Result<bool, Errno> 
         conn.sends_on(Path::Tcp);
         return Ok(true);
     }
+    // Whoever leaves has made a recall, which this end answers, and comes back once.
+    Err(send::violated(conn))
 }
 
 /// Whether something must go out on the kernel connection before the sending direction is raw, and is not the peer's to
