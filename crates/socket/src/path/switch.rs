@@ -11,7 +11,7 @@ use viaduct_control::Reason;
 use viaduct_control::counters::{Path, Wanted, slot};
 use viaduct_stream::{MARK_BACK, MARK_BELL, Mode, Outgoing};
 
-/// A peer that leaves and comes back changes its mind at most so often while a back is put; a hostile one might for ever.
+/// A peer that leaves and comes back does so at most so often while a back is put; a hostile one might for ever.
 const ATTEMPTS: u32 = 16;
 
 /// Moves the direction onto the lane if that is possible now.
