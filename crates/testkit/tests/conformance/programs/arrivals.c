@@ -37,7 +37,7 @@ static int take_in_order(int set, const int *fds, const int *turns, int count, b
 }
 
 /* One thread sends on one connection after another; the other end has to hear of them in this order, but for a few,
- * natively too. */
+ * natively too: whoever loses the core between two sends to a server that polls has let it grow cold. */
 static void arrivals(int count, int rounds, unsigned edge, bool busy)
 {
     int fds[16], turns[16], set = epoll_create1(0), wrong = 0;
@@ -75,7 +75,7 @@ static void arrivals(int count, int rounds, unsigned edge, bool busy)
         }
         step();
     }
-    FAR(say(wrong < 0 ? "failed %d" : wrong <= rounds / 100 ? "in order" : "%d times in another order", wrong));
+    FAR(say(wrong < 0 ? "failed %d" : wrong <= rounds / 50 ? "in order" : "%d times in another order", wrong));
     for (int index = 0; index < count; index++)
         close(fds[index]);
     close(set);
