@@ -146,11 +146,7 @@ pub(crate) fn attached(
         let found = match total {
             // Nothing is received, but not before something could be.
             0 => receive_nothing(conn, id),
-            // Only what could be received has no place to go.
-            _ if nowhere => receive_nothing(conn, id).and_then(|found| match found {
-                Found::Bytes(_) => Err(libc::EFAULT),
-                other => Ok(other),
-            }),
+            _ if nowhere => receive_nowhere(conn, id),
             _ => attempt(conn, id, vector, if peek { 0 } else { done }, flags, nonblocking),
         };
         match found {
@@ -225,13 +221,28 @@ fn receive_nothing(conn: &'static Conn, id: u64) -> Result<Found, Errno> {
         Ok(Found::Bytes(_)) => Ok(Found::Bytes(0)),
         // Urgent data is enough, and so is less than a wait asks for.
         Ok(Found::Nothing) if kernel::is_at_mark(conn.fd()) => Ok(Found::Bytes(0)),
-        Ok(Found::Nothing) if conn.common_flag(conn::LOW_WATER) && readable_bytes(conn, id) > 0 => Ok(Found::Bytes(0)),
+        Ok(Found::Nothing) if has_less_than_asked(conn, id) => Ok(Found::Bytes(0)),
         Err(errno) if holds_urgent_data(conn, id) => {
             keep_error(conn, errno);
             Ok(Found::Bytes(0))
         }
         other => other,
     }
+}
+
+/// Into a buffer that is nowhere: only what could be received has no place to go.
+#[cold]
+fn receive_nowhere(conn: &'static Conn, id: u64) -> Result<Found, Errno> {
+    match look(conn, id) {
+        Ok(Found::Bytes(_)) => Err(libc::EFAULT),
+        Ok(Found::Nothing) if has_less_than_asked(conn, id) => Err(libc::EFAULT),
+        other => other,
+    }
+}
+
+/// Whether there are bytes, but fewer than a wait asks for.
+fn has_less_than_asked(conn: &'static Conn, id: u64) -> bool {
+    conn.common_flag(conn::LOW_WATER) && readable_bytes(conn, id) > 0
 }
 
 /// What a waiting peek gets when the stream ends first, or urgent data stands in the way.
