@@ -226,9 +226,8 @@ def ask(s):
     s.sendall(b'x')
     assert s.recv(1) == b'x'
 first = connect()
-for n in range(100):
-    ask(first)
 while not os.path.exists(sys.argv[2]):
+    ask(first)
     time.sleep(0.01)
 second = connect()
 while True:
