@@ -10,7 +10,7 @@ use crate::send::PLAIN_FLAGS;
 use crate::send::waiting::wait_for_space;
 use crate::sys::{self, Errno, raw};
 use crate::wait::{self, Deadline, Woken};
-use crate::{epoll, options, receive, search, send};
+use crate::{epoll, kernel, options, receive, search, send};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
@@ -127,6 +127,10 @@ fn is_in_vain() -> bool {
     sys::now_ns() < IN_VAIN_UNTIL.load(Relaxed)
 }
 
+fn note_in_vain() {
+    IN_VAIN_UNTIL.store(sys::now_ns() + IN_VAIN_NS, Relaxed);
+}
+
 /// A peer that runs mostly does its part in this time, in which its answer is looked for all the time.
 const PROMPT_NS: u64 = 500_000;
 /// Longest nap between two looks.
@@ -189,7 +193,7 @@ impl Patience {
         let has_unread = leave::has_unread(conn);
         if !has_unread || late > if is_in_vain() { GONE_NS } else { PATIENCE_NS } {
             if has_unread {
-                IN_VAIN_UNTIL.store(sys::now_ns() + IN_VAIN_NS, Relaxed);
+                note_in_vain();
             }
             leave::leave(conn, conn.id(), for_good);
         }
@@ -197,13 +201,13 @@ impl Patience {
 
     /// Whether nothing is to be waited for any more: the peer has ended its direction.
     fn is_for_the_gone(self, conn: &Conn) -> bool {
-        self.late() > GONE_NS && leave::is_gone(conn) && sends_raw(conn, conn.id())
+        self.late() > GONE_NS && kernel::peer_has_ended(conn.fd()) && sends_raw(conn, conn.id())
     }
 
     /// There was no answer in this time.
     fn was_in_vain(self, leaves: bool) {
         if leaves && self.late() > ANSWERED_NS {
-            IN_VAIN_UNTIL.store(sys::now_ns() + IN_VAIN_NS, Relaxed);
+            note_in_vain();
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::kernel;
 use crate::path::marks::look_at_marks;
 use crate::path::recall::give_back_raw;
 use crate::receive::plain;
-use crate::sys::{self, raw};
+use crate::sys;
 use viaduct_control::counters::Path;
 use viaduct_stream::{Incoming, Leave, Source};
 
@@ -76,11 +76,6 @@ pub(crate) fn has_begun(conn: &Conn) -> bool {
 pub(crate) fn has_unread(conn: &Conn) -> bool {
     conn.segment(&conn)
         .is_some_and(|segment| segment.receiver(conn.side()).has_bytes())
-}
-
-/// Whether the peer's direction has ended: nothing can be sent again in it.
-pub(crate) fn is_gone(conn: &Conn) -> bool {
-    raw::poll_now(conn.fd(), libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
 }
 
 /// The peer is amid putting a mark, and has been for as long as this end can wait: the successor would take it for

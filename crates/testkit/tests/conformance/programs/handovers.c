@@ -25,6 +25,18 @@ static void be_stopped(void)
     sleep_ms(300);
 }
 
+/* The far end has received and sent, and passes its end on while the near one stands still. */
+static void pass_on(void)
+{
+    pthread_t thread;
+
+    ALL(s, 6);
+    R(send(s, "now", 3, 0));
+    thread = stand_still();
+    pass_to_a_plain_process();
+    pthread_join(thread, NULL);
+}
+
 /* What is passed on receives `early`, which the near end has sent before it was stopped, and the rest. */
 static void passed_beside(const char *early, const char *rest)
 {
@@ -37,11 +49,7 @@ static void passed_beside(const char *early, const char *rest)
         ALL(s, 6);
         GET(s, 1, 0);
     } else {
-        ALL(s, 6);
-        R(send(s, "now", 3, 0));
-        pthread_t thread = stand_still();
-        pass_to_a_plain_process();
-        pthread_join(thread, NULL);
+        pass_on();
     }
     step();
 }
@@ -66,11 +74,7 @@ static void passed_while_the_peer_stands_still_in_a_receive(void)
         ALL(s, 6);
         GET(s, 1, 0);
     } else {
-        ALL(s, 6);
-        R(send(s, "now", 3, 0));
-        pthread_t thread = stand_still();
-        pass_to_a_plain_process();
-        pthread_join(thread, NULL);
+        pass_on();
     }
     step();
 }
